@@ -1,0 +1,68 @@
+"""kafkalite: a distributed commit log in pure Python.
+
+The public names, loaded when they are first used: importing the package costs little and pulls in no
+event loop, no server and no compression library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafkalite.broker.broker import Broker as Broker
+    from kafkalite.broker.config import BrokerConfig as BrokerConfig
+    from kafkalite.client.admin import Admin as Admin
+    from kafkalite.client.consumer import Consumer as Consumer
+    from kafkalite.client.producer import Producer as Producer
+    from kafkalite.errors import KafkaliteError as KafkaliteError
+    from kafkalite.model import (
+        OffsetAndTimestamp as OffsetAndTimestamp,
+    )
+    from kafkalite.model import (
+        Record as Record,
+    )
+    from kafkalite.model import (
+        RecordAddress as RecordAddress,
+    )
+    from kafkalite.model import (
+        RecordMetadata as RecordMetadata,
+    )
+    from kafkalite.model import (
+        TopicPartition as TopicPartition,
+    )
+    from kafkalite.records.batch import RecordBatch as RecordBatch
+    from kafkalite.records.builder import RecordBatchBuilder as RecordBatchBuilder
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Admin": "kafkalite.client.admin",
+    "Broker": "kafkalite.broker.broker",
+    "BrokerConfig": "kafkalite.broker.config",
+    "Consumer": "kafkalite.client.consumer",
+    "KafkaliteError": "kafkalite.errors",
+    "OffsetAndTimestamp": "kafkalite.model",
+    "Producer": "kafkalite.client.producer",
+    "Record": "kafkalite.model",
+    "RecordAddress": "kafkalite.model",
+    "RecordBatch": "kafkalite.records.batch",
+    "RecordBatchBuilder": "kafkalite.records.builder",
+    "RecordMetadata": "kafkalite.model",
+    "TopicPartition": "kafkalite.model",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kafkalite' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,348 @@
+"""Every named failure.
+
+::
+
+    KafkaliteError
+    ├── ConfigError                  a setting's key, value and what is allowed
+    ├── ProtocolError                bytes or messages that break the protocol
+    │   ├── LocalProtocolError       ... that we were about to send
+    │   └── RemoteProtocolError      ... that the peer sent
+    ├── RecordError                  a record or batch that can't be built or read
+    │   ├── CorruptBatchError        CRC, lengths or layout wrong
+    │   └── BatchTooLargeError       over a limit, or a decompression bomb
+    ├── StorageError                 the log on disk
+    │   ├── CorruptLogError          damage in the middle of a log: file, position, expected, actual
+    │   ├── DiskFullError            no space; nothing was written
+    │   ├── LogOfflineError          a write or sync failed earlier; the log takes no more
+    │   └── DataDirectoryError       locked, of another cluster, of another version
+    ├── ClientError                  raised by producer, consumer, admin
+    │   ├── ClientClosedError
+    │   ├── ConnectionFailedError    no broker could be reached
+    │   ├── RequestTimeoutError
+    │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is not known
+    │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
+    │   └── NoOffsetError            no position and auto.offset.reset is none
+    └── BrokerError                  an error code in a response; one class per code
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+
+class KafkaliteError(Exception):
+    """The root. ``hint`` is what to do about it, when we know."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(KafkaliteError):
+    def __init__(self, *, key: str, value: Any, allowed: str, source: str = "") -> None:
+        where = f" in {source}" if source else ""
+        got = f" is {value!r}, but must be" if value is not None else ":"
+        super().__init__(f"{key}{got} {allowed}{where}")
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+        self.source = source
+
+
+class ProtocolError(KafkaliteError):
+    """Raise Local… or Remote…, not this one."""
+
+
+class LocalProtocolError(ProtocolError):
+    pass
+
+
+class RemoteProtocolError(ProtocolError):
+    pass
+
+
+class RecordError(KafkaliteError):
+    pass
+
+
+class CorruptBatchError(RecordError):
+    pass
+
+
+class BatchTooLargeError(RecordError):
+    pass
+
+
+class StorageError(KafkaliteError):
+    pass
+
+
+class CorruptLogError(StorageError):
+    def __init__(self, *, path: str, position: int, expected: str, actual: str, hint: str = "") -> None:
+        super().__init__(
+            f"{path} is damaged at position {position}: expected {expected}, found {actual}",
+            hint=hint or "restore the partition from a replica or a backup; nothing was deleted",
+        )
+        self.path = path
+        self.position = position
+
+
+class DiskFullError(StorageError):
+    pass
+
+
+class LogOfflineError(StorageError):
+    pass
+
+
+class DataDirectoryError(StorageError):
+    pass
+
+
+class ClientError(KafkaliteError):
+    pass
+
+
+class ClientClosedError(ClientError):
+    pass
+
+
+class ConnectionFailedError(ClientError):
+    pass
+
+
+class RequestTimeoutError(ClientError):
+    pass
+
+
+class DeliveryTimeoutError(ClientError):
+    pass
+
+
+class BufferFullError(ClientError):
+    pass
+
+
+class NoOffsetError(ClientError):
+    pass
+
+
+class ErrorCode(enum.IntEnum):
+    """Kafka's numbers and names. 1000 and above are ours."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    KAFKA_STORAGE_ERROR = 56
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    OFFSET_NOT_AVAILABLE = 78
+    INVALID_RECORD = 87
+    THROTTLING_QUOTA_EXCEEDED = 89
+    INCONSISTENT_CLUSTER_ID = 104
+    UNKNOWN_API = 1000
+    SHUTTING_DOWN = 1001
+
+
+class BrokerError(KafkaliteError):
+    """An error code a broker answered. One class per code, registered: a duplicate fails at import."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
+    retriable: ClassVar[bool] = False
+    #: Whether the client's metadata is stale and must be fetched again before the retry.
+    refresh_metadata: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message or self.code.name, hint=hint or self.default_hint)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        assert cls.code not in _CLASS_BY_CODE, f"{cls.code!r} has two classes"
+        _CLASS_BY_CODE[cls.code] = cls
+
+
+_CLASS_BY_CODE: dict[ErrorCode, type[BrokerError]] = {}
+
+
+def broker_error(code: int, message: str = "") -> BrokerError:
+    """The exception for an error code from a response; an unknown number is an UnknownServerError."""
+    try:
+        known = ErrorCode(code)
+    except ValueError:
+        return UnknownServerError(f"error code {code}: {message}")
+    return _CLASS_BY_CODE[known](message)
+
+
+class UnknownServerError(BrokerError):
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+    default_hint = "the broker's log has the cause"
+
+
+class OffsetOutOfRangeError(BrokerError):
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+    default_hint = "seek inside [log start offset, log end offset], or set auto.offset.reset"
+
+
+class CorruptMessageError(BrokerError):
+    code = ErrorCode.CORRUPT_MESSAGE
+
+
+class UnknownTopicOrPartitionError(BrokerError):
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    retriable = True
+    refresh_metadata = True
+    default_hint = "see 'kl topic list'"
+
+
+class LeaderNotAvailableError(BrokerError):
+    code = ErrorCode.LEADER_NOT_AVAILABLE
+    retriable = True
+    refresh_metadata = True
+
+
+class NotLeaderOrFollowerError(BrokerError):
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    retriable = True
+    refresh_metadata = True
+
+
+class RequestTimedOutError(BrokerError):
+    code = ErrorCode.REQUEST_TIMED_OUT
+    retriable = True
+
+
+class MessageTooLargeError(BrokerError):
+    code = ErrorCode.MESSAGE_TOO_LARGE
+    default_hint = "raise the topic's max.message.bytes, or send smaller batches"
+
+
+class InvalidTopicError(BrokerError):
+    code = ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+class NotEnoughReplicasError(BrokerError):
+    code = ErrorCode.NOT_ENOUGH_REPLICAS
+    retriable = True
+
+
+class NotEnoughReplicasAfterAppendError(BrokerError):
+    code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    retriable = True
+
+
+class InvalidRequiredAcksError(BrokerError):
+    code = ErrorCode.INVALID_REQUIRED_ACKS
+
+
+class UnsupportedVersionError(BrokerError):
+    code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class TopicAlreadyExistsError(BrokerError):
+    code = ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+class InvalidPartitionsError(BrokerError):
+    code = ErrorCode.INVALID_PARTITIONS
+
+
+class InvalidReplicationFactorError(BrokerError):
+    code = ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+class InvalidConfigError(BrokerError):
+    code = ErrorCode.INVALID_CONFIG
+
+
+class NotControllerError(BrokerError):
+    code = ErrorCode.NOT_CONTROLLER
+    retriable = True
+    refresh_metadata = True
+
+
+class InvalidRequestError(BrokerError):
+    code = ErrorCode.INVALID_REQUEST
+
+
+class UnsupportedForMessageFormatError(BrokerError):
+    code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+class PolicyViolationError(BrokerError):
+    code = ErrorCode.POLICY_VIOLATION
+
+
+class KafkaStorageError(BrokerError):
+    code = ErrorCode.KAFKA_STORAGE_ERROR
+    retriable = True
+    refresh_metadata = True
+    default_hint = "free disk space on the broker, or see its log"
+
+
+class FencedLeaderEpochError(BrokerError):
+    code = ErrorCode.FENCED_LEADER_EPOCH
+    retriable = True
+    refresh_metadata = True
+
+
+class UnknownLeaderEpochError(BrokerError):
+    code = ErrorCode.UNKNOWN_LEADER_EPOCH
+    retriable = True
+
+
+class UnsupportedCompressionTypeError(BrokerError):
+    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+class OffsetNotAvailableError(BrokerError):
+    code = ErrorCode.OFFSET_NOT_AVAILABLE
+    retriable = True
+
+
+class InvalidRecordError(BrokerError):
+    code = ErrorCode.INVALID_RECORD
+
+
+class ThrottlingQuotaExceededError(BrokerError):
+    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    retriable = True
+
+
+class InconsistentClusterIdError(BrokerError):
+    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+class UnknownApiError(BrokerError):
+    code = ErrorCode.UNKNOWN_API
+
+
+class ShuttingDownError(BrokerError):
+    code = ErrorCode.SHUTTING_DOWN
+    retriable = True
+    refresh_metadata = True

@@ -1,0 +1,171 @@
+"""Options: one declaration gives the name, type, default, bounds, documentation and the error text.
+
+Registries of options live with what they configure (topics, broker, producer, consumer). Names are
+Kafka's, dotted; the Python spelling replaces dots by underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+from kafkalite.errors import ConfigError
+
+Kind = Literal["int", "float", "bool", "string", "list"]
+
+_TRUE: Final = {"true", "yes", "on", "1"}
+_FALSE: Final = {"false", "no", "off", "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting. ``minimum`` and ``maximum`` are inclusive; ``choices`` are of the parsed type."""
+
+    name: str
+    kind: Kind
+    default: Any
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[Any, ...] | None = None
+    aliases: tuple[str, ...] = ()
+    dynamic: bool = False
+
+    @property
+    def python_name(self) -> str:
+        return self.name.replace(".", "_").replace("-", "_")
+
+    @property
+    def allowed(self) -> str:
+        """What the value may be, in words: the tail of every error about it."""
+        if self.choices is not None:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        if self.kind in {"int", "float"}:
+            noun = "a whole number" if self.kind == "int" else "a number"
+            if self.minimum is not None and self.maximum is not None:
+                return f"{noun} from {self.minimum} to {self.maximum}"
+            if self.minimum is not None:
+                return f"{noun}, {self.minimum} or more"
+            if self.maximum is not None:
+                return f"{noun}, {self.maximum} or less"
+            return noun
+        return {"bool": "true or false", "string": "text", "list": "a comma-separated list"}[self.kind]
+
+    def parse(self, value: Any, *, source: str = "") -> Any:
+        """``value`` (text from a file, or already typed) as this option's type. Raises ConfigError."""
+        parsed = self._coerce(value)
+        if parsed is None and value is not None:
+            raise self._refused(value, source)
+        if parsed is None:
+            return None
+        if self.choices is not None and parsed not in self.choices:
+            raise self._refused(value, source)
+        if self.minimum is not None and parsed < self.minimum:
+            raise self._refused(value, source)
+        if self.maximum is not None and parsed > self.maximum:
+            raise self._refused(value, source)
+        return parsed
+
+    def _refused(self, value: Any, source: str) -> ConfigError:
+        return ConfigError(key=self.name, value=value, allowed=self.allowed, source=source)
+
+    def _coerce(self, value: Any) -> Any:
+        """The value in this option's type, or None when it has no such reading."""
+        if value is None:
+            return None
+        match self.kind:
+            case "int":
+                return _as_int(value)
+            case "float":
+                return _as_float(value)
+            case "bool":
+                return _as_bool(value)
+            case "string":
+                return value if isinstance(value, str) else str(value) if isinstance(value, int) else None
+            case "list":
+                return _as_list(value)
+
+
+def _as_int(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        try:
+            return int(value.strip().replace("_", ""))
+        except ValueError:
+            return None
+    return None
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return float(value.strip())
+        except ValueError:
+            return None
+    return None
+
+
+def _as_bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    return True if text in _TRUE else False if text in _FALSE else None
+
+
+def _as_list(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list | tuple):
+        return tuple(str(part) for part in value)
+    return None
+
+
+class OptionRegistry:
+    """Options by dotted name, Python name or alias."""
+
+    def __init__(self, options: Iterable[Option]) -> None:
+        self._by_name: dict[str, Option] = {}
+        self._names: dict[str, str] = {}
+        for option in options:
+            assert option.name not in self._by_name, f"{option.name} declared twice"
+            self._by_name[option.name] = option
+            for spelling in (option.name, option.python_name, *option.aliases):
+                self._names[spelling] = option.name
+
+    def __iter__(self) -> Iterator[Option]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def get(self, name: str, *, source: str = "") -> Option:
+        """The option of that spelling. Raises ConfigError that names the nearest known one."""
+        canonical = self._names.get(name)
+        if canonical is None:
+            near = get_close_matches(name, self._names, n=1)
+            hint = f"did you mean {self._names[near[0]]}?" if near else "see 'kl config explain'"
+            raise ConfigError(key=name, value=None, allowed=f"unknown option; {hint}", source=source)
+        return self._by_name[canonical]
+
+    def defaults(self) -> dict[str, Any]:
+        return {option.name: option.default for option in self}
+
+    def parse(self, settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
+        """Settings in any spelling -> {dotted name: typed value}. Raises ConfigError at the first bad one."""
+        parsed: dict[str, Any] = {}
+        for name, value in settings.items():
+            option = self.get(name, source=source)
+            parsed[option.name] = option.parse(value, source=source)
+        return parsed

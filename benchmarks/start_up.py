@@ -1,0 +1,131 @@
+"""What it costs before the first record: imports, ``kl --help``, an embedded broker, many partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+
+from benchmarks import wire
+from benchmarks.harness import (
+    Row,
+    ServerProcess,
+    best_wall_seconds,
+    percentile,
+    plain_row,
+    scratch_dir,
+    server,
+    time_row,
+)
+from kafkalite.protocol.messages import admin
+
+
+def processes() -> list[Row]:
+    bare = best_wall_seconds([sys.executable, "-c", "pass"])
+    imported = best_wall_seconds([sys.executable, "-c", "import kafkalite"])
+    helped = best_wall_seconds([sys.executable, "-m", "kafkalite", "--help"])
+    return [
+        plain_row("bare interpreter", "python -c pass, whole process", bare * 1e3, "ms"),
+        time_row("import kafkalite", "over the bare interpreter", (imported - bare) * 1e3, "ms", at_most=30),
+        time_row("kl --help", "whole process", helped * 1e3, "ms", at_most=120),
+    ]
+
+
+async def _embedded() -> tuple[float, float, float]:
+    from kafkalite.broker.broker import Broker
+    from kafkalite.client.admin import Admin
+    from kafkalite.client.producer import Producer
+
+    async with Broker(listeners="inproc://"):
+        pass  # modules are loaded; what is timed below is the broker
+    ready: list[float] = []
+    for _ in range(20):
+        start = time.perf_counter()
+        async with Broker(listeners="127.0.0.1:0"):
+            ready.append(time.perf_counter() - start)
+    samples: list[float] = []
+    async with Broker(listeners="inproc://") as broker:
+        async with Admin(broker.bootstrap_servers) as administrator:
+            await administrator.create_topic("t", partitions=1)
+        async with Producer(broker.bootstrap_servers, acks=1, linger_ms=0) as producer:
+            for i in range(3200):
+                start = time.perf_counter()
+                await producer.send("t", b"x" * 100)
+                if i >= 200:
+                    samples.append(time.perf_counter() - start)
+    return statistics.median(ready) * 1e3, percentile(samples, 0.5) * 1e6, max(ready) * 1e3
+
+
+async def _first() -> float:
+    start = time.perf_counter()
+    from kafkalite.broker.broker import Broker
+
+    async with Broker():
+        return (time.perf_counter() - start) * 1e3
+
+
+def embedded() -> list[Row]:
+    first = asyncio.run(_first())
+    ready, round_trip, _worst = asyncio.run(_embedded())
+    return [
+        time_row(
+            "embedded broker ready",
+            "TCP on a system-chosen port, in memory, median of 20",
+            ready,
+            "ms",
+            at_most=30,
+        ),
+        plain_row("embedded broker ready, first in the process", "imports included", first, "ms"),
+        time_row(
+            "in-process round trip p50",
+            "one 100-byte record, inproc transport, acks=1",
+            round_trip,
+            "µs",
+            at_most=100,
+        ),
+    ]
+
+
+def many_partitions() -> list[Row]:
+    topics, partitions = 1000, 5
+    with scratch_dir() as path:
+        with server("kafkalite", "--dir", path) as ours:
+            session = wire.Session(ours.port)
+            start = time.perf_counter()
+            for first in range(0, topics, 100):
+                answer = session.call(
+                    admin.CreateTopicsRequest(
+                        60_000,
+                        False,
+                        [admin.NewTopic(f"topic-{i}", partitions, 1, {}) for i in range(first, first + 100)],
+                    )
+                ).message
+                assert all(topic.error_code == 0 for topic in answer.topics), answer
+            created = time.perf_counter() - start
+            session.close()
+        start = time.perf_counter()
+        again = ServerProcess("kafkalite", "--dir", path)
+        started = time.perf_counter() - start
+        try:
+            time.sleep(2)
+            before = again.cpu_seconds()
+            time.sleep(10)
+            idle = (again.cpu_seconds() - before) / 10 * 100
+            memory = again.resident_mib()
+        finally:
+            start = time.perf_counter()
+            again.stop()
+            stopped = time.perf_counter() - start
+    workload = f"{topics:,} topics, {topics * partitions:,} partitions"
+    return [
+        plain_row("creation", workload, created, "s"),
+        time_row("start after a clean stop", workload, started, "s", at_most=10),
+        time_row("idle CPU", f"{workload}, over 10 s", idle, "%", at_most=2),
+        plain_row("resident memory", workload, memory, "MiB"),
+        plain_row("clean stop", workload, stopped, "s"),
+    ]
+
+
+def run() -> list[Row]:
+    return [*processes(), *embedded(), *many_partitions()]

@@ -1,0 +1,54 @@
+"""What holds for every test: no task is left running behind it, and time is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST_TIMEOUT_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def _bounded_in_time() -> Iterator[None]:
+    """A test that hangs prints every stack and ends the run, instead of the machine's patience."""
+    faulthandler.dump_traceback_later(TEST_TIMEOUT_SECONDS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.fixturenames.insert(0, "_no_leaked_tasks")
+
+
+@pytest_asyncio.fixture
+async def _no_leaked_tasks() -> AsyncIterator[None]:
+    """An async test that leaves a task behind fails."""
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(3):  # callbacks scheduled by the last line of the test may still be due
+        await asyncio.sleep(0)
+    leaked = {task for task in asyncio.all_tasks() - before if not task.done()}
+    assert not leaked, f"tasks left running: {leaked}"
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def access_log() -> Path:
+    """10,000 real lines of a web server's access log, beside the checkout."""
+    path = ROOT.parent / "shared" / "data" / "apache_access.log"
+    if not path.exists():
+        pytest.skip("../shared/data/apache_access.log is not here: the test needs the real access log")
+    return path

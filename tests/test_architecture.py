@@ -1,0 +1,108 @@
+"""The shape of the house is tested: floors, purity, tidiness, public names, weight of an import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kafkalite
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted(ROOT.glob("kafkalite/**/*.py"))
+
+# Modules that say why they are longer than 600 lines.
+LONG_MODULES: dict[str, str] = {}
+MAX_FUNCTION_LINES = 90
+MAX_MODULE_LINES = 600
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_imports_point_down() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--config", "setup.cfg"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_module_is_tidy(path: Path) -> None:
+    source = path.read_text()
+    tree = ast.parse(source)
+    problems: list[str] = []
+    if source.strip() and ast.get_docstring(tree) is None:
+        problems.append("no module docstring")
+    if len(source.splitlines()) > MAX_MODULE_LINES and _name(path) not in LONG_MODULES:
+        problems.append(f"over {MAX_MODULE_LINES} lines")
+    if "TODO" in source or "FIXME" in source:
+        problems.append("unfinished business")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                problems.append(f"{node.name} has {length} lines")
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            problems.append(f"bare except at line {node.lineno}")
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            module = getattr(node, "module", "") or ""
+            if "pickle" in names or module == "pickle":
+                problems.append("pickle")
+    assert not problems
+
+
+def test_public_names() -> None:
+    assert kafkalite.__all__ == [
+        "__version__",
+        "Admin",
+        "Broker",
+        "BrokerConfig",
+        "Consumer",
+        "KafkaliteError",
+        "OffsetAndTimestamp",
+        "Producer",
+        "Record",
+        "RecordAddress",
+        "RecordBatch",
+        "RecordBatchBuilder",
+        "RecordMetadata",
+        "TopicPartition",
+    ]
+    for name in kafkalite.__all__:
+        assert getattr(kafkalite, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        kafkalite.Nothing  # noqa: B018
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_the_package_pulls_in_nothing_heavy() -> None:
+    loaded = _modules_after("import kafkalite")
+    for heavy in ("asyncio", "uvloop", "msgpack", "pyarrow", "cramjam", "structlog", "click", "rich"):
+        assert heavy not in loaded
+
+
+def test_the_client_does_not_load_the_server() -> None:
+    loaded = _modules_after("from kafkalite import Producer, Consumer, Admin")
+    for heavy in ("uvloop", "pyarrow", "structlog", "click", "rich", "kafkalite.broker", "kafkalite.storage"):
+        assert heavy not in loaded
+
+
+def test_the_pytest_plugin_costs_nothing_until_used() -> None:
+    loaded = _modules_after("import pytest; import kafkalite.testing.plugin")
+    for heavy in ("uvloop", "msgpack", "kafkalite.broker", "kafkalite.client", "kafkalite.protocol"):
+        assert heavy not in loaded

@@ -1,11 +1,14 @@
-"""Which requests there are: key, versions, and the two structs of each. Keys are Kafka's where Kafka has the API."""
+"""Which requests there are: key, versions, and the two structs of each.
+
+Keys are Kafka's where Kafka has the API.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+from kafkalite.protocol.message import Message
 from kafkalite.protocol.messages import admin, data, metadata
 
 
@@ -26,11 +29,10 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_CLUSTER = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
+class Api(NamedTuple):
     key: ApiKey
-    request: type[Any]
-    response: type[Any]
+    request: type[Message]
+    response: type[Message]
     min_version: int = 0  #: inclusive
     max_version: int = 0  #: inclusive
 
@@ -59,4 +61,9 @@ APIS: Final[dict[int, Api]] = {
     )
 }
 
-API_KEY_BY_REQUEST: Final[dict[type[Any], ApiKey]] = {api.request: api.key for api in APIS.values()}
+API_KEY_BY_REQUEST: Final[dict[type[Message], ApiKey]] = {api.request: api.key for api in APIS.values()}
+
+
+def supported_ranges() -> list[metadata.ApiVersionRange]:
+    """What this build speaks, as an ApiVersions answer tells it, by ascending key."""
+    return [metadata.ApiVersionRange(int(key), *APIS[key][3:]) for key in sorted(APIS)]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kafkalite.protocol.message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class NewTopic:
+class NewTopic(Message):
     name: str
     num_partitions: int  #: -1 takes the broker's num.partitions
     replication_factor: int  #: -1 takes the broker's default.replication.factor
     configs: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTopicsRequest:
+class CreateTopicsRequest(Message):
     timeout_ms: int
     validate_only: bool
     topics: list[NewTopic]
 
 
-@dataclass(frozen=True, slots=True)
-class CreatedTopic:
+class CreatedTopic(Message):
     name: str
     error_code: int
     error_message: str | None
@@ -30,66 +27,56 @@ class CreatedTopic:
     replication_factor: int
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTopicsResponse:
+class CreateTopicsResponse(Message):
     error_code: int
     error_message: str | None
     topics: list[CreatedTopic]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteTopicsRequest:
+class DeleteTopicsRequest(Message):
     timeout_ms: int
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicResult:
+class TopicResult(Message):
     name: str
     error_code: int
     error_message: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteTopicsResponse:
+class DeleteTopicsResponse(Message):
     error_code: int
     error_message: str | None
     topics: list[TopicResult]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionCount:
+class PartitionCount(Message):
     name: str
     total_count: int  #: the new number of partitions, above the present one
 
 
-@dataclass(frozen=True, slots=True)
-class CreatePartitionsRequest:
+class CreatePartitionsRequest(Message):
     timeout_ms: int
     validate_only: bool
     topics: list[PartitionCount]
 
 
-@dataclass(frozen=True, slots=True)
-class CreatePartitionsResponse:
+class CreatePartitionsResponse(Message):
     error_code: int
     error_message: str | None
     topics: list[TopicResult]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigResource:
+class ConfigResource(Message):
     resource_type: str  #: "topic" or "broker"
     name: str  #: the topic's name, or the broker's node id in decimal
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeConfigsRequest:
+class DescribeConfigsRequest(Message):
     resources: list[ConfigResource]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigEntry:
+class ConfigEntry(Message):
     name: str
     value: str | None
     source: str  #: "default", "broker" (the broker's own setting), or "topic"
@@ -97,8 +84,7 @@ class ConfigEntry:
     documentation: str
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedConfig:
+class DescribedConfig(Message):
     resource_type: str
     name: str
     error_code: int
@@ -106,15 +92,13 @@ class DescribedConfig:
     entries: list[ConfigEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeConfigsResponse:
+class DescribeConfigsResponse(Message):
     error_code: int
     error_message: str | None
     resources: list[DescribedConfig]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
+class ConfigChange(Message):
     """KIP-339: incremental. A None value deletes the override."""
 
     resource_type: str
@@ -123,34 +107,29 @@ class ConfigChange:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AlterConfigsRequest:
+class AlterConfigsRequest(Message):
     validate_only: bool
     changes: list[ConfigChange]
 
 
-@dataclass(frozen=True, slots=True)
-class AlteredConfig:
+class AlteredConfig(Message):
     resource_type: str
     name: str
     error_code: int
     error_message: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AlterConfigsResponse:
+class AlterConfigsResponse(Message):
     error_code: int
     error_message: str | None
     resources: list[AlteredConfig]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeLogDirsRequest:
+class DescribeLogDirsRequest(Message):
     topics: list[str] | None  #: None asks for all
 
 
-@dataclass(frozen=True, slots=True)
-class LogDirPartition:
+class LogDirPartition(Message):
     topic: str
     partition: int
     size_bytes: int
@@ -160,8 +139,7 @@ class LogDirPartition:
     offline_reason: str | None  #: why the log takes no more, or None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeLogDirsResponse:
+class DescribeLogDirsResponse(Message):
     error_code: int
     error_message: str | None
     path: str

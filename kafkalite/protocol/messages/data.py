@@ -6,25 +6,22 @@ them back to back in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kafkalite.protocol.message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class ProducePartition:
+class ProducePartition(Message):
     topic: str
     partition: int
     length_bytes: int  #: of the one record batch for this partition, in the payload
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceRequest:
+class ProduceRequest(Message):
     acks: int  #: 0, 1 or -1 (all)
     timeout_ms: int  #: how long the leader may wait for the in-sync replicas
     partitions: list[ProducePartition]
 
 
-@dataclass(frozen=True, slots=True)
-class ProducedPartition:
+class ProducedPartition(Message):
     topic: str
     partition: int
     error_code: int
@@ -34,15 +31,13 @@ class ProducedPartition:
     log_start_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceResponse:
+class ProduceResponse(Message):
     error_code: int
     error_message: str | None
     partitions: list[ProducedPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+class FetchPartition(Message):
     topic: str
     partition: int
     current_leader_epoch: int  #: NO_EPOCH when the client does not know it
@@ -50,8 +45,7 @@ class FetchPartition:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(Message):
     max_wait_ms: int  #: long poll: answer at the latest then
     min_bytes: int  #: answer as soon as this many bytes are there
     max_bytes: int  #: soft limit of the whole answer; the first batch always comes whole
@@ -59,8 +53,7 @@ class FetchRequest:
     partitions: list[FetchPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedPartition:
+class FetchedPartition(Message):
     topic: str
     partition: int
     error_code: int
@@ -68,34 +61,28 @@ class FetchedPartition:
     high_watermark: int  #: exclusive
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
-    length_bytes: (
-        int  #: of this partition's whole batches in the payload; the first may begin before fetch_offset
-    )
+    length_bytes: int  #: of its whole batches in the payload; the first may begin before fetch_offset
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResponse:
+class FetchResponse(Message):
     error_code: int
     error_message: str | None
     partitions: list[FetchedPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class ListOffsetsPartition:
+class ListOffsetsPartition(Message):
     topic: str
     partition: int
     current_leader_epoch: int
     timestamp_ms: int  #: or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)
 
 
-@dataclass(frozen=True, slots=True)
-class ListOffsetsRequest:
+class ListOffsetsRequest(Message):
     isolation_level: int
     partitions: list[ListOffsetsPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedOffset:
+class ListedOffset(Message):
     """For a timestamp: the base offset and max timestamp of the first batch whose max timestamp is not less.
 
     The broker does not unpack batches, so the client looks for the exact record inside that one. NO_OFFSET
@@ -111,28 +98,24 @@ class ListedOffset:
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListOffsetsResponse:
+class ListOffsetsResponse(Message):
     error_code: int
     error_message: str | None
     partitions: list[ListedOffset]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochPartition:
+class EpochPartition(Message):
     topic: str
     partition: int
     current_leader_epoch: int
     leader_epoch: int  #: the epoch whose end is asked for
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsForLeaderEpochRequest:
+class OffsetsForLeaderEpochRequest(Message):
     partitions: list[EpochPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
+class EpochEnd(Message):
     topic: str
     partition: int
     error_code: int
@@ -141,28 +124,24 @@ class EpochEnd:
     end_offset: int  #: exclusive
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsForLeaderEpochResponse:
+class OffsetsForLeaderEpochResponse(Message):
     error_code: int
     error_message: str | None
     partitions: list[EpochEnd]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecordsPartition:
+class DeleteRecordsPartition(Message):
     topic: str
     partition: int
     before_offset: int  #: exclusive: the new log start; LATEST (-1) is the high watermark
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecordsRequest:
+class DeleteRecordsRequest(Message):
     timeout_ms: int
     partitions: list[DeleteRecordsPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedRecords:
+class DeletedRecords(Message):
     topic: str
     partition: int
     error_code: int
@@ -170,8 +149,7 @@ class DeletedRecords:
     log_start_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRecordsResponse:
+class DeleteRecordsResponse(Message):
     error_code: int
     error_message: str | None
     partitions: list[DeletedRecords]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kafkalite.protocol.message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class ApiVersionsRequest:
+class ApiVersionsRequest(Message):
     """The first request of every connection, always version 0."""
 
     software_name: str
     software_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class ApiVersionRange:
+class ApiVersionRange(Message):
     api_key: int
     min_version: int  #: inclusive
     max_version: int  #: inclusive
 
 
-@dataclass(frozen=True, slots=True)
-class ApiVersionsResponse:
+class ApiVersionsResponse(Message):
     error_code: int
     error_message: str | None
     software_name: str
@@ -29,21 +26,18 @@ class ApiVersionsResponse:
     apis: list[ApiVersionRange]
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataRequest:
+class MetadataRequest(Message):
     topics: list[str] | None  #: None asks for all
     allow_auto_topic_creation: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerMetadata:
+class BrokerMetadata(Message):
     node_id: int
     address: str  #: "host:port", "[v6]:port" or "inproc://name"
     rack: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
+class PartitionMetadata(Message):
     error_code: int
     partition: int
     leader_id: int  #: -1 when there is none
@@ -52,8 +46,7 @@ class PartitionMetadata:
     isr: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
+class TopicMetadata(Message):
     error_code: int
     error_message: str | None
     name: str
@@ -62,8 +55,7 @@ class TopicMetadata:
     partitions: list[PartitionMetadata]
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataResponse:
+class MetadataResponse(Message):
     error_code: int
     error_message: str | None
     cluster_id: str
@@ -72,13 +64,11 @@ class MetadataResponse:
     topics: list[TopicMetadata]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeClusterRequest:
+class DescribeClusterRequest(Message):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeClusterResponse:
+class DescribeClusterResponse(Message):
     error_code: int
     error_message: str | None
     cluster_id: str

@@ -1,0 +1,186 @@
+"""The root command, and the one place where an exception becomes words and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from kafkalite.cli import exit_codes
+from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.lazy_group import LazyCommand, LazyGroup
+from kafkalite.errors import ConfigError, KafkaliteError
+
+_DAILY: Final = "Every day"
+_CLUSTER: Final = "Topics and brokers"
+_TOOLS: Final = "Tools"
+
+COMMANDS: Final = {
+    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker to develop against, in one command.", _DAILY),
+    "produce": LazyCommand("kafkalite.cli.produce:produce", "Send lines, JSON or files to a topic.", _DAILY),
+    "consume": LazyCommand("kafkalite.cli.consume:consume", "Print a topic's records, live or a range.", _DAILY),
+    "cat": LazyCommand("kafkalite.cli.consume:consume", "The same as consume.", _DAILY),
+    "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
+    "quickstart": LazyCommand("kafkalite.cli.quickstart:quickstart", "See it all work on a file.", _DAILY),
+    "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
+    "offsets": LazyCommand("kafkalite.cli.offsets:offsets", "Where partitions begin and end.", _CLUSTER),
+    "server": LazyCommand("kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER),
+    "config": LazyCommand("kafkalite.cli.config:config", "Every option: value, source, meaning.", _CLUSTER),
+    "log": LazyCommand("kafkalite.cli.log:log", "Look into log files, no broker needed.", _TOOLS),
+    "bench": LazyCommand("kafkalite.cli.bench:bench", "Measure produce, consume, end to end.", _TOOLS),
+    "completion": LazyCommand("kafkalite.cli.completion:completion", "Tab completion for a shell.", _TOOLS),
+    "version": LazyCommand("kafkalite.cli.version:version", "Versions of everything that matters.", _TOOLS),
+}
+
+_EPILOG: Final = """\b
+Try:
+  kl dev                                  a broker on localhost:9092
+  echo hello | kl produce greetings       one record
+  kl consume greetings -e                 print what is there, then exit
+  kl consume greetings -f '%T %k %s\\n'    as kcat formats it
+
+\b
+Exit codes: 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 exists,
+6 not allowed, 7 timed out, 8 partial failure, 9 check failed, 130 interrupted."""
+
+_CONTEXT_SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(
+    cls=LazyGroup, lazy=COMMANDS, epilog=_EPILOG, context_settings=_CONTEXT_SETTINGS, no_args_is_help=True
+)
+@client_options
+@output_option
+@click.version_option(package_name=None, version=None, message="%(version)s", callback=None)
+def root() -> None:
+    """kafkalite: a distributed commit log, from the command line."""
+
+
+# --- running ---------------------------------------------------------------------------------------
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line in this process; returns the exit code. Never raises at people."""
+    invocation = Invocation(debug="--debug" in arguments)
+    try:
+        code = _invoke(list(arguments), invocation)
+        sys.stdout.flush()
+        return code
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as problem:
+        _show_usage_problem(problem)
+        return exit_codes.USAGE if isinstance(problem, click.UsageError) else exit_codes.FAILED
+    except (KeyboardInterrupt, click.Abort):
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        return _pipe_closed()
+    except KafkaliteError as error:
+        _show_error(error, invocation)
+        return exit_codes.exit_code_for(error)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _pipe_closed()
+        _show_os_error(error, invocation)
+        return exit_codes.exit_code_for(error)
+    except Exception as error:
+        _show_surprise(error, invocation)
+        return exit_codes.FAILED
+
+
+def _invoke(arguments: list[str], invocation: Invocation) -> int:
+    instruction = os.environ.get("_KL_COMPLETE")
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(root, {}, "kl", "_KL_COMPLETE", instruction)
+    with root.make_context("kl", arguments, obj=invocation) as context:
+        root.invoke(context)
+    return exit_codes.OK
+
+
+def _pipe_closed() -> int:
+    """Whoever read stdout has had enough. That is not an error; and nothing more may be written there."""
+    silence_stdout()
+    return exit_codes.OK
+
+
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush can't complain about a closed pipe."""
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+    except (OSError, ValueError):  # a stdout without a file descriptor: nothing to do
+        return
+
+
+def _echo(text: str) -> None:
+    try:
+        click.echo(text, err=True)
+    except OSError:  # stderr is closed as well: nobody is left to tell
+        return
+
+
+def _show_usage_problem(problem: click.ClickException) -> None:
+    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    if isinstance(problem, click.exceptions.NoArgsIsHelpError):
+        _echo(problem.format_message())
+        return
+    message = problem.format_message()
+    _echo(f"kl: {message[:1].lower()}{message[1:].rstrip('.')}")
+    if context is not None:
+        _echo(f"    try: {context.command_path} --help")
+
+
+_NEXT_COMMAND: Final = {
+    exit_codes.CANNOT_CONNECT: "kl dev      starts a broker here;  -b HOST:PORT names another",
+    exit_codes.NOT_FOUND: "kl topic list",
+}
+
+
+def _show_error(error: KafkaliteError, invocation: Invocation) -> None:
+    _echo(f"kl: {error.message}")
+    if error.hint:
+        _echo(f"    hint: {error.hint}")
+    next_command = _next_command(error)
+    if next_command and next_command not in error.hint:
+        _echo(f"    try: {next_command}")
+    if invocation.debug:
+        _show_traceback(error)
+
+
+def _next_command(error: KafkaliteError) -> str:
+    if isinstance(error, ConfigError):
+        return f"kl config explain {error.key}"
+    from kafkalite.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
+
+    if isinstance(error, UnknownTopicOrPartitionError):
+        return "kl topic list"
+    if isinstance(error, TopicAlreadyExistsError):
+        return "the same with --if-not-exists"
+    return _NEXT_COMMAND.get(exit_codes.exit_code_for(error), "") if not error.hint else ""
+
+
+def _show_os_error(error: OSError, invocation: Invocation) -> None:
+    where = f"{error.filename}: " if error.filename else ""
+    _echo(f"kl: {where}{error.strerror or error}")
+    if invocation.debug:
+        _show_traceback(error)
+
+
+def _show_surprise(error: Exception, invocation: Invocation) -> None:
+    _echo(f"kl: unexpected {type(error).__name__}: {error}")
+    _echo("    this is a bug in kafkalite: please report it with the output of the same command and --debug")
+    if invocation.debug:
+        _show_traceback(error)
+
+
+def _show_traceback(error: BaseException) -> None:
+    import traceback
+
+    _echo("".join(traceback.format_exception(error)).rstrip())

@@ -1,0 +1,230 @@
+r"""Format strings for records: kcat's letters and Python's braces. Pure: record in, bytes out.
+
+::
+
+    %t topic   %p partition   %o offset   %T timestamp (ms)   %h headers (name=value,name=value)
+    %k key     %K its length  %s value    %S its length (-1 for null)      %% a percent sign
+    %k{hex} %s{base64} %s{json} %T{iso} %T{strftime[%H:%M]}    a modifier follows its letter
+    \n \t \r \0 \\ \xNN                                        escapes
+
+A format with one of these letters is kcat's: printed exactly, so end it with ``\n``. Any other is Python's:
+``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line a record; ``value``, ``key`` and
+``headers`` can be entered by ``.name`` or ``[name]`` (a JSON value's fields; a missing one is empty).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from string import Formatter
+from typing import Any, Final
+
+from kafkalite.cli.times import format_time
+from kafkalite.model import Record
+
+Render = Callable[[Record], bytes]
+
+LETTERS: Final = "tpoTkKsSh"
+FIELDS: Final = ("topic", "partition", "offset", "timestamp", "time", "key", "value", "headers")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a", "e": "\x1b"}
+_DIRECTIVE = re.compile(r"%(%|[" + LETTERS + r"])(?:\{(hex|base64|json|iso|strftime\[[^\]]*\])\})?")
+
+
+def unescape(text: str) -> str:
+    r"""``\n``, ``\t``, ``\xNN`` … as the characters they stand for; an unknown escape stays as it is."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if len(name) == 3:
+            return chr(int(name[1:], 16))
+        return _ESCAPED.get(name, match.group(0))
+
+    return _ESCAPE.sub(replace, text)
+
+
+def compile_format(text: str) -> Render:
+    """What prints a record in this format. Raises ValueError that says what is wrong and what is allowed."""
+    if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
+        return _compile_letters(text)
+    if "{" in text:
+        return _compile_braces(text)
+    raise ValueError(
+        f"format {text!r} names nothing of a record; letters: "
+        + " ".join(f"%{letter}" for letter in LETTERS)
+        + ", or braces: "
+        + " ".join(f"{{{field}}}" for field in FIELDS)
+    )
+
+
+# --- kcat's letters --------------------------------------------------------------------------------
+
+
+def _length(data: bytes | None) -> bytes:
+    return b"-1" if data is None else b"%d" % len(data)
+
+
+def _headers_text(record: Record) -> bytes:
+    return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
+
+
+_BY_LETTER: Final[dict[str, Render]] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "T": lambda record: b"%d" % record.timestamp_ms,
+    "k": lambda record: record.key or b"",
+    "K": lambda record: _length(record.key),
+    "s": lambda record: record.value or b"",
+    "S": lambda record: _length(record.value),
+    "h": _headers_text,
+}
+
+
+def _modified(letter: str, modifier: str) -> Render:
+    if letter == "T":
+        if modifier == "iso":
+            return lambda record: format_time(record.timestamp_ms).encode()
+        if modifier.startswith("strftime["):
+            pattern = modifier[len("strftime[") : -1]
+            return lambda record: _strftime(record.timestamp_ms, pattern).encode()
+    elif letter in "ksh" and modifier in {"hex", "base64", "json"}:
+        plain = _BY_LETTER[letter]
+        match modifier:
+            case "hex":
+                return lambda record: plain(record).hex().encode()
+            case "base64":
+                return lambda record: base64.b64encode(plain(record))
+            case _:
+                return lambda record: _as_json(plain(record))
+    raise ValueError(f"%{letter} takes no {{{modifier}}}; hex, base64, json go with k s h, iso, strftime[…] with T")
+
+
+def _as_json(data: bytes) -> bytes:
+    """A JSON document as it is in its shortest form; anything else as a JSON string."""
+    text = data.decode(errors="replace")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = text
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _strftime(timestamp_ms: int, pattern: str) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime(pattern)
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def _literal(text: str) -> Render:
+    data = unescape(text).encode("utf-8", "surrogateescape")
+    return lambda record: data
+
+
+def _compile_letters(text: str) -> Render:
+    parts: list[Render] = []
+    position = 0
+    for match in _DIRECTIVE.finditer(text):
+        if match.start() > position:
+            parts.append(_literal(text[position : match.start()]))
+        letter, modifier = match.groups()
+        if letter == "%":
+            parts.append(_literal("%" if modifier is None else match.group(0)[1:]))
+        else:
+            parts.append(_BY_LETTER[letter] if modifier is None else _modified(letter, modifier))
+        position = match.end()
+    if position < len(text):
+        parts.append(_literal(text[position:]))
+    return lambda record: b"".join([part(record) for part in parts])
+
+
+# --- Python's braces -------------------------------------------------------------------------------
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def _headers_mapping(record: Record) -> dict[str, str]:
+    return {name: _text(value) for name, value in record.headers}
+
+
+def _field(record: Record, name: str) -> Any:
+    match name:
+        case "topic":
+            return record.topic
+        case "partition":
+            return record.partition
+        case "offset":
+            return record.offset
+        case "timestamp":
+            return record.timestamp_ms
+        case "time":
+            return format_time(record.timestamp_ms)
+        case "key":
+            return _text(record.key)
+        case "value":
+            return _text(record.value)
+        case _:
+            return _headers_text(record).decode("utf-8", "surrogateescape")
+
+
+def _entered(record: Record, name: str, path: list[str]) -> Any:
+    """The thing at ``path`` inside a field; the empty string where there is none."""
+    if name == "headers":
+        current: Any = _headers_mapping(record)
+    else:
+        try:
+            current = json.loads(_text(record.value if name == "value" else record.key))
+        except ValueError:
+            return ""
+    for step in path:
+        if isinstance(current, dict):
+            current = current.get(step, "")
+        elif isinstance(current, list) and re.fullmatch(r"-?\d+", step):
+            index = int(step)
+            current = current[index] if -len(current) <= index < len(current) else ""
+        else:
+            return ""
+    return json.dumps(current, ensure_ascii=False) if isinstance(current, dict | list) else current
+
+
+def _compile_braces(text: str) -> Render:
+    parts: list[Callable[[Record], str]] = []
+    try:
+        parsed = list(Formatter().parse(text))
+    except ValueError as problem:
+        raise ValueError(f"format {text!r}: {problem}; write a brace of its own twice: {{{{ or }}}}") from None
+    for literal, field, spec, conversion in parsed:
+        if literal:
+            parts.append(_constant(unescape(literal).replace("%%", "%")))
+        if field is not None:
+            parts.append(_brace(field, spec or "", conversion))
+    return lambda record: ("".join([part(record) for part in parts]) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _constant(text: str) -> Callable[[Record], str]:
+    return lambda record: text
+
+
+def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], str]:
+    name, *path = [step for step in re.split(r"[.\[\]]+", field) if step]  or [""]
+    if name not in FIELDS:
+        raise ValueError(f"{{{field}}} is not a field of a record; fields: {', '.join(FIELDS)}")
+    if path and name not in {"key", "value", "headers"}:
+        raise ValueError(f"{{{field}}}: only key, value and headers can be entered")
+
+    def render(record: Record) -> str:
+        found = _entered(record, name, path) if path else _field(record, name)
+        if conversion == "r":
+            found = repr(found)
+        try:
+            return format(found, spec)
+        except (ValueError, TypeError):  # a number's format on a record whose field is text or missing
+            return str(found)
+
+    return render

@@ -1,0 +1,213 @@
+"""What one run of ``kl`` was told that holds for every command: where the brokers are, how to talk to them.
+
+The options may stand before or after the command (``kl -b host topic list``, ``kl topic list -b host``); both
+write into one ``Invocation``, the later one wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+import click
+
+from kafkalite.cli.exit_codes import TimedOutError, UsageError
+from kafkalite.cli.times import parse_duration
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_BOOTSTRAP_SERVERS: Final = "localhost:9092"
+BOOTSTRAP_VARIABLE: Final = "KL_BOOTSTRAP_SERVERS"
+OutputFormat = Literal["table", "wide", "name", "json", "jsonl", "yaml"]
+OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
+
+
+@dataclass(slots=True)
+class Invocation:
+    bootstrap: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    debug: bool = False
+    output: str = "table"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.bootstrap or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP_SERVERS
+
+    @property
+    def bootstrap_source(self) -> str:
+        if self.bootstrap:
+            return "flag -b"
+        return f"environment {BOOTSTRAP_VARIABLE}" if os.environ.get(BOOTSTRAP_VARIABLE) else "default"
+
+
+def current() -> Invocation:
+    return click.get_current_context().ensure_object(Invocation)
+
+
+# --- the options every command takes ---------------------------------------------------------------
+
+
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if value is not None and value is not False and value != ():
+            setattr(ctx.ensure_object(Invocation), name, value)
+        return value
+
+    return callback
+
+
+def _remember_properties(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    properties = ctx.ensure_object(Invocation).properties
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not name=value, for example -X request.timeout.ms=5000")
+        properties[name.strip()] = value
+
+
+class Duration(click.ParamType):
+    """``10s``, ``1h30m`` -> milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError as problem:
+            self.fail(str(problem), param, ctx)
+
+
+def _apply(function: F, *decorators: Callable[[F], F]) -> F:
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def debug_option(function: F) -> F:
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember("debug"),
+        help="Show the traceback of an unexpected error.",
+    )(function)
+
+
+def client_options(function: F) -> F:
+    """-b, -X, --timeout, --debug: for every command that talks to a broker."""
+    return _apply(
+        function,
+        click.option(
+            "-b",
+            "--bootstrap-servers",
+            "--bootstrap-server",
+            metavar="HOST:PORT,…",
+            expose_value=False,
+            callback=_remember("bootstrap"),
+            help=f"Brokers to ask first.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
+        ),
+        click.option(
+            "-X",
+            "properties",
+            multiple=True,
+            metavar="NAME=VALUE",
+            expose_value=False,
+            callback=_remember_properties,
+            help="Any client property, such as linger.ms=20; see 'kl config list'.",
+        ),
+        click.option(
+            "--timeout",
+            type=Duration(),
+            metavar="TIME",
+            expose_value=False,
+            callback=_remember("timeout_ms"),
+            help="Give up after this long (10s, 1m).",
+        ),
+        debug_option,
+    )
+
+
+def output_option(function: F) -> F:
+    """-o for commands that print a listing."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(OUTPUT_FORMATS),
+        expose_value=False,
+        callback=_remember("output"),
+        help="Output format.  [default: table]",
+    )(function)
+
+
+# --- running what talks ----------------------------------------------------------------------------
+
+
+def now_ms() -> int:
+    from kafkalite.clock import SystemClock
+
+    return SystemClock().wall_ms()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = None) -> T:
+    """Run a coroutine on a fresh event loop, uvloop's where it is installed.
+
+    Raises TimedOutError when ``timeout_ms`` passes first, KeyboardInterrupt on Ctrl-C after clean-up.
+    """
+    import asyncio
+
+    factory: Callable[[], Any] | None = None
+    if sys.platform != "win32":
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            factory = uvloop.new_event_loop
+
+    async def bounded() -> T:
+        if timeout_ms is None:
+            return await main()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                return await main()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimedOutError(
+                f"gave up after {timeout_ms / 1000:g} s", hint="a longer --timeout waits longer"
+            ) from None
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(bounded())
+
+
+def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """``run`` bounded by the invocation's --timeout."""
+    return run(main, timeout_ms=current().timeout_ms)
+
+
+def say(message: str) -> None:
+    """One line to the person, on stderr."""
+    click.echo(f"kl: {message}", err=True)
+
+
+def short_form(command: str) -> None:
+    """Kafka's long spelling was used: show the short one, once."""
+    say(f"the short form: {command}")
+
+
+def one_name(positional: str | None, flag: str | None, what: str = "TOPIC") -> str:
+    """The name given as an argument or, as in Kafka's scripts, by ``--topic``; exactly one of the two."""
+    if positional and flag and positional != flag:
+        raise UsageError(f"two names were given: {positional!r} and --topic {flag!r}")
+    name = positional or flag
+    if not name:
+        raise UsageError(f"which topic? Give {what} as an argument")
+    return name

@@ -1,0 +1,53 @@
+"""A click group that knows the names and one-liners of its commands, and imports a command when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+
+class LazyCommand(NamedTuple):
+    location: str  #: "package.module:attribute"
+    short_help: str
+    section: str = "Commands"
+
+
+class LazyGroup(click.Group):
+    """``lazy`` maps a name to where its command lives. Help lists it without an import."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = dict(lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self._lazy.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.location.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self._lazy:
+            near = get_close_matches(args[0], self._lazy, n=1)
+            advice = f"did you mean '{ctx.command_path} {near[0]}'?" if near else f"see '{ctx.command_path} --help'"
+            raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self._lazy.items():
+            sections.setdefault(entry.section, []).append((name, entry.short_help))
+        width = max(map(len, self._lazy))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])

@@ -1,0 +1,124 @@
+"""Listings as table, wide, name, json, jsonl or yaml. The format never depends on where stdout leads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+_BOLD: Final = "\x1b[1m"
+_RESET: Final = "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``key`` names the row's value, ``title`` heads it. ``wide`` columns show with -o wide only."""
+
+    key: str
+    title: str
+    wide: bool = False
+    show: Callable[[Any], str] | None = None
+
+
+def coloured(stream: Any) -> bool:
+    """Whether a person looks at ``stream`` and has not said NO_COLOR."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_listing(rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name") -> None:
+    """Rows on stdout. json, jsonl and yaml carry every value unrounded; tables are for people."""
+    listed = list(rows)
+    match output:
+        case "json":
+            text = json.dumps(listed, indent=2, ensure_ascii=False) + "\n"
+        case "jsonl":
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in listed)
+        case "yaml":
+            text = _yaml(listed)
+        case "name":
+            text = "".join(f"{row[name_key]}\n" for row in listed)
+        case _:
+            shown = [column for column in columns if output == "wide" or not column.wide]
+            text = _table(listed, shown)
+    write(text)
+
+
+def print_document(document: Mapping[str, Any], output: str) -> None:
+    """One thing: ``name: value`` lines, or json, jsonl, yaml."""
+    match output:
+        case "json":
+            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        case "jsonl":
+            text = json.dumps(document, ensure_ascii=False) + "\n"
+        case "yaml":
+            text = _yaml(document)
+        case _:
+            width = max((len(name) for name in document), default=0)
+            text = "".join(f"{name.ljust(width)}  {_cell(value)}\n" for name, value in document.items())
+    write(text)
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _yaml(document: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={item}" for name, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value) or "-"
+    return str(value)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Columns two spaces apart, numbers to the right: easy on the eye, and on awk."""
+    if not rows:
+        return ""
+    numeric = [all(isinstance(row[c.key], int | float) or row[c.key] is None for row in rows) for c in columns]
+    grid = [
+        [column.show(row[column.key]) if column.show else _cell(row[column.key]) for column in columns]
+        for row in rows
+    ]
+    titles = [column.title for column in columns]
+    widths = [max(len(title), *(len(line[i]) for line in grid)) for i, title in enumerate(titles)]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        ).rstrip()
+
+    head = line(titles)
+    if coloured(sys.stdout):
+        head = f"{_BOLD}{head}{_RESET}"
+    return "\n".join([head, *(line(cells) for cells in grid)]) + "\n"
+
+
+def human_bytes(count: int) -> str:
+    """1536 -> ``1.5 KiB``."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,93 @@
+"""Times and durations as people type them. Pure: the present moment and the zone are arguments.
+
+A time without a zone is local time, as ``date`` and ``journalctl --since`` have it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from typing import Final
+
+_UNIT_MS: Final = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|s|m|h|d|w)")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|min|s|m|h|d|w))+")
+_EPOCH = re.compile(r"0|[0-9]{9,16}")
+_CLOCK_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
+_FIRST_EPOCH_IN_MS: Final = 10**11  # read as seconds this is the year 5138, as milliseconds 1973
+
+DURATION_EXAMPLES: Final = "10s, 500ms, 1h30m, 7d"
+TIME_EXAMPLES: Final = "2015-05-17, 2015-05-17T10:05:03Z, 1431857103, -1h, today, 09:30"
+
+
+def parse_duration(text: str) -> int:
+    """``1h30m`` -> milliseconds; a bare number is seconds. Raises ValueError that says what is allowed."""
+    cleaned = text.strip().lower()
+    if _DURATION.fullmatch(cleaned):
+        return round(sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(cleaned)))
+    if re.fullmatch(r"\d+(?:\.\d+)?", cleaned):
+        return round(float(cleaned) * 1000)
+    raise ValueError(f"{text!r} is not a duration; write for example {DURATION_EXAMPLES}")
+
+
+def parse_time(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
+    """A moment -> milliseconds since the Unix epoch.
+
+    RFC 3339, dates, ``09:30`` (today), epoch seconds or milliseconds, ``-1h`` and ``+5m`` from now, ``now``,
+    ``today``, ``yesterday``, ``tomorrow``. ``zone`` None is the system's. Raises ValueError.
+    """
+    cleaned = text.strip()
+    if cleaned[:1] in {"-", "+"} and _DURATION.fullmatch(cleaned[1:].lower()):
+        duration_ms = parse_duration(cleaned[1:])
+        return now_ms - duration_ms if cleaned[0] == "-" else now_ms + duration_ms
+    if _EPOCH.fullmatch(cleaned):
+        number = int(cleaned)
+        return number if number >= _FIRST_EPOCH_IN_MS else number * 1000
+    word = _named_time(cleaned.lower(), now_ms, zone)
+    if word is not None:
+        return word
+    try:
+        moment = datetime.fromisoformat(cleaned)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time; write for example {TIME_EXAMPLES}") from None
+    return _to_ms(moment, zone)
+
+
+def _named_time(word: str, now_ms: int, zone: tzinfo | None) -> int | None:
+    if word == "now":
+        return now_ms
+    today = datetime.fromtimestamp(now_ms / 1000, zone).replace(tzinfo=None)
+    midnight = datetime.combine(today.date(), time())
+    day = {"yesterday": -1, "today": 0, "tomorrow": 1}.get(word)
+    if day is not None:
+        return _to_ms(midnight + timedelta(days=day), zone)
+    clock_time = _CLOCK_TIME.fullmatch(word)
+    if clock_time is not None:
+        hour, minute, second = (int(part or 0) for part in clock_time.groups())
+        return _to_ms(midnight.replace(hour=hour, minute=minute, second=second), zone)
+    return None
+
+
+def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
+    if moment.tzinfo is None and zone is not None:
+        moment = moment.replace(tzinfo=zone)
+    return round(moment.timestamp() * 1000)
+
+
+def format_time(timestamp_ms: int) -> str:
+    """Milliseconds since the epoch -> RFC 3339 in UTC; ``-`` for no timestamp or one outside the calendar."""
+    if timestamp_ms < 0:
+        return "-"
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return "-"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"

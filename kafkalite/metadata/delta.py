@@ -1,0 +1,246 @@
+"""From one image to the next: the only place where cluster state changes.
+
+``Delta(image).replay(record)`` collects, ``apply(offset)`` makes the next image, and ``local_changes`` says
+what a broker must do about it. Applying costs a copy of the touched tables (a table of 1,000 topics copies
+in about 5 µs), not of the topics in them.
+
+Replaying is deterministic and total over what a controller decides. A record that can't follow on the
+image is a broken invariant: it raises AssertionError, which nobody may catch (R18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kafkalite.metadata.image import (
+    BrokerState,
+    ClusterImage,
+    PartitionState,
+    Resource,
+    TopicImage,
+)
+from kafkalite.metadata.records import (
+    BROKER,
+    TOPIC,
+    BrokerRegistrationRecord,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kafkalite.model import TopicPartition
+
+
+class LocalPartition(NamedTuple):
+    """One partition as a broker meets it in its changes."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+    state: PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChanges:
+    """What one broker has to do about a delta, in this order: delete, create, lead, reconfigure.
+
+    A topic that was deleted and created again under its name stands in ``deleted`` with its old topic id
+    and in ``created`` with its new one.
+    """
+
+    deleted: tuple[LocalPartition, ...] = ()  #: replicas this broker has no longer; state is the last one
+    created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
+    leaders: tuple[LocalPartition, ...] = ()  #: led by this broker, and new or with another state than before
+    configs_changed: tuple[str, ...] = ()  #: topics, not new ones, whose overrides changed
+    broker_configs_changed: bool = False  #: this broker's own overrides: concerns every topic
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.deleted
+            or self.created
+            or self.leaders
+            or self.configs_changed
+            or self.broker_configs_changed
+        )
+
+
+class _TopicEdit:
+    """A topic while its records are replayed: a list of partitions instead of a tuple."""
+
+    __slots__ = ("name", "partitions", "topic_id")
+
+    def __init__(self, topic_id: str, name: str, partitions: Iterable[PartitionState] = ()) -> None:
+        self.topic_id = topic_id
+        self.name = name
+        self.partitions = list(partitions)
+
+
+class Delta:
+    """Changes to one image, collected from records in the order of the log."""
+
+    def __init__(self, image: ClusterImage) -> None:
+        self.before = image
+        self.after: ClusterImage | None = None  #: the image ``apply`` made, None before it
+        self._topics: dict[str, _TopicEdit | None] = {}  # by topic id; None: removed
+        self._ids: dict[str, str | None] = {}  # by name, where another id (or none) has the name now
+        self._configs: dict[Resource, dict[str, str]] = {}  # the whole new overrides of a resource
+        self._brokers: dict[int, BrokerState | None] = {}
+
+    @classmethod
+    def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
+        """The delta from ``image`` to the state that ``records`` describe whole: what they omit is gone."""
+        delta = cls(image)
+        delta._topics = dict.fromkeys(image.topics_by_id)
+        delta._ids = dict.fromkeys(image.topics)
+        delta._configs = {resource: {} for resource in image.configs}
+        delta._brokers = dict.fromkeys(image.brokers)
+        for record in records:
+            delta.replay(record)
+        return delta
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Take one committed record in. Raises AssertionError when it can't follow on what is there."""
+        assert self.after is None, "the delta was applied already"
+        match record:
+            case PartitionRecord():
+                self._replay_partition(record)
+            case TopicRecord():
+                assert self._topic_id(record.name) is None, f"topic {record.name!r} exists already"
+                self._topics[record.topic_id] = _TopicEdit(record.topic_id, record.name)
+                self._ids[record.name] = record.topic_id
+            case RemoveTopicRecord():
+                topic = self._edit(record.topic_id)
+                self._topics[record.topic_id] = None
+                self._ids[topic.name] = None
+                self._configs[TOPIC, topic.name] = {}
+            case ConfigRecord():
+                self._replay_config(record)
+            case BrokerRegistrationRecord():
+                self._brokers[record.node_id] = BrokerState(
+                    record.node_id, record.broker_epoch, record.addresses, record.rack, record.registered_ms
+                )
+
+    def replay_all(self, records: Iterable[MetadataRecord]) -> Delta:
+        """``replay`` each; returns this delta."""
+        for record in records:
+            self.replay(record)
+        return self
+
+    def _replay_partition(self, record: PartitionRecord) -> None:
+        assert set(record.isr) <= set(record.replicas), f"in-sync replicas outside the replicas: {record}"
+        assert record.leader == -1 or record.leader in record.isr, f"the leader is not in sync: {record}"
+        partitions = self._edit(record.topic_id).partitions
+        state = PartitionState(
+            record.replicas, record.isr, record.leader, record.leader_epoch, record.partition_epoch
+        )
+        if record.partition == len(partitions):
+            partitions.append(state)
+        else:
+            assert 0 <= record.partition < len(partitions), f"partitions are missing before {record}"
+            partitions[record.partition] = state
+
+    def _replay_config(self, record: ConfigRecord) -> None:
+        assert record.resource_type in {TOPIC, BROKER}, f"config of an unknown kind of resource: {record}"
+        resource = (record.resource_type, record.name)
+        configs = self._configs.get(resource)
+        if configs is None:
+            configs = self._configs[resource] = dict(self.before.configs.get(resource, {}))
+        if record.value is None:
+            configs.pop(record.key, None)
+            return
+        if record.resource_type == TOPIC:
+            assert self._topic_id(record.name) is not None, f"config of a topic that is not there: {record}"
+        configs[record.key] = record.value
+
+    def _topic_id(self, name: str) -> str | None:
+        if name in self._ids:
+            return self._ids[name]
+        topic = self.before.topics.get(name)
+        return None if topic is None else topic.topic_id
+
+    def _edit(self, topic_id: str) -> _TopicEdit:
+        if topic_id in self._topics:
+            edit = self._topics[topic_id]
+        else:
+            topic = self.before.topics_by_id.get(topic_id)
+            edit = None if topic is None else _TopicEdit(topic_id, topic.name, topic.partitions)
+            self._topics[topic_id] = edit
+        assert edit is not None, f"there is no topic with the id {topic_id}"
+        return edit
+
+    def apply(self, offset: int) -> ClusterImage:
+        """The next image, at ``offset`` of the metadata log. May be called once."""
+        assert self.after is None, "the delta was applied already"
+        before = self.before
+        topics, topics_by_id = before.topics, before.topics_by_id
+        if self._topics:
+            topics, topics_by_id = dict(topics), dict(topics_by_id)
+            for topic_id, edit in self._topics.items():
+                if edit is None:
+                    removed = topics_by_id.pop(topic_id, None)
+                    if removed is not None and topics[removed.name] is removed:
+                        del topics[removed.name]
+                else:
+                    assert edit.partitions, f"topic {edit.name!r} has no partition"
+                    topic = TopicImage(topic_id, edit.name, tuple(edit.partitions))
+                    topics_by_id[topic_id] = topics[edit.name] = topic
+        configs = before.configs
+        if self._configs:
+            merged = {**configs, **self._configs}
+            configs = {resource: values for resource, values in merged.items() if values}
+        brokers = before.brokers
+        if self._brokers:
+            registered = {**brokers, **self._brokers}
+            brokers = {node_id: broker for node_id, broker in registered.items() if broker is not None}
+        self.after = ClusterImage(offset, topics, topics_by_id, configs, brokers)
+        return self.after
+
+    def local_changes(self, broker_id: int) -> LocalChanges:
+        """What ``broker_id`` has to do. Call after ``apply``."""
+        after = self.after
+        assert after is not None, "apply the delta first"
+        deleted: list[LocalPartition] = []
+        created: list[LocalPartition] = []
+        leaders: list[LocalPartition] = []
+        for topic_id in self._topics:
+            old, new = self.before.topics_by_id.get(topic_id), after.topics_by_id.get(topic_id)
+            present = dict(_replicas(new, broker_id))
+            earlier = dict(_replicas(old, broker_id))
+            deleted += [item for number, item in earlier.items() if number not in present]
+            for number, item in present.items():
+                known = earlier.get(number)
+                if known is None:
+                    created.append(item)
+                if item.state.leader == broker_id and (known is None or known.state != item.state):
+                    leaders.append(item)
+        return LocalChanges(
+            tuple(deleted),
+            tuple(created),
+            tuple(leaders),
+            tuple(self._topics_with_changed_configs()),
+            self._config_changed((BROKER, str(broker_id))),
+        )
+
+    def _topics_with_changed_configs(self) -> Iterator[str]:
+        assert self.after is not None
+        for resource in self._configs:
+            resource_type, name = resource
+            old, new = self.before.topics.get(name), self.after.topics.get(name)
+            is_same_topic = old is not None and new is not None and old.topic_id == new.topic_id
+            if resource_type == TOPIC and is_same_topic and self._config_changed(resource):
+                yield name
+
+    def _config_changed(self, resource: Resource) -> bool:
+        changed = self._configs.get(resource)
+        return changed is not None and changed != self.before.configs.get(resource, {})
+
+
+def _replicas(topic: TopicImage | None, broker_id: int) -> Iterator[tuple[int, LocalPartition]]:
+    """(partition, itself) for each partition of ``topic`` with a replica on the broker."""
+    if topic is None:
+        return
+    for number, state in enumerate(topic.partitions):
+        if broker_id in state.replicas:
+            yield number, LocalPartition(TopicPartition(topic.name, number), topic.topic_id, state)

@@ -4,6 +4,7 @@
 
     KafkaliteError
     ├── ConfigError                  a setting's key, value and what is allowed
+    ├── ListenError                  an address that can't be listened on, and why
     ├── ProtocolError                bytes or messages that break the protocol
     │   ├── LocalProtocolError       ... that we were about to send
     │   └── RemoteProtocolError      ... that the peer sent
@@ -20,6 +21,8 @@
     │   ├── ConnectionFailedError    no broker could be reached
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is not known
+    │   ├── DeliveryFailedError      flush() or close() found records that were not delivered: how many, where, why
+    │   ├── RecordTooLargeError      one record over max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
     │   └── NoOffsetError            no position and auto.offset.reset is none
     └── BrokerError                  an error code in a response; one class per code
@@ -28,6 +31,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -52,6 +56,10 @@ class ConfigError(KafkaliteError):
         self.value = value
         self.allowed = allowed
         self.source = source
+
+
+class ListenError(KafkaliteError):
+    pass
 
 
 class ProtocolError(KafkaliteError):
@@ -124,6 +132,29 @@ class DeliveryTimeoutError(ClientError):
     pass
 
 
+class DeliveryFailedError(ClientError):
+    """Records whose failure nobody had looked at when flush() or close() ended.
+
+    ``counts`` says how many of each (topic, partition); the cause of the first is ``__cause__``.
+    """
+
+    def __init__(self, counts: Mapping[tuple[str, int], int], first_error: Exception) -> None:
+        total = sum(counts.values())
+        shown = ", ".join(f"{topic}-{partition}: {count}" for (topic, partition), count in list(counts.items())[:5])
+        more = f" and {len(counts) - 5} more partitions" if len(counts) > 5 else ""
+        super().__init__(
+            f"{total} records were not delivered ({shown}{more}); the first error: {first_error}",
+            hint="await the deliveries, or give on_delivery, to learn which records",
+        )
+        self.counts = dict(counts)
+        self.record_count = total
+        self.__cause__ = first_error
+
+
+class RecordTooLargeError(ClientError):
+    pass
+
+
 class BufferFullError(ClientError):
     pass
 
@@ -148,6 +179,7 @@ class ErrorCode(enum.IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -258,6 +290,10 @@ class NotEnoughReplicasAfterAppendError(BrokerError):
 
 class InvalidRequiredAcksError(BrokerError):
     code = ErrorCode.INVALID_REQUIRED_ACKS
+
+
+class InvalidTimestampError(BrokerError):
+    code = ErrorCode.INVALID_TIMESTAMP
 
 
 class UnsupportedVersionError(BrokerError):

@@ -22,6 +22,9 @@ MAX_ENVELOPE_BYTES: Final = 4 * MIB  # 100,000 partitions of metadata fit
 MAX_PAYLOAD_BYTES: Final = 128 * MIB  # above socket.request.max.bytes' default of 100 MiB
 MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE: Final = 64 * KIB  # ApiVersions needs a hundred bytes
 MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE: Final = 0
+# Elements in all the arrays of one request envelope. Each becomes an object of up to 200 bytes, so the
+# densest envelope that is accepted costs 20 MB, and one request may still fetch from 100,000 partitions.
+MAX_ITEMS_PER_REQUEST: Final = 100_000
 MAX_NESTING: Final = 16  # msgpack arrays in arrays; our deepest message has 5
 
 # --- record batches --------------------------------------------------------------------------------
@@ -39,12 +42,15 @@ MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka says 1 MiB; tests want many segments
 # --- queues ----------------------------------------------------------------------------------------
 MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests read but not answered; reading stops above it
 MAX_QUEUED_BYTES_PER_CONNECTION: Final = 2 * MAX_PAYLOAD_BYTES
+MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; one more is told to come back later
 
 # --- cluster ---------------------------------------------------------------------------------------
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 MAX_TOPICS_PER_REQUEST: Final = 10_000
+MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # added by one request: bounds one entry of the metadata log
 
 assert MAX_PAYLOAD_BYTES + MAX_ENVELOPE_BYTES < 2**32, "both lengths of a frame fit in 32 bits"
 assert MAX_PAYLOAD_BYTES < MAX_SEGMENT_BYTES, "a batch fits in a segment"
 assert MAX_DECOMPRESSED_BYTES <= MAX_PAYLOAD_BYTES
 assert MIN_SEGMENT_BYTES > RECORD_BATCH_HEADER_BYTES
+assert MAX_PARTITIONS_PER_REQUEST >= MAX_PARTITIONS_PER_TOPIC, "a largest topic fits in a request"

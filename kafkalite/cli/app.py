@@ -50,14 +50,29 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 exists,
 _CONTEXT_SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from kafkalite import __version__
+
+        click.echo(f"kafkalite {__version__}")
+        context.exit()
+
+
 @click.group(
-    cls=LazyGroup, lazy=COMMANDS, epilog=_EPILOG, context_settings=_CONTEXT_SETTINGS, no_args_is_help=True
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    epilog=_EPILOG,
+    context_settings=_CONTEXT_SETTINGS,
+    invoke_without_command=True,
 )
 @client_options
 @output_option
-@click.version_option(package_name=None, version=None, message="%(version)s", callback=None)
-def root() -> None:
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
+@click.pass_context
+def root(context: click.Context) -> None:
     """kafkalite: a distributed commit log, from the command line."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 # --- running ---------------------------------------------------------------------------------------

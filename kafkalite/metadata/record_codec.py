@@ -6,6 +6,7 @@ this node another state than its peers (R18).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -23,13 +24,15 @@ from kafkalite.metadata.records import (
 
 _VERSION: Final = 0
 
-# Type numbers are on disk: never give one a second meaning.
-_TOPIC: Final = 1
-_REMOVE_TOPIC: Final = 2
-_PARTITION: Final = 3
-_CONFIG: Final = 4
-_BROKER_REGISTRATION: Final = 5
-_KNOWN: Final = {_TOPIC, _REMOVE_TOPIC, _PARTITION, _CONFIG, _BROKER_REGISTRATION}
+
+class RecordType(enum.IntEnum):
+    """The numbers on disk: never give one a second meaning."""
+
+    TOPIC = 1
+    REMOVE_TOPIC = 2
+    PARTITION = 3
+    CONFIG = 4
+    BROKER_REGISTRATION = 5
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
@@ -59,7 +62,7 @@ def to_array(record: MetadataRecord) -> list[Any]:
     match record:
         case PartitionRecord():
             return [
-                _PARTITION,
+                RecordType.PARTITION,
                 _VERSION,
                 record.topic_id,
                 record.partition,
@@ -70,14 +73,14 @@ def to_array(record: MetadataRecord) -> list[Any]:
                 record.partition_epoch,
             ]
         case TopicRecord():
-            return [_TOPIC, _VERSION, record.topic_id, record.name]
+            return [RecordType.TOPIC, _VERSION, record.topic_id, record.name]
         case RemoveTopicRecord():
-            return [_REMOVE_TOPIC, _VERSION, record.topic_id]
+            return [RecordType.REMOVE_TOPIC, _VERSION, record.topic_id]
         case ConfigRecord():
-            return [_CONFIG, _VERSION, record.resource_type, record.name, record.key, record.value]
+            return [RecordType.CONFIG, _VERSION, record.resource_type, record.name, record.key, record.value]
         case BrokerRegistrationRecord():
             return [
-                _BROKER_REGISTRATION,
+                RecordType.BROKER_REGISTRATION,
                 _VERSION,
                 record.node_id,
                 record.broker_epoch,
@@ -91,7 +94,7 @@ def from_array(array: Any) -> MetadataRecord:
     """One record from msgpack values. Raises StorageError for an unknown type or version, or wrong fields."""
     match array:
         case [
-            3,
+            RecordType.PARTITION,
             0,
             str(topic_id),
             int(partition),
@@ -104,15 +107,21 @@ def from_array(array: Any) -> MetadataRecord:
             return PartitionRecord(
                 topic_id, partition, tuple(replicas), tuple(isr), leader, leader_epoch, partition_epoch
             )
-        case [1, 0, str(topic_id), str(name)]:
+        case [RecordType.TOPIC, 0, str(topic_id), str(name)]:
             return TopicRecord(topic_id, name)
-        case [2, 0, str(topic_id)]:
+        case [RecordType.REMOVE_TOPIC, 0, str(topic_id)]:
             return RemoveTopicRecord(topic_id)
-        case [4, 0, str(resource_type), str(name), str(key), str() | None as value]:
+        case [RecordType.CONFIG, 0, str(resource_type), str(name), str(key), str() | None as value]:
             return ConfigRecord(resource_type, name, key, value)
-        case [5, 0, int(node_id), int(broker_epoch), [*addresses], str() | None as rack, int(registered_ms)] if (
-            _all_are(str, addresses)
-        ):
+        case [
+            RecordType.BROKER_REGISTRATION,
+            0,
+            int(node_id),
+            int(broker_epoch),
+            [*addresses],
+            str() | None as rack,
+            int(registered_ms),
+        ] if _all_are(str, addresses):
             return BrokerRegistrationRecord(node_id, broker_epoch, tuple(addresses), rack, registered_ms)
     raise _unreadable(array)
 
@@ -123,7 +132,7 @@ def _all_are(kind: type, values: Sequence[Any]) -> bool:
 
 def _unreadable(array: Any) -> StorageError:
     match array:
-        case [int(kind), int(version), *_] if kind not in _KNOWN or version != _VERSION:
+        case [int(kind), int(version), *_] if kind not in list(RecordType) or version != _VERSION:
             return StorageError(
                 f"metadata record of type {kind}, version {version} is not known here",
                 hint="a newer kafkalite wrote it; start that version again",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from kafkalite.protocol.message import Message
 from kafkalite.protocol.messages import admin, data, metadata
+from kafkalite.protocol.structs import Struct
 
 
 class ApiKey(enum.IntEnum):
@@ -31,8 +31,8 @@ class ApiKey(enum.IntEnum):
 
 class Api(NamedTuple):
     key: ApiKey
-    request: type[Message]
-    response: type[Message]
+    request: type[Struct]
+    response: type[Struct]
     min_version: int = 0  #: inclusive
     max_version: int = 0  #: inclusive
 
@@ -61,7 +61,7 @@ APIS: Final[dict[int, Api]] = {
     )
 }
 
-API_KEY_BY_REQUEST: Final[dict[type[Message], ApiKey]] = {api.request: api.key for api in APIS.values()}
+API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {api.request: api.key for api in APIS.values()}
 
 
 def supported_ranges() -> list[metadata.ApiVersionRange]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from kafkalite.protocol.message import Message
+from kafkalite.protocol.structs import Struct
 
 
-class NewTopic(Message):
+class NewTopic(Struct):
     name: str
     num_partitions: int  #: -1 takes the broker's num.partitions
     replication_factor: int  #: -1 takes the broker's default.replication.factor
     configs: dict[str, str]
 
 
-class CreateTopicsRequest(Message):
+class CreateTopicsRequest(Struct):
     timeout_ms: int
     validate_only: bool
     topics: list[NewTopic]
 
 
-class CreatedTopic(Message):
+class CreatedTopic(Struct):
     name: str
     error_code: int
     error_message: str | None
@@ -27,56 +27,56 @@ class CreatedTopic(Message):
     replication_factor: int
 
 
-class CreateTopicsResponse(Message):
+class CreateTopicsResponse(Struct):
     error_code: int
     error_message: str | None
     topics: list[CreatedTopic]
 
 
-class DeleteTopicsRequest(Message):
+class DeleteTopicsRequest(Struct):
     timeout_ms: int
     names: list[str]
 
 
-class TopicResult(Message):
+class TopicResult(Struct):
     name: str
     error_code: int
     error_message: str | None
 
 
-class DeleteTopicsResponse(Message):
+class DeleteTopicsResponse(Struct):
     error_code: int
     error_message: str | None
     topics: list[TopicResult]
 
 
-class PartitionCount(Message):
+class PartitionCount(Struct):
     name: str
     total_count: int  #: the new number of partitions, above the present one
 
 
-class CreatePartitionsRequest(Message):
+class CreatePartitionsRequest(Struct):
     timeout_ms: int
     validate_only: bool
     topics: list[PartitionCount]
 
 
-class CreatePartitionsResponse(Message):
+class CreatePartitionsResponse(Struct):
     error_code: int
     error_message: str | None
     topics: list[TopicResult]
 
 
-class ConfigResource(Message):
+class ConfigResource(Struct):
     resource_type: str  #: "topic" or "broker"
     name: str  #: the topic's name, or the broker's node id in decimal
 
 
-class DescribeConfigsRequest(Message):
+class DescribeConfigsRequest(Struct):
     resources: list[ConfigResource]
 
 
-class ConfigEntry(Message):
+class ConfigEntry(Struct):
     name: str
     value: str | None
     source: str  #: "default", "broker" (the broker's own setting), or "topic"
@@ -84,7 +84,7 @@ class ConfigEntry(Message):
     documentation: str
 
 
-class DescribedConfig(Message):
+class DescribedConfig(Struct):
     resource_type: str
     name: str
     error_code: int
@@ -92,13 +92,13 @@ class DescribedConfig(Message):
     entries: list[ConfigEntry]
 
 
-class DescribeConfigsResponse(Message):
+class DescribeConfigsResponse(Struct):
     error_code: int
     error_message: str | None
     resources: list[DescribedConfig]
 
 
-class ConfigChange(Message):
+class ConfigChange(Struct):
     """KIP-339: incremental. A None value deletes the override."""
 
     resource_type: str
@@ -107,29 +107,29 @@ class ConfigChange(Message):
     value: str | None
 
 
-class AlterConfigsRequest(Message):
+class AlterConfigsRequest(Struct):
     validate_only: bool
     changes: list[ConfigChange]
 
 
-class AlteredConfig(Message):
+class AlteredConfig(Struct):
     resource_type: str
     name: str
     error_code: int
     error_message: str | None
 
 
-class AlterConfigsResponse(Message):
+class AlterConfigsResponse(Struct):
     error_code: int
     error_message: str | None
     resources: list[AlteredConfig]
 
 
-class DescribeLogDirsRequest(Message):
+class DescribeLogDirsRequest(Struct):
     topics: list[str] | None  #: None asks for all
 
 
-class LogDirPartition(Message):
+class LogDirPartition(Struct):
     topic: str
     partition: int
     size_bytes: int
@@ -139,7 +139,7 @@ class LogDirPartition(Message):
     offline_reason: str | None  #: why the log takes no more, or None
 
 
-class DescribeLogDirsResponse(Message):
+class DescribeLogDirsResponse(Struct):
     error_code: int
     error_message: str | None
     path: str

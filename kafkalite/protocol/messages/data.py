@@ -6,22 +6,22 @@ them back to back in the same order.
 
 from __future__ import annotations
 
-from kafkalite.protocol.message import Message
+from kafkalite.protocol.structs import Struct
 
 
-class ProducePartition(Message):
+class ProducePartition(Struct):
     topic: str
     partition: int
     length_bytes: int  #: of the one record batch for this partition, in the payload
 
 
-class ProduceRequest(Message):
+class ProduceRequest(Struct):
     acks: int  #: 0, 1 or -1 (all)
     timeout_ms: int  #: how long the leader may wait for the in-sync replicas
     partitions: list[ProducePartition]
 
 
-class ProducedPartition(Message):
+class ProducedPartition(Struct):
     topic: str
     partition: int
     error_code: int
@@ -31,13 +31,13 @@ class ProducedPartition(Message):
     log_start_offset: int
 
 
-class ProduceResponse(Message):
+class ProduceResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[ProducedPartition]
 
 
-class FetchPartition(Message):
+class FetchPartition(Struct):
     topic: str
     partition: int
     current_leader_epoch: int  #: NO_EPOCH when the client does not know it
@@ -45,7 +45,7 @@ class FetchPartition(Message):
     max_bytes: int
 
 
-class FetchRequest(Message):
+class FetchRequest(Struct):
     max_wait_ms: int  #: long poll: answer at the latest then
     min_bytes: int  #: answer as soon as this many bytes are there
     max_bytes: int  #: soft limit of the whole answer; the first batch always comes whole
@@ -53,7 +53,7 @@ class FetchRequest(Message):
     partitions: list[FetchPartition]
 
 
-class FetchedPartition(Message):
+class FetchedPartition(Struct):
     topic: str
     partition: int
     error_code: int
@@ -64,25 +64,25 @@ class FetchedPartition(Message):
     length_bytes: int  #: of its whole batches in the payload; the first may begin before fetch_offset
 
 
-class FetchResponse(Message):
+class FetchResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[FetchedPartition]
 
 
-class ListOffsetsPartition(Message):
+class ListOffsetsPartition(Struct):
     topic: str
     partition: int
     current_leader_epoch: int
     timestamp_ms: int  #: or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)
 
 
-class ListOffsetsRequest(Message):
+class ListOffsetsRequest(Struct):
     isolation_level: int
     partitions: list[ListOffsetsPartition]
 
 
-class ListedOffset(Message):
+class ListedOffset(Struct):
     """For a timestamp: the base offset and max timestamp of the first batch whose max timestamp is not less.
 
     The broker does not unpack batches, so the client looks for the exact record inside that one. NO_OFFSET
@@ -98,24 +98,24 @@ class ListedOffset(Message):
     leader_epoch: int
 
 
-class ListOffsetsResponse(Message):
+class ListOffsetsResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[ListedOffset]
 
 
-class EpochPartition(Message):
+class EpochPartition(Struct):
     topic: str
     partition: int
     current_leader_epoch: int
     leader_epoch: int  #: the epoch whose end is asked for
 
 
-class OffsetsForLeaderEpochRequest(Message):
+class OffsetsForLeaderEpochRequest(Struct):
     partitions: list[EpochPartition]
 
 
-class EpochEnd(Message):
+class EpochEnd(Struct):
     topic: str
     partition: int
     error_code: int
@@ -124,24 +124,24 @@ class EpochEnd(Message):
     end_offset: int  #: exclusive
 
 
-class OffsetsForLeaderEpochResponse(Message):
+class OffsetsForLeaderEpochResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[EpochEnd]
 
 
-class DeleteRecordsPartition(Message):
+class DeleteRecordsPartition(Struct):
     topic: str
     partition: int
     before_offset: int  #: exclusive: the new log start; LATEST (-1) is the high watermark
 
 
-class DeleteRecordsRequest(Message):
+class DeleteRecordsRequest(Struct):
     timeout_ms: int
     partitions: list[DeleteRecordsPartition]
 
 
-class DeletedRecords(Message):
+class DeletedRecords(Struct):
     topic: str
     partition: int
     error_code: int
@@ -149,7 +149,7 @@ class DeletedRecords(Message):
     log_start_offset: int
 
 
-class DeleteRecordsResponse(Message):
+class DeleteRecordsResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[DeletedRecords]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from kafkalite.protocol.message import Message
+from kafkalite.protocol.structs import Struct
 
 
-class ApiVersionsRequest(Message):
+class ApiVersionsRequest(Struct):
     """The first request of every connection, always version 0."""
 
     software_name: str
     software_version: str
 
 
-class ApiVersionRange(Message):
+class ApiVersionRange(Struct):
     api_key: int
     min_version: int  #: inclusive
     max_version: int  #: inclusive
 
 
-class ApiVersionsResponse(Message):
+class ApiVersionsResponse(Struct):
     error_code: int
     error_message: str | None
     software_name: str
@@ -26,18 +26,18 @@ class ApiVersionsResponse(Message):
     apis: list[ApiVersionRange]
 
 
-class MetadataRequest(Message):
+class MetadataRequest(Struct):
     topics: list[str] | None  #: None asks for all
     allow_auto_topic_creation: bool
 
 
-class BrokerMetadata(Message):
+class BrokerMetadata(Struct):
     node_id: int
     address: str  #: "host:port", "[v6]:port" or "inproc://name"
     rack: str | None
 
 
-class PartitionMetadata(Message):
+class PartitionMetadata(Struct):
     error_code: int
     partition: int
     leader_id: int  #: -1 when there is none
@@ -46,7 +46,7 @@ class PartitionMetadata(Message):
     isr: list[int]
 
 
-class TopicMetadata(Message):
+class TopicMetadata(Struct):
     error_code: int
     error_message: str | None
     name: str
@@ -55,7 +55,7 @@ class TopicMetadata(Message):
     partitions: list[PartitionMetadata]
 
 
-class MetadataResponse(Message):
+class MetadataResponse(Struct):
     error_code: int
     error_message: str | None
     cluster_id: str
@@ -64,11 +64,11 @@ class MetadataResponse(Message):
     topics: list[TopicMetadata]
 
 
-class DescribeClusterRequest(Message):
+class DescribeClusterRequest(Struct):
     pass
 
 
-class DescribeClusterResponse(Message):
+class DescribeClusterResponse(Struct):
     error_code: int
     error_message: str | None
     cluster_id: str

@@ -1,12 +1,12 @@
-"""What every request and response struct is made of: a frozen record that costs nothing to send.
+"""What every request, response and event is made of: a frozen record that costs nothing to send.
 
-A ``Message`` is declared like a frozen dataclass and is, underneath, a tuple of its fields in declaration
+A ``Struct`` is declared like a frozen dataclass and is, underneath, a tuple of its fields in declaration
 order. So msgpack writes one as the array it is on the wire without a conversion in Python, a decoded row
 becomes one at C speed, and declaring one costs microseconds, where a dataclass costs a millisecond: a client
 that imports forty of them starts in time.
 
-It differs from a plain tuple where a tuple would surprise: messages of two types are never equal, and a
-message without fields is true.
+It differs from a plain tuple where a tuple would surprise: structs of two types are never equal, and a
+struct without fields is true.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _new: Final = tuple.__new__
 
 
 @dataclass_transform(frozen_default=True)
-class MessageType(type):
+class StructType(type):
     """Turns a class body's annotations into the fields of a tuple."""
 
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> MessageType:
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StructType:
         fields = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))
         for index, field in enumerate(fields):
-            assert field not in namespace, f"{name}.{field} has a default; a message's fields have none"
+            assert field not in namespace, f"{name}.{field} has a default; a struct's fields have none"
             namespace[field] = property(itemgetter(index))
         namespace["__slots__"] = ()
         namespace["__match_args__"] = fields
@@ -32,7 +32,7 @@ class MessageType(type):
         return super().__new__(mcls, name, bases, namespace)
 
 
-class Message(tuple[Any, ...], metaclass=MessageType):
+class Struct(tuple[Any, ...], metaclass=StructType):
     """The base of every struct. Build one with its fields by position or by name; all are required."""
 
     _fields: ClassVar[tuple[str, ...]]
@@ -60,7 +60,7 @@ class Message(tuple[Any, ...], metaclass=MessageType):
         return f"{type(self).__name__}({fields})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and tuple.__eq__(self, other)  # type: ignore[arg-type]
+        return type(self) is type(other) and tuple.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -80,7 +80,7 @@ class Message(tuple[Any, ...], metaclass=MessageType):
     __le__ = __gt__ = __ge__ = __lt__
 
 
-def _compile_constructor(cls: type[Message]) -> Any:
+def _compile_constructor(cls: type[Struct]) -> Any:
     """``__new__(cls, first, second, ...)`` for the fields of ``cls``, generated as dataclasses do theirs."""
     parameters = "".join(f", {field}" for field in cls._fields)
     values = "".join(f"{field}, " for field in cls._fields)

@@ -1,0 +1,1 @@
+"""One node: the asyncio shell around the pure floors. ``broker.Broker`` puts it together."""

@@ -1,0 +1,90 @@
+"""Request → handler → answer. The one place that sees every request, and every failure of a handler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+from kafkalite.broker.answers import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
+from kafkalite.broker.events import Fields
+from kafkalite.broker.outcomes import translate
+from kafkalite.broker.services import Client, Services
+from kafkalite.broker.tasks import TaskSet
+from kafkalite.errors import ErrorCode
+from kafkalite.protocol.connection import BadRequest, Request
+
+logger = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | Awaitable[Answer]"]
+
+Interceptor: TypeAlias = Callable[[Request, Client], "Pending | Refusal | None"]
+"""Sees a request before its handler does. None lets it pass; anything else is the answer. For faults."""
+
+
+class Dispatcher:
+    """Calls the handler of a request's api. A handler may answer, promise (Pending) or be a coroutine."""
+
+    def __init__(
+        self,
+        services: Services,
+        handlers: Mapping[int, Handler],
+        tasks: TaskSet,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self._services = services
+        self._handlers = handlers
+        self._tasks = tasks
+        self._on_broken = on_broken
+        self._counts = services.metrics.requests
+        self.interceptor: Interceptor | None = None
+
+    def dispatch(self, request: Request | BadRequest, client: Client) -> Answer | Pending:
+        """The answer to one request; never raises."""
+        if isinstance(request, BadRequest):
+            return self._refuse(request, client)
+        if self.interceptor is not None:
+            intercepted = self.interceptor(request, client)
+            if intercepted is not None:
+                return intercepted
+        return self.handle(request, client)
+
+    def handle(self, request: Request, client: Client) -> Answer | Pending:
+        """``dispatch`` past the interceptor."""
+        api_key = request.api_key
+        self._counts[api_key] = self._counts.get(api_key, 0) + 1
+        if self._services.is_stopping:
+            return SHUTTING_DOWN
+        try:
+            answer = self._handlers[api_key](self._services, request, client)
+        except Exception as error:
+            return self._failed(error)
+        if isinstance(answer, Reply | Pending | Refusal):
+            return answer
+        pending = Pending()
+        self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")
+        return pending
+
+    async def _finish(self, awaitable: Awaitable[Answer], pending: Pending) -> None:
+        """Await a handler to its end, whether its client still waits or not: what it commits, it commits."""
+        try:
+            answer = await awaitable
+        except Exception as error:
+            answer = self._failed(error)
+        pending.resolve(answer)
+
+    def _failed(self, error: Exception) -> Refusal:
+        self._services.metrics.failed_requests += 1
+        if isinstance(error, AssertionError):
+            self._on_broken(error)
+            return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", True)
+        code, message = translate(error)
+        return Refusal(code, message or "")
+
+    def _refuse(self, bad: BadRequest, client: Client) -> Refusal:
+        self._services.metrics.failed_requests += 1
+        logger.info(
+            "request refused %s",
+            Fields(peer=client.peer, api_key=bad.api_key, version=bad.api_version, reason=bad.error_message),
+        )
+        return Refusal(bad.error_code, bad.error_message, bad.fatal)

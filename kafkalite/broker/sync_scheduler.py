@@ -1,0 +1,126 @@
+"""Group commit: one round of ``fdatasync`` at a time, while appends for the next round gather.
+
+A round takes every log that was appended to since the last one, syncs them in the executor's thread, and
+comes back to the loop to tell each log how it went. A failed sync is final for its log (R26).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
+from typing import Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+
+class SyncWork(Protocol):
+    """What ``Log.begin_sync`` hands out: ``run`` blocks, in any thread."""
+
+    def run(self) -> None: ...
+
+
+class Syncable(Hashable, Protocol):
+    """A log as the scheduler sees it."""
+
+    def begin_sync(self) -> SyncWork | None: ...
+
+    def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
+        """On the loop. Tells whoever waits; must not raise for a sync that failed."""
+        ...
+
+
+S = TypeVar("S", bound=Syncable)
+
+
+class SyncScheduler(Generic[S]):
+    """Syncs what is marked dirty. Without an executor (a disk in memory) rounds run on the loop itself."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor | None,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._executor = executor
+        self._on_broken = on_broken
+        self._dirty: dict[S, None] = {}
+        self._is_busy = False
+        self._idle_callbacks: list[asyncio.Future[None]] = []
+        self.round_count = 0
+        self.synced_count = 0  #: logs synced, over all rounds; divided by rounds: how well commits group
+
+    def mark(self, log: S) -> None:
+        """``log`` has bytes to sync: a round starts in the next turn of the loop, or after the present one."""
+        self._dirty[log] = None
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._start_round)
+
+    def forget(self, log: S) -> None:
+        """``log`` is being deleted; a sync of it that is under way may still finish."""
+        self._dirty.pop(log, None)
+
+    async def drain(self) -> None:
+        """Return when nothing is dirty and no round is under way."""
+        if self._is_busy:
+            idle = self._loop.create_future()
+            self._idle_callbacks.append(idle)
+            await idle
+
+    def _start_round(self) -> None:
+        works: list[tuple[S, SyncWork]] = []
+        dirty, self._dirty = self._dirty, {}
+        try:
+            for log in dirty:
+                work = log.begin_sync()
+                if work is not None:
+                    works.append((log, work))
+        except BaseException as error:
+            self._on_broken(error)
+            raise
+        if not works:
+            self._finish_round([])
+        elif self._executor is None:
+            self._finish_round(_run(works))
+        else:
+            future = self._executor.submit(_run, works)
+            future.add_done_callback(
+                lambda done: self._loop.call_soon_threadsafe(self._finish_round, done.result())
+            )
+
+    def _finish_round(self, outcomes: list[tuple[S, SyncWork, Exception | None]]) -> None:
+        self.round_count += 1
+        self.synced_count += len(outcomes)
+        try:
+            for log, work, error in outcomes:
+                if error is not None:
+                    logger.error("sync failed: %r; the log takes no more until a restart", error)
+                log.finish_sync(work, error)
+        except BaseException as error:
+            self._on_broken(error)
+            raise
+        finally:
+            if self._dirty:
+                self._loop.call_soon(self._start_round)
+            else:
+                self._is_busy = False
+                idle, self._idle_callbacks = self._idle_callbacks, []
+                for future in idle:
+                    if not future.done():
+                        future.set_result(None)
+
+
+def _run(works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
+    """In the executor's thread: sync one log after the other, whatever happens to any."""
+    outcomes: list[tuple[S, SyncWork, Exception | None]] = []
+    for log, work in works:
+        try:
+            work.run()
+        except Exception as error:
+            outcomes.append((log, work, error))
+        else:
+            outcomes.append((log, work, None))
+    return outcomes

@@ -1,0 +1,235 @@
+"""``kl consume``: records of one or more topics to stdout, live or a range, in many shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import TimedOutError, UsageError
+from kafkalite.cli.invocation import Invocation, client_options
+from kafkalite.cli.output import plural
+from kafkalite.cli.positions import Span, partitions_of, spans
+from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
+from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
+from kafkalite.cli.stdio import Output, watch_closed_pipe
+from kafkalite.model import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from kafkalite.client.consumer import Consumer
+
+_POLL_MS: Final = 500
+_POLL_RECORDS: Final = 10_000
+
+
+class RecordOutput(click.ParamType):
+    """value, json, jsonl or table. kcat and rpk give the offset range to -o: such a value is taken as one."""
+
+    name = "format"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in RECORD_OUTPUTS or isinstance(value, OffsetRange):
+            return value
+        try:
+            wanted = parse_range({"beginning": "start"}.get(value, value), now_ms=invocation.now_ms())
+        except ValueError:
+            self.fail(f"{value!r} is none of {', '.join(RECORD_OUTPUTS)}", param, ctx)
+        invocation.say(f"-o is the output format here; a range is -r {value}")
+        return wanted
+
+
+@click.command(
+    epilog=r"""\b
+Ranges (-r), per partition; what is right of a colon is exclusive:
+  start  end  :end  +10  -10  42  42:50  -10:end
+  @2015-05-17T10:00:00Z  @-1h  @today:  @-1h:-30m  @2015-05-17:+1h
+
+\b
+Formats (-f), kcat's letters or Python's braces:
+  '%t[%p]@%o %T{iso} %k: %s\n'     %S %K lengths, %h headers, {hex} {base64} {json}
+  '{topic}[{partition}]@{offset} {key}: {value.amount:>8}'
+
+\b
+Examples:
+  kl consume events                 from the start, then live; Ctrl-C ends
+  kl consume events -e | sort       all there is
+  kl consume events -r -10:end      the last ten of each partition
+  kl consume a -e -o jsonl | kl produce b -i jsonl"""
+)
+@click.argument("topics", nargs=-1, shell_complete=complete_topics)
+@click.option("--topic", "topic_flags", multiple=True, hidden=True)
+@click.option("-n", "--count", type=click.IntRange(min=0), help="Stop after so many records.")
+@click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of what is there now.")
+@click.option("-r", "--range", "range_text", metavar="RANGE", help="Which offsets.  [default: start]")
+@click.option("--from", "from_text", metavar="TIME", help="First moment (inclusive), or start, end.")
+@click.option("--to", "to_text", metavar="TIME", help="Last moment (exclusive), or end.")
+@click.option("--from-beginning", is_flag=True, hidden=True, help="Kafka's spelling of what is the default here.")
+@click.option("-p", "-P", "--partition", "wanted", multiple=True, type=click.IntRange(min=0), help="Only this one.")
+@click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record so.")
+@click.option(
+    "-o",
+    "--output",
+    type=RecordOutput(),
+    default="value",
+    metavar="|".join(RECORD_OUTPUTS),
+    show_default=True,
+    help="Or in one of these shapes.",
+)
+@client_options
+def consume(
+    topics: tuple[str, ...],
+    topic_flags: tuple[str, ...],
+    count: int | None,
+    exit_at_end: bool,
+    range_text: str | None,
+    from_text: str | None,
+    to_text: str | None,
+    from_beginning: bool,
+    wanted: tuple[int, ...],
+    text_format: str | None,
+    output: str | OffsetRange,
+) -> None:
+    """Print the records of TOPICS."""
+    if topic_flags:
+        topics = (*topics, *topic_flags)
+        invocation.short_form(f"kl consume {' '.join(topics)}")
+    if not topics:
+        raise UsageError("which topic? Give TOPIC as an argument", hint="kl topic list shows them")
+    if isinstance(output, OffsetRange):
+        if range_text is not None:
+            raise UsageError("both -o and -r hold a range; -o is the output format")
+        chosen, output = output, "value"
+    else:
+        chosen = _chosen_range(range_text, from_text, to_text)
+    if exit_at_end and chosen.stop is None:
+        chosen = OffsetRange(chosen.first, END)
+    try:
+        printer = make_printer(output, text_format)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    current = invocation.current()
+    job = _Job(topics, wanted, chosen, count, current.timeout_ms, printer)
+    try:
+        invocation.run(lambda: job.run(current))
+    except KeyboardInterrupt:
+        invocation.say(f"{plural(job.printed_count, 'record')}")
+        raise
+
+
+def _chosen_range(range_text: str | None, from_text: str | None, to_text: str | None) -> OffsetRange:
+    now_ms = invocation.now_ms()
+    try:
+        if range_text is not None:
+            if from_text is not None or to_text is not None:
+                raise UsageError("-r says both ends; leave out --from and --to")
+            return parse_range(range_text, now_ms=now_ms)
+        return OffsetRange(
+            START if from_text is None else parse_limit(from_text, now_ms=now_ms),
+            None if to_text is None else parse_limit(to_text, now_ms=now_ms),
+        )
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+
+
+@dataclass(slots=True)
+class _Job:
+    topics: tuple[str, ...]
+    wanted: tuple[int, ...]
+    range: OffsetRange
+    count: int | None
+    timeout_ms: int | None
+    printer: Printer
+    printed_count: int = 0
+    _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: what is still to be read
+
+    async def run(self, current: Invocation) -> None:
+        """Raises TimedOutError when --timeout passes before a count or an end was reached."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch_closed_pipe(task)
+        try:
+            await self._run(current)
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args == ("stdout was closed",):
+                raise BrokenPipeError from None
+            raise
+
+    async def _run(self, current: Invocation) -> None:
+        deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+        async with connect.admin(current) as admin:
+            partitions = await partitions_of(admin, self.topics, self.wanted)
+        settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS}
+        async with connect.consumer(current, **settings) as consumer:
+            found = await spans(consumer, partitions, self.range)
+            self._open = {
+                partition: span
+                for partition, span in found.items()
+                if span.stop_offset is None or span.first_offset < span.stop_offset
+            }
+            await self._read(consumer, deadline)
+
+    async def _read(self, consumer: Consumer, deadline: float | None) -> None:
+        output = Output()
+        output.write(self.printer.head())
+        output.flush()
+        try:
+            if self._open:
+                consumer.assign(list(self._open))
+            for partition, span in self._open.items():
+                await consumer.seek(partition, span.first_offset)
+            while self._open and self.count != self.printed_count:
+                patience_ms = _POLL_MS
+                if deadline is not None:
+                    patience_ms = min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
+                    if patience_ms <= 0:
+                        self._check_whether_short()
+                        return
+                records = await consumer.get_many(_POLL_RECORDS, timeout_ms=patience_ms)
+                output.write(self.printer.body(self._take(records)))
+                output.flush()
+                self._close_finished(consumer)
+        finally:
+            output.write(self.printer.tail())
+            output.flush()
+
+    def _take(self, records: list[Record]) -> list[Record]:
+        """Those inside the range, no more than -n."""
+        if self.range.stop is not None:
+            taken = [record for record in records if self._is_wanted(record)]
+        else:
+            taken = records
+        if self.count is not None:
+            taken = taken[: self.count - self.printed_count]
+        self.printed_count += len(taken)
+        return taken
+
+    def _is_wanted(self, record: Record) -> bool:
+        span = self._open.get(TopicPartition(record.topic, record.partition))
+        return span is not None and (span.stop_offset is None or record.offset < span.stop_offset)
+
+    def _close_finished(self, consumer: Consumer) -> None:
+        if self.range.stop is None:
+            return
+        done = [
+            partition
+            for partition, span in self._open.items()
+            if span.stop_offset is not None and (consumer.position(partition) or 0) >= span.stop_offset
+        ]
+        for partition in done:
+            del self._open[partition]
+        if done and self._open:
+            consumer.pause(done)
+
+    def _check_whether_short(self) -> None:
+        """Time is up. Raises TimedOutError, but an open-ended consume has simply printed what came."""
+        if self.count is None and self.range.stop is None:
+            return
+        short = f" of {self.count:,}" if self.count is not None else ""
+        raise TimedOutError(
+            f"timed out after {plural(self.printed_count, 'record')}{short}", hint="a longer --timeout waits longer"
+        )

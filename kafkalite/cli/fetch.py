@@ -1,0 +1,74 @@
+"""``kl fetch``: one record by its address, Topic-Partition-Offset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.exit_codes import NotFoundError, TimedOutError, UsageError
+from kafkalite.cli.invocation import Invocation, client_options
+from kafkalite.cli.positions import extents, partitions_of
+from kafkalite.cli.printers import RECORD_OUTPUTS, make_printer
+from kafkalite.cli.stdio import Output
+from kafkalite.model import Record, RecordAddress, TopicPartition
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin import Admin
+    from kafkalite.client.consumer import Consumer
+
+_PATIENCE_MS: Final = 5_000
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kl fetch Purchases-1-456332
+  kl fetch Purchases-1-456332 -o json
+  kl fetch my-topic-0-7 -f '%T{iso} %k %s\\n'"""
+)
+@click.argument("addresses", nargs=-1, required=True, metavar="TOPIC-PARTITION-OFFSET…")
+@click.option("-f", "--format", "text_format", metavar="FORMAT", help="As kl consume -f.")
+@click.option("-o", "--output", type=click.Choice(RECORD_OUTPUTS), default="value", show_default=True, help="Shape.")
+@client_options
+def fetch(addresses: tuple[str, ...], text_format: str | None, output: str) -> None:
+    """Print the record at an address."""
+    try:
+        wanted = [RecordAddress.parse(text) for text in addresses]
+        printer = make_printer(output, text_format)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    current = invocation.current()
+    records = invocation.run_command(lambda: _fetch_all(current, wanted))
+    out = Output()
+    out.write(printer.head() + printer.body(records) + printer.tail())
+    out.flush()
+
+
+async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[Record]:
+    async with connect.admin(current) as admin, connect.consumer(current) as consumer:
+        return [await _fetch(admin, consumer, address) for address in wanted]
+
+
+async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Record:
+    """Raises NotFoundError outside the log, and where no record has that offset."""
+    (partition,) = await partitions_of(admin, [address.topic], [address.partition])
+    extent = (await extents(consumer, [partition]))[partition]
+    if not extent.log_start_offset <= address.offset < extent.log_end_offset:
+        raise NotFoundError(f"there is no record {address}", hint=_extent_in_words(partition, extent))
+    consumer.assign([partition])
+    await consumer.seek(partition, address.offset)
+    records = await consumer.get_many(1, timeout_ms=_PATIENCE_MS)
+    if not records:
+        raise TimedOutError(f"no answer about {address} within {_PATIENCE_MS / 1000:g} s")
+    if records[0].offset != address.offset:
+        raise NotFoundError(
+            f"there is no record {address}", hint=f"the next one is {records[0].address}; it was compacted away"
+        )
+    return records[0]
+
+
+def _extent_in_words(partition: TopicPartition, extent: tuple[int, int]) -> str:
+    start, end = extent
+    return f"{partition} is empty" if start == end else f"{partition} holds offsets {start} to {end - 1}"

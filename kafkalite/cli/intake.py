@@ -1,0 +1,183 @@
+"""What ``kl produce`` reads, cut into blocks for ``send_many``. Pure: bytes in, blocks out.
+
+A block is a run of records for one topic and partition, in columns. Within a partition, blocks and records
+keep the order of the input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kafkalite.cli.record_json import Draft, from_document
+from kafkalite.model import Headers
+
+InputFormat = Literal["lines", "json", "jsonl", "raw"]
+INPUT_FORMATS: Final = ("lines", "json", "jsonl", "raw")
+
+
+class IntakeError(ValueError):
+    """A piece of input that is no record; says where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Columns of equal length; None where every record has none (or, for timestamps, the present moment)."""
+
+    topic: str
+    partition: int | None
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    timestamps_ms: list[int] | None
+    headers: list[Headers] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line says about every record."""
+
+    topic: str | None  #: None takes each line's own
+    partition: int | None = None
+    any_partition: bool = False  #: forget the partitions that jsonl lines name
+    key: bytes | None = None
+    key_separator: bytes | None = None
+    headers: Headers = ()
+    empty_is_null: bool = False
+
+
+class Intake:
+    """Feed chunks of one file; ``finish`` at its end gives what was left. Raises IntakeError."""
+
+    def __init__(
+        self, source: str, how: InputFormat, wishes: Wishes, *, now_ms: int, parse_timestamp: Callable[[str], int]
+    ) -> None:
+        self._source = source
+        self._how = how
+        self._wishes = wishes
+        self._now_ms = now_ms
+        self._parse_timestamp = parse_timestamp
+        self._pending: list[bytes] = []  # pieces without a newline; joined once, so a long line costs its length
+        self._line_count = 0
+
+    def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:
+        """Blocks of the whole lines so far, at most ``max_records`` records a time."""
+        if self._how in {"raw", "json"} or b"\n" not in chunk:
+            self._pending.append(chunk)
+            return
+        head, _, rest = chunk.rpartition(b"\n")
+        lines = b"".join([*self._pending, head]).split(b"\n")
+        self._pending = [rest] if rest else []
+        yield from self._blocks(lines, max_records)
+
+    def finish(self, *, max_records: int) -> Iterator[list[Block]]:
+        left = b"".join(self._pending)
+        self._pending = []
+        match self._how:
+            case "raw":
+                yield [self._columns([left])]
+            case "json":
+                yield from self._documents(left, max_records)
+            case _:
+                if left:
+                    yield from self._blocks([left], max_records)
+
+    def _blocks(self, lines: list[bytes], max_records: int) -> Iterator[list[Block]]:
+        for start in range(0, len(lines), max_records):
+            part = lines[start : start + max_records]
+            if self._how == "lines":
+                yield [self._columns(part)]
+            else:
+                yield list(self._group(self._parse(part)))
+            self._line_count += len(part)
+
+    # --- lines and raw
+
+    def _columns(self, texts: list[bytes]) -> Block:
+        wishes = self._wishes
+        if wishes.topic is None:
+            raise IntakeError("only -i json and -i jsonl know their topic; name it: kl produce TOPIC")
+        keys: list[bytes | None] | None = None
+        values: list[bytes | None]
+        if wishes.key_separator is not None and self._how == "lines":
+            keys, values = [], []
+            for text in texts:
+                key, separator, value = text.partition(wishes.key_separator)
+                keys.append(key if separator else wishes.key)
+                values.append(value if separator else text)
+        else:
+            values = list(texts)
+            if wishes.key is not None:
+                keys = [wishes.key] * len(values)
+        if wishes.empty_is_null:
+            values = [value or None for value in values]
+            keys = [key or None for key in keys] if keys is not None else None
+        headers = [wishes.headers] * len(values) if wishes.headers else None
+        return Block(wishes.topic, wishes.partition, values, keys, None, headers)
+
+    # --- json and jsonl
+
+    def _parse(self, lines: list[bytes]) -> Iterator[Draft]:
+        for number, line in enumerate(lines, self._line_count + 1):
+            if not line.strip():
+                continue
+            try:
+                yield from_document(json.loads(line), self._parse_timestamp)
+            except ValueError as problem:
+                raise IntakeError(f"{self._source}:{number}: {_in_words(problem)}") from None
+
+    def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
+        """JSON arrays of records, or records one after another."""
+        drafts: list[Draft] = []
+        try:
+            text = data.decode()
+            decoder, position = json.JSONDecoder(), _skip_space(text, 0)
+            while position < len(text):
+                document, position = decoder.raw_decode(text, position)
+                for each in document if isinstance(document, list) else [document]:
+                    drafts.append(from_document(each, self._parse_timestamp))
+                position = _skip_space(text, position)
+        except ValueError as problem:
+            where = f"{self._source}: record {len(drafts) + 1}"
+            raise IntakeError(f"{where}: {_in_words(problem)}") from None
+        for start in range(0, len(drafts), max_records):
+            yield list(self._group(drafts[start : start + max_records]))
+
+    def _group(self, drafts: Iterable[Draft]) -> Iterator[Block]:
+        wishes = self._wishes
+        groups: dict[tuple[str, int | None], list[Draft]] = {}
+        for draft in drafts:
+            topic = wishes.topic or draft.topic
+            if topic is None:
+                raise IntakeError(f'{self._source}: a record names no "topic"; name it: kl produce TOPIC')
+            partition = wishes.partition
+            if partition is None and not wishes.any_partition:
+                partition = draft.partition
+            groups.setdefault((topic, partition), []).append(draft)
+        for (topic, partition), members in groups.items():
+            keys = [wishes.key if draft.key is None else draft.key for draft in members]
+            headers = [draft.headers + wishes.headers for draft in members]
+            stamps = [self._now_ms if d.timestamp_ms is None else d.timestamp_ms for d in members]
+            yield Block(
+                topic,
+                partition,
+                [draft.value for draft in members],
+                keys if any(key is not None for key in keys) else None,
+                stamps if any(draft.timestamp_ms is not None for draft in members) else None,
+                headers if any(headers) else None,
+            )
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n,":
+        position += 1
+    return position
+
+
+def _in_words(problem: ValueError) -> str:
+    if isinstance(problem, json.JSONDecodeError):
+        return f"not JSON: {problem.msg} at column {problem.colno}; for plain lines use -i lines"
+    if isinstance(problem, UnicodeDecodeError):
+        return "not JSON: not UTF-8"
+    return str(problem)

@@ -1,0 +1,81 @@
+"""``kl offsets``: where each partition begins and ends, or stood at a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import UsageError
+from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.output import Column, print_listing
+from kafkalite.cli.positions import extents, offsets_at, partitions_of
+from kafkalite.cli.times import format_time, parse_time
+
+_HEAD = (Column("topic", "TOPIC"), Column("partition", "PARTITION"))
+_COLUMNS = {
+    "both": (*_HEAD, Column("earliest", "EARLIEST"), Column("latest", "LATEST"), Column("count", "COUNT")),
+    "earliest": (*_HEAD, Column("earliest", "EARLIEST")),
+    "latest": (*_HEAD, Column("latest", "LATEST")),
+    "at": (*_HEAD, Column("offset", "OFFSET"), Column("at", "AT")),
+}
+
+
+@click.command(
+    epilog="""\b
+LATEST is the offset the next record will get. --at prints the first offset that is
+not older than TIME (2015-05-17T10:00:00Z, -1h, today, 1431857103), '-' when all are.
+
+\b
+Examples:
+  kl offsets events
+  kl offsets events --at -1h
+  kl offsets events --latest -o jsonl"""
+)
+@click.argument("topics", nargs=-1, shell_complete=complete_topics)
+@click.option("--topic", "topic_flags", multiple=True, hidden=True)
+@click.option("--at", "at_text", metavar="TIME", help="Offsets at a moment.")
+@click.option("--earliest", "which", flag_value="earliest", help="Only the first offsets.")
+@click.option("--latest", "which", flag_value="latest", help="Only the next offsets.")
+@client_options
+@output_option
+def offsets(topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None) -> None:
+    """Print the offsets of TOPICS' partitions."""
+    if topic_flags:
+        topics = (*topics, *topic_flags)
+        invocation.short_form(f"kl offsets {' '.join(topics)}")
+    if not topics:
+        raise UsageError("which topic? Give TOPIC as an argument", hint="kl topic list shows them")
+    if at_text is not None and which is not None:
+        raise UsageError(f"--at and --{which} exclude each other")
+    try:
+        at_ms = None if at_text is None else parse_time(at_text.removeprefix("@"), now_ms=invocation.now_ms())
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    current = invocation.current()
+    rows = invocation.run_command(lambda: _rows(current, topics, at_ms, which))
+    columns = _COLUMNS["at" if at_ms is not None else which or "both"]
+    print_listing(rows, columns, current.output, name_key="name")
+
+
+async def _rows(
+    current: Invocation, topics: tuple[str, ...], at_ms: int | None, which: str | None
+) -> list[dict[str, Any]]:
+    async with connect.admin(current) as admin, connect.consumer(current) as consumer:
+        partitions = await partitions_of(admin, topics)
+        rows: list[dict[str, Any]] = []
+        if at_ms is not None:
+            at = await offsets_at(consumer, partitions, at_ms)
+            for partition, offset in at.items():
+                rows.append(_row(partition) | {"offset": offset, "at": format_time(at_ms)})
+            return rows
+        for partition, (start, end) in (await extents(consumer, partitions)).items():
+            numbers = {"earliest": start, "latest": end, "count": end - start}
+            rows.append(_row(partition) | {k: v for k, v in numbers.items() if which in {None, k}})
+        return rows
+
+
+def _row(partition: Any) -> dict[str, Any]:
+    return {"name": str(partition), "topic": partition.topic, "partition": partition.partition}

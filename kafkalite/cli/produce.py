@@ -1,0 +1,261 @@
+"""``kl produce``: lines, JSON or whole files into a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import PartialFailureError, UsageError
+from kafkalite.cli.formats import unescape
+from kafkalite.cli.intake import INPUT_FORMATS, Block, InputFormat, Intake, IntakeError, Wishes
+from kafkalite.cli.invocation import Invocation, client_options
+from kafkalite.cli.output import plural
+from kafkalite.cli.stdio import file_chunks
+from kafkalite.cli.times import parse_time
+from kafkalite.errors import KafkaliteError
+from kafkalite.model import Headers
+
+if TYPE_CHECKING:
+    from kafkalite.cli.progress import Progress
+    from kafkalite.client.producer import Producer
+
+_BLOCK_RECORDS: Final = 10_000
+_BURSTS_PER_SECOND: Final = 20  # how finely --rate spreads records
+_PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+class Rate(click.ParamType):
+    """``100/s``, ``100``, ``6000/min`` -> records a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        count, _, unit = str(value).partition("/")
+        try:
+            rate = float(count) / _PER_SECOND[unit.strip() or "s"]
+        except (ValueError, KeyError):
+            rate = 0.0
+        if rate <= 0:
+            self.fail(f"{value!r} is not a rate; write for example 100/s or 6000/min", param, ctx)
+        return rate
+
+
+def parse_header(text: str) -> tuple[str, bytes | None]:
+    """``name=value``; a lone ``name`` has a null value."""
+    name, equals, value = text.partition("=")
+    if not name:
+        raise UsageError(f"header {text!r} has no name; write -H name=value")
+    return name, value.encode("utf-8", "surrogateescape") if equals else None
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  echo hello | kl produce greetings
+  kl produce logs access.log error.log --progress
+  kl produce users -K : <<< 'alice:{"age":30}'
+  kl consume a -e -o jsonl | kl produce b -i jsonl      copies a topic exactly
+  kl produce photos -i raw -k cat.jpg cat.jpg           the whole file is one value
+
+\b
+-i jsonl and -i json take records as 'kl consume -o jsonl' prints them:
+  {"key":"k","value":"v","headers":[["h","1"]],"timestamp":1431857103000,"partition":0}
+Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is null."""
+)
+@click.argument("topic", required=False, shell_complete=complete_topics)
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+@click.option("--topic", "topic_flag", hidden=True)
+@click.option(
+    "-i", "--input", "how", type=click.Choice(INPUT_FORMATS), default="lines", show_default=True, help="Input format."
+)
+@click.option("-k", "--key", help="The key of every record.")
+@click.option("-K", "--key-separator", metavar="TEXT", help=r"Lines are KEY TEXT VALUE (\t is a tab).")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition of every record.")
+@click.option("--any-partition", is_flag=True, help="Forget the partitions that json lines name.")
+@click.option("-Z", "--null", "empty_is_null", is_flag=True, help="An empty key or value is null.")
+@click.option(
+    "-z",
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    help="Codec.  [default: none]",
+)
+@click.option("--acks", type=click.Choice(["0", "1", "all"]), help="What to wait for.  [default: all]")
+@click.option("--rate", type=Rate(), metavar="N/s", help="At most so many records a second.")
+@click.option("--progress", is_flag=True, help="A progress bar, when stderr is a terminal.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary.")
+@click.option("--dry-run", is_flag=True, help="Read and check the input, send nothing.")
+@client_options
+def produce(
+    topic: str | None,
+    files: tuple[Path, ...],
+    topic_flag: str | None,
+    how: str,
+    key: str | None,
+    key_separator: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    any_partition: bool,
+    empty_is_null: bool,
+    compression: str | None,
+    acks: str | None,
+    rate: float | None,
+    progress: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    """Send records to TOPIC from stdin or FILES; with TOPIC '-' each json line names its own."""
+    if topic_flag is not None:
+        files = (Path(topic), *files) if topic else files
+        topic = topic_flag
+        invocation.short_form(f"kl produce {topic}")
+    topic = invocation.one_name(topic, None)
+    wishes = Wishes(
+        topic=None if topic == "-" else topic,
+        partition=partition,
+        any_partition=any_partition,
+        key=_as_bytes(key),
+        key_separator=_as_bytes(unescape(key_separator)) if key_separator is not None else None,
+        headers=cast("Headers", tuple(parse_header(text) for text in headers)),
+        empty_is_null=empty_is_null,
+    )
+    if key_separator == "":
+        raise UsageError("the key separator must not be empty")
+    current = invocation.current()
+    job = _Job(
+        files or (Path("-"),), cast("InputFormat", how), wishes, rate=rate, progress=progress, dry_run=dry_run
+    )
+    settings = {"compression.type": compression, "acks": acks}
+    started = time.monotonic()
+    try:
+        invocation.run_command(lambda: job.run(current, {k: v for k, v in settings.items() if v is not None}))
+    except KeyboardInterrupt:
+        if not quiet:
+            job.summarize(time.monotonic() - started)
+        raise
+    if not quiet:
+        job.summarize(time.monotonic() - started)
+
+
+def _as_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class _Job:
+    files: tuple[Path, ...]
+    how: InputFormat
+    wishes: Wishes
+    rate: float | None
+    progress: bool
+    dry_run: bool
+    sent_count: int = 0
+    failed_count: int = 0
+    topics: set[str] = field(default_factory=set)
+
+    async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
+        bar = self._bar()
+        try:
+            if self.dry_run:
+                async for blocks in self._blocks(bar):
+                    self._count(blocks)
+                return
+            async with connect.producer(current, **settings) as producer:
+                await self._send_all(producer, bar)
+        except IntakeError as problem:
+            before = f"the {plural(self.sent_count, 'record')} before it went through" if self.sent_count else ""
+            raise KafkaliteError(str(problem), hint=before) from None
+        finally:
+            bar.close()
+
+    async def _send_all(self, producer: Producer, bar: Progress) -> None:
+        started = time.monotonic()
+        async for blocks in self._blocks(bar):
+            if self.rate is not None:
+                due = started + (self.sent_count + self.failed_count) / self.rate
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+            outcomes = await asyncio.gather(
+                *(
+                    producer.send_many(
+                        block.topic,
+                        block.values,
+                        block.keys,
+                        partition=block.partition,
+                        timestamps_ms=block.timestamps_ms,
+                        headers=block.headers,
+                    )
+                    for block in blocks
+                ),
+                return_exceptions=True,
+            )
+            self._judge(blocks, outcomes)
+            bar.advance_records(sum(len(block.values) for block in blocks))
+
+    def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
+        """Count what went through; a first failure ends the job, with the number of records that it left out."""
+        failures: list[BaseException] = []
+        for block, outcome in zip(blocks, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                self.failed_count += len(block.values)
+                failures.append(outcome)
+            else:
+                self._count([block])
+        if not failures:
+            return
+        first = failures[0]
+        if self.sent_count == 0 or not isinstance(first, KafkaliteError):
+            raise first
+        raise PartialFailureError(
+            f"{plural(self.failed_count, 'record')} not acknowledged after {plural(self.sent_count, 'record')}: "
+            f"{first.message}",
+            hint=first.hint,
+        ) from first
+
+    def _count(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.sent_count += len(block.values)
+            self.topics.add(block.topic)
+
+    async def _blocks(self, bar: Progress) -> AsyncIterator[list[Block]]:
+        now_ms = invocation.now_ms()
+        most = _BLOCK_RECORDS
+        if self.rate is not None:
+            most = max(1, min(most, int(self.rate / _BURSTS_PER_SECOND)))
+        for path in self.files:
+            intake = Intake(
+                "stdin" if str(path) == "-" else str(path),
+                self.how,
+                self.wishes,
+                now_ms=now_ms,
+                parse_timestamp=lambda text: parse_time(text, now_ms=now_ms),
+            )
+            async for chunk in file_chunks(path):
+                for blocks in intake.feed(chunk, max_records=most):
+                    yield blocks
+                bar.advance_bytes(len(chunk))
+            for blocks in intake.finish(max_records=most):
+                yield blocks
+
+    def _bar(self) -> Progress:
+        from kafkalite.cli.progress import NoProgress, bar_on
+
+        if not self.progress:
+            return NoProgress()
+        sizes = [path.stat().st_size for path in self.files if str(path) != "-" and path.is_file()]
+        total_bytes = sum(sizes) if len(sizes) == len(self.files) else None
+        return bar_on(sys.stderr, "producing", total_bytes=total_bytes)
+
+    def summarize(self, seconds: float) -> None:
+        where = ", ".join(sorted(self.topics)) or self.wishes.topic or "nowhere"
+        verb = "would go" if self.dry_run else "acknowledged"
+        rate = f", {self.sent_count / seconds:,.0f}/s" if seconds > 0.5 and self.sent_count > 1 else ""
+        invocation.say(f"{plural(self.sent_count, 'record')} {verb} to {where} in {seconds:.2f} s{rate}")

@@ -1,0 +1,104 @@
+"""stdin and stdout of a command that runs on an event loop: reads that can be cancelled, a pipe that may close.
+
+Reads of pipes and terminals happen on a daemon thread, because neither may be made non-blocking (the shell
+shares them) and a thread of the loop's own executor would keep Ctrl-C waiting for the next line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+CHUNK_BYTES: Final = 1 << 20
+_CHUNKS_AHEAD: Final = 4
+
+
+async def file_chunks(path: Path) -> AsyncIterator[bytes]:
+    """The bytes of a file, or of stdin for ``-``, as they come. Raises OSError."""
+    if str(path) != "-":
+        with path.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+        return
+    descriptor = sys.stdin.fileno()
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            yield chunk
+        return
+    async for chunk in _threaded_chunks(descriptor):
+        yield chunk
+
+
+async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    room = threading.Semaphore(_CHUNKS_AHEAD)
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+
+    def read() -> None:
+        try:
+            while True:
+                room.acquire()
+                try:
+                    item: bytes | OSError = os.read(descriptor, CHUNK_BYTES)
+                except OSError as error:
+                    item = error
+                loop.call_soon_threadsafe(chunks.put_nowait, item)
+                if not isinstance(item, bytes) or not item:
+                    return
+        except RuntimeError:  # the loop was closed while we waited for a line
+            return
+
+    threading.Thread(target=read, name="kl-stdin", daemon=True).start()
+    while True:
+        item = await chunks.get()
+        room.release()
+        if isinstance(item, OSError):
+            raise item
+        if not item:
+            return
+        yield item
+
+
+class Output:
+    """Bytes to stdout, one flush a batch. Raises BrokenPipeError once the reader is gone."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._stream = sys.stdout.buffer
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def watch_closed_pipe(task: asyncio.Task[object]) -> None:
+    """Cancel ``task`` as soon as whoever reads our stdout goes away, even when there is nothing to write.
+
+    ``kl consume events | head -1`` ends with head, not with the next event.
+    """
+    descriptor = sys.stdout.fileno()
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        import select
+
+        poller = select.poll()
+        poller.register(descriptor, 0)  # errors and hang-ups are always reported
+        poller.poll()
+        try:
+            loop.call_soon_threadsafe(task.cancel, "stdout was closed")
+        except RuntimeError:  # the command is over
+            return
+
+    threading.Thread(target=watch, name="kl-stdout", daemon=True).start()

@@ -1,0 +1,568 @@
+"""Records waiting to be sent, partition by partition: batches, memory, order, retries, deadlines.
+
+Pure: the clock and chance are arguments, and what is finished comes back as values. The life of a
+batch::
+
+    open --close--> closed --drain--> shipped --on_acknowledged--> done (offsets known)
+                                        |  ^
+                                        |  '-- on_failed, retriable: the same bytes once more, after a pause
+                                        '----- on_failed, for good, or expire: done (error known)
+
+Order. A partition has one *shipment* at a time, in flight or waiting for its retry; batches behind it
+wait. So a retry can never overtake or be overtaken (B7), at any number of requests in flight. What this
+costs is won back by *coalescing*: the closed batches that had to wait travel as one record batch.
+
+Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, keeps what it uses when it closes,
+and gives it back when it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from kafkalite.client.retry import Backoff, is_retriable
+from kafkalite.errors import DeliveryTimeoutError, MessageTooLargeError
+from kafkalite.limits import MAX_RECORDS_PER_BATCH
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import Codec
+
+# An upper estimate of what a record costs beyond its bytes: 8 timestamp, 4 + 4 column offsets, 2 validity
+# bits, 1 for absent headers. Never too low, or a batch could pass max.request.size.
+RECORD_OVERHEAD_BYTES: Final = 18
+HEADER_OVERHEAD_BYTES: Final = 12  # of one header of a record: two length prefixes and an array mark
+BATCH_OVERHEAD_BYTES: Final = 128  # the 61-byte header and the columns' length prefixes
+
+WHOLE_BATCH: Final = -1  # in place of a record's index: whoever waits for the batch as such
+
+
+class PendingBatch:
+    """Records of one partition that share one fate.
+
+    ``values``, ``timestamps`` and, when there are any, ``keys`` and ``headers`` have one entry per record while the batch
+    is open. Invariant: ``size_bytes`` never understates what the records need on the wire.
+    """
+
+    __slots__ = (
+        "base_offset",
+        "closed",
+        "common_timestamp_ms",
+        "created_ms",
+        "deadline_ms",
+        "done",
+        "error",
+        "headers",
+        "keys",
+        "limit_bytes",
+        "limit_records",
+        "linger_until_ms",
+        "listeners",
+        "log_append_time_ms",
+        "observed",
+        "partition",
+        "prebuilt",
+        "record_count",
+        "reserved_bytes",
+        "size_bytes",
+        "timestamps",
+        "topic",
+        "values",
+    )
+
+    def __init__(self, topic: str, partition: int, *, limit_bytes: int, limit_records: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.timestamps: list[int] = []
+        #: Instead of ``timestamps``, when one time holds for all records (send_many, send_batch).
+        self.common_timestamp_ms = NO_TIMESTAMP
+        self.headers: list[Headers] | None = None
+        self.prebuilt: bytes | bytearray | memoryview | None = None
+        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self.limit_bytes = limit_bytes
+        self.limit_records = limit_records
+        self.reserved_bytes = 0
+        self.record_count = 0  #: valid once closed
+        self.created_ms = 0
+        self.linger_until_ms = 0
+        self.deadline_ms = 0
+        self.closed = False
+        self.done = False
+        self.base_offset = NO_OFFSET  #: valid once done without error; NO_OFFSET with acks=0
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.error: Exception | None = None
+        #: (index of the record or WHOLE_BATCH, what to call when done). The machine only carries them.
+        self.listeners: list[tuple[int, Callable[[], None]]] = []
+        #: Of a failed batch: indexes of records whose error somebody has seen or will see.
+        self.observed: set[int] = set()
+
+    def __repr__(self) -> str:
+        state = "open"
+        if self.done:
+            state = f"failed: {self.error}" if self.error else f"done at offset {self.base_offset}"
+        elif self.closed:
+            state = "closed"
+        count = self.record_count if self.closed else len(self.values)
+        return f"<PendingBatch {self.topic}-{self.partition}, {count} records, {state}>"
+
+    def append(
+        self, value: bytes | None, key: bytes | None, timestamp_ms: int, headers: Headers, size_bytes: int
+    ) -> int:
+        """Add one record of ``record_size`` bytes; returns its index. The caller asked ``has_room`` before."""
+        index = len(self.values)
+        assert not self.closed, "a closed batch takes no more"
+        if key is not None and self.keys is None:
+            self.keys = [None] * index
+        if self.keys is not None:
+            self.keys.append(key)
+        if headers and self.headers is None:
+            self.headers = [()] * index
+        if self.headers is not None:
+            self.headers.append(headers)
+        self.values.append(value)
+        self.timestamps.append(timestamp_ms)
+        self.size_bytes += size_bytes
+        return index
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a record of ``record_size`` bytes fits. An empty batch takes any one record."""
+        count = len(self.values)
+        return count == 0 or (
+            self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records
+        )
+
+    def timestamp_ms(self, index: int) -> int:
+        """The record's time as the broker keeps it: append time where the topic says so, else its own."""
+        if self.log_append_time_ms != NO_TIMESTAMP:
+            return self.log_append_time_ms
+        return self.timestamps[index] if self.timestamps else self.common_timestamp_ms
+
+    def close(self) -> None:
+        """Take no more records. The limit drops to 0, so that a fast path needs no second look."""
+        self.closed = True
+        self.limit_records = 0
+        self.record_count = len(self.values)
+
+    def settle(
+        self,
+        *,
+        base_offset: int = NO_OFFSET,
+        log_append_time_ms: int = NO_TIMESTAMP,
+        error: Exception | None = None,
+    ) -> None:
+        """Write down the fate of the records, and let go of them: deliveries that live on must not hold their memory."""
+        assert not self.done, "a batch is done once"
+        self.done = True
+        self.base_offset = base_offset
+        self.log_append_time_ms = log_append_time_ms
+        self.error = error
+        if error is not None:
+            self.observed.update(index for index, _ in self.listeners if index != WHOLE_BATCH)
+        self.values = []
+        self.keys = self.headers = self.prebuilt = None
+
+    def unobserved_count(self) -> int:
+        """Of a failed batch: how many records' errors nobody has looked at."""
+        return self.record_count - len(self.observed)
+
+    def observe_all(self) -> None:
+        self.observed.update(range(self.record_count))
+
+
+def record_size(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+    """An upper estimate of one record's bytes on the wire, uncompressed."""
+    size = RECORD_OVERHEAD_BYTES
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    for name, content in headers:
+        # A name of n characters is at most 4n bytes of UTF-8.
+        size += HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else 4 * len(name))
+        size += len(content) if content is not None else 0
+    return size
+
+
+@dataclass(slots=True, eq=False)
+class Shipment:
+    """What travels as one record batch: one pending batch or several coalesced ones, in order."""
+
+    queue: PartitionQueue
+    batches: list[PendingBatch]
+    size_bytes: int
+    in_flight: bool = False
+    failures: int = 0
+    retry_at_ms: int = 0
+    encoded: bytes | bytearray | memoryview | None = None
+
+    def encode(self, codec: Codec, level: int | None) -> bytes | bytearray | memoryview:
+        """The record batch's bytes; built once, so that a retry sends the same."""
+        if self.encoded is None:
+            self.encoded = self.batches[0].prebuilt
+        if self.encoded is None:
+            self.encoded = _encode(self.batches, codec, level)
+        return self.encoded
+
+
+def _encode(batches: list[PendingBatch], codec: Codec, level: int | None) -> bytes | bytearray:
+    if len(batches) == 1:
+        batch = batches[0]
+        return build_batch(
+            batch.values, batch.keys, batch.timestamps, batch.headers, codec=codec, level=level
+        )
+    values = list(chain.from_iterable(batch.values for batch in batches))
+    timestamps = list(chain.from_iterable(batch.timestamps for batch in batches))
+    keys = headers = None
+    if any(batch.keys is not None for batch in batches):
+        keys = list(chain.from_iterable(batch.keys or [None] * len(batch.values) for batch in batches))
+    if any(batch.headers is not None for batch in batches):
+        headers = list(chain.from_iterable(batch.headers or [()] * len(batch.values) for batch in batches))
+    return build_batch(values, keys, timestamps, headers, codec=codec, level=level)
+
+
+class PartitionQueue:
+    """What waits for one partition. Invariant: at most one shipment; ``closed`` is in send order and before ``open``."""
+
+    __slots__ = ("closed", "coalesce", "open", "shipment", "tp")
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.open: PendingBatch | None = None
+        self.closed: deque[PendingBatch] = deque()
+        self.shipment: Shipment | None = None
+        #: False once the broker found a coalesced batch too large (max.message.bytes of the topic).
+        self.coalesce = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings the accumulator works by; names and units are the options'."""
+
+    batch_size: int
+    batch_max_messages: int
+    max_request_size: int
+    buffer_memory: int
+    linger_ms: int
+    delivery_timeout_ms: int
+    retries: int
+    backoff: Backoff
+
+    @property
+    def records_per_batch(self) -> int:
+        return min(self.batch_max_messages or MAX_RECORDS_PER_BATCH, MAX_RECORDS_PER_BATCH)
+
+
+@dataclass(slots=True)
+class Drained:
+    """What to send now: (node, shipments of one request). ``leaderless``: somebody must fetch metadata."""
+
+    requests: list[tuple[int, list[Shipment]]] = field(default_factory=list)
+    leaderless: bool = False
+
+
+class Accumulator:
+    """All that a producer has accepted and not yet seen acknowledged.
+
+    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may dip below zero only
+    by one record larger than the room); every batch in ``incomplete`` is open, closed or shipped, and not done.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.free_bytes = limits.buffer_memory
+        #: In order of opening, therefore of deadline.
+        self.incomplete: dict[PendingBatch, None] = {}
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
+        self._ready: dict[PartitionQueue, None] = {}
+        self._retrying: dict[PartitionQueue, None] = {}
+
+    def queue(self, tp: TopicPartition) -> PartitionQueue:
+        queue = self._queues.get(tp)
+        if queue is None:
+            queue = self._queues[tp] = PartitionQueue(tp)
+        return queue
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether ``drain`` may find something to send."""
+        return bool(self._ready)
+
+    # --- taking records in ---------------------------------------------------------------------
+
+    def open_batch(
+        self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
+    ) -> PendingBatch | None:
+        """A new open batch for ``queue`` with room for a first record, or None when buffer.memory has no room.
+
+        ``forced`` takes it whatever the room: the record was let in before, while its topic was not known.
+        """
+        assert queue.open is None, "close the open batch first"
+        limits = self.limits
+        need = max(limits.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
+        if need > self.free_bytes and self.incomplete and not forced:
+            return None
+        batch = PendingBatch(
+            queue.tp.topic,
+            queue.tp.partition,
+            limit_bytes=limits.batch_size,
+            limit_records=limits.records_per_batch,
+        )
+        self._accept(batch, need, now_ms)
+        queue.open = batch
+        if limits.linger_ms > 0:
+            self._forget_closed_lingerers()
+            self._lingering.append((batch, queue))
+        else:
+            self._maybe_ready(queue, now_ms)
+        return batch
+
+    def _accept(self, batch: PendingBatch, reserved_bytes: int, now_ms: int) -> None:
+        batch.created_ms = now_ms
+        batch.linger_until_ms = now_ms + self.limits.linger_ms
+        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        batch.reserved_bytes = reserved_bytes
+        self.free_bytes -= reserved_bytes
+        self.incomplete[batch] = None
+
+    def close_batch(self, queue: PartitionQueue, now_ms: int) -> None:
+        """Close the open batch, if any: it takes no more records and may be sent."""
+        batch = queue.open
+        if batch is None:
+            return
+        queue.open = None
+        batch.close()
+        unused = batch.reserved_bytes - batch.size_bytes
+        batch.reserved_bytes -= unused
+        self.free_bytes += unused
+        queue.closed.append(batch)
+        self._maybe_ready(queue, now_ms)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a whole batch of ``size_bytes`` may come in. One alone always may: it has the buffer to itself."""
+        return size_bytes <= self.free_bytes or not self.incomplete
+
+    def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
+        """Take a prebuilt batch (send_many, send_batch). It goes behind what the partition has already."""
+        assert batch.prebuilt is not None and batch.closed, "built and closed by the caller"
+        self.close_batch(queue, now_ms)
+        self._accept(batch, batch.size_bytes, now_ms)
+        queue.closed.append(batch)
+        self._maybe_ready(queue, now_ms)
+
+    def _maybe_ready(self, queue: PartitionQueue, now_ms: int) -> None:
+        if queue.shipment is not None:
+            return
+        if queue.closed or (queue.open is not None and queue.open.linger_until_ms <= now_ms):
+            self._ready[queue] = None
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_tick(self, now_ms: int) -> list[PendingBatch]:
+        """Close what has lingered, free retries whose pause is over, expire. Returns the batches that expired."""
+        self._forget_closed_lingerers()
+        while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
+            _, queue = self._lingering.popleft()
+            self._maybe_ready(queue, now_ms)
+            self._forget_closed_lingerers()
+        for queue in [queue for queue in self._retrying if _retry_at(queue) <= now_ms]:
+            del self._retrying[queue]
+            self._ready[queue] = None
+        return self.expire(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``on_tick`` has something to do, or None while nothing waits."""
+        self._forget_closed_lingerers()
+        deadlines = [_retry_at(queue) for queue in self._retrying]
+        if self._lingering:
+            deadlines.append(self._lingering[0][0].linger_until_ms)
+        if self.incomplete:
+            deadlines.append(next(iter(self.incomplete)).deadline_ms)
+        return min(deadlines, default=None)
+
+    def _forget_closed_lingerers(self) -> None:
+        while self._lingering and self._lingering[0][0].closed:
+            self._lingering.popleft()
+
+    def close_all(self, now_ms: int) -> None:
+        """Close every open batch, whether it has lingered or not (flush)."""
+        for queue in self._queues.values():
+            self.close_batch(queue, now_ms)
+
+    def expire(self, now_ms: int) -> list[PendingBatch]:
+        """Fail every batch whose delivery.timeout.ms has passed, in flight or not; returns them."""
+        expired = []
+        for batch in self.incomplete:
+            if batch.deadline_ms > now_ms:
+                break
+            expired.append(batch)
+        for batch in expired:
+            self._drop(batch, _delivery_timeout(batch, self.limits.delivery_timeout_ms), now_ms)
+        return expired
+
+    def abort_all(self, error: Exception, now_ms: int) -> list[PendingBatch]:
+        """Fail all that is incomplete with ``error``; returns the batches."""
+        aborted = list(self.incomplete)
+        for batch in aborted:
+            self._drop(batch, error, now_ms)
+        return aborted
+
+    def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
+        """Fail ``batch`` wherever it stands. One in flight keeps its partition muted until the answer comes."""
+        queue = self._queues[TopicPartition(batch.topic, batch.partition)]
+        if queue.open is batch:
+            self.close_batch(queue, now_ms)
+        if batch in queue.closed:
+            queue.closed.remove(batch)
+        self._finish(batch, error=error)
+        shipment = queue.shipment
+        if shipment is not None and not shipment.in_flight and all(batch.done for batch in shipment.batches):
+            self._end_shipment(queue, now_ms)
+        if queue.shipment is None and not queue.closed and queue.open is None:
+            self._ready.pop(queue, None)
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def drain(self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]) -> Drained:
+        """Take what can be sent now, grouped into requests of at most max.request.size.
+
+        ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more requests a
+        node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed`` is told its fate.
+        """
+        drained = Drained()
+        rooms: dict[int, int] = {}
+        filling: dict[int, tuple[list[Shipment], int]] = {}
+        for queue in list(self._ready):
+            node_id = leader_of(queue.tp)
+            if node_id < 0:
+                drained.leaderless = True
+                continue
+            if node_id not in rooms:
+                rooms[node_id] = room(node_id)
+            shipments, filled = filling.get(node_id, (None, 0))
+            if shipments is None and rooms[node_id] <= 0:
+                continue
+            shipment = self._next_shipment(queue, now_ms)
+            if shipment is None:
+                del self._ready[queue]
+                continue
+            if shipments is not None and filled + shipment.size_bytes > self.limits.max_request_size:
+                if rooms[node_id] <= 0:
+                    continue  # made up already; it goes first next time
+                shipments = None
+            if shipments is None:
+                shipments, filled = [], 0
+                drained.requests.append((node_id, shipments))
+                rooms[node_id] -= 1
+            shipments.append(shipment)
+            filling[node_id] = (shipments, filled + shipment.size_bytes)
+            shipment.in_flight = True
+            del self._ready[queue]
+        return drained
+
+    def _next_shipment(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
+        """The shipment to send for ``queue``: the one to retry, or one made of closed batches; None without any."""
+        if queue.shipment is not None:
+            return queue.shipment
+        closed = queue.closed
+        if not closed:
+            if queue.open is None or queue.open.linger_until_ms > now_ms:
+                return None
+            self.close_batch(queue, now_ms)
+        first = closed.popleft()
+        batches, size, count = [first], first.size_bytes, first.record_count
+        limits = self.limits
+        while closed and queue.coalesce and first.prebuilt is None:
+            more = closed[0]
+            size += more.size_bytes
+            count += more.record_count
+            if more.prebuilt is not None or size > limits.max_request_size or count > limits.records_per_batch:
+                size -= more.size_bytes
+                break
+            batches.append(closed.popleft())
+        queue.shipment = Shipment(queue, batches, size)
+        return queue.shipment
+
+    def on_acknowledged(
+        self, shipment: Shipment, base_offset: int, log_append_time_ms: int, now_ms: int
+    ) -> list[PendingBatch]:
+        """The broker has it at ``base_offset`` (NO_OFFSET with acks=0). Returns the batches that are done by this."""
+        finished = []
+        offset = base_offset
+        for batch in shipment.batches:
+            if not batch.done:
+                self._finish(batch, base_offset=offset, log_append_time_ms=log_append_time_ms)
+                finished.append(batch)
+            if base_offset != NO_OFFSET:
+                offset += batch.record_count
+        self._end_shipment(shipment.queue, now_ms)
+        return finished
+
+    def on_failed(self, shipment: Shipment, error: Exception, now_ms: int, chance: float) -> list[PendingBatch]:
+        """An error or no answer. Retries when that may help and attempts and time are left.
+
+        Returns the batches that failed for good by this; none when the shipment will be retried or split.
+        """
+        shipment.in_flight = False
+        queue = shipment.queue
+        live = [batch for batch in shipment.batches if not batch.done]
+        if not live:
+            self._end_shipment(queue, now_ms)
+            return []
+        if isinstance(error, MessageTooLargeError) and len(live) > 1:
+            # Coalescing was ours, not the user's: undo it, for this partition from now on.
+            queue.coalesce = False
+            queue.closed.extendleft(reversed(live))
+            self._end_shipment(queue, now_ms)
+            return []
+        shipment.failures += 1
+        if is_retriable(error) and shipment.failures <= self.limits.retries:
+            shipment.retry_at_ms = now_ms + self.limits.backoff.delay_ms(shipment.failures, chance)
+            self._retrying[queue] = None
+            return []
+        for batch in live:
+            self._finish(batch, error=error)
+        self._end_shipment(queue, now_ms)
+        return live
+
+    def retry_now(self) -> None:
+        """Cut every pause short: the metadata just changed, so the cause may be gone."""
+        self._ready.update(self._retrying)
+        self._retrying.clear()
+
+    def _end_shipment(self, queue: PartitionQueue, now_ms: int) -> None:
+        queue.shipment = None
+        self._retrying.pop(queue, None)
+        self._ready.pop(queue, None)
+        self._maybe_ready(queue, now_ms)
+
+    def _finish(
+        self,
+        batch: PendingBatch,
+        *,
+        base_offset: int = NO_OFFSET,
+        log_append_time_ms: int = NO_TIMESTAMP,
+        error: Exception | None = None,
+    ) -> None:
+        batch.settle(base_offset=base_offset, log_append_time_ms=log_append_time_ms, error=error)
+        self.free_bytes += batch.reserved_bytes
+        batch.reserved_bytes = 0
+        del self.incomplete[batch]
+
+
+def _retry_at(queue: PartitionQueue) -> int:
+    assert queue.shipment is not None, "a queue that retries has a shipment"
+    return queue.shipment.retry_at_ms
+
+
+def _delivery_timeout(batch: PendingBatch, timeout_ms: int) -> DeliveryTimeoutError:
+    return DeliveryTimeoutError(
+        f"{batch.topic}-{batch.partition}: no acknowledgement for {batch.record_count} records "
+        f"within {timeout_ms} ms; they may or may not be in the log",
+        hint="see whether the partition has a leader, or raise delivery.timeout.ms",
+    )

@@ -1,0 +1,406 @@
+"""The client's way to the brokers: bootstrap, metadata that stays fresh, one connection per broker and lane.
+
+A *lane* is a connection of its own to the same broker. Answers come in the order of requests, so a long poll
+on one lane would hold up everything behind it: the consumer fetches on ``FETCH_LANE``, all else goes on
+``MAIN_LANE``.
+
+Every wait here is bounded by a deadline of the caller or by the client's closing; every pause by a backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from kafkalite.client.config import CommonConfig
+from kafkalite.client.connection import Answer, Buffer, Connection, connect
+from kafkalite.client.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.routing import MetadataCache
+from kafkalite.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    KafkaliteError,
+    RequestTimeoutError,
+    broker_error,
+)
+from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.rng import Rng, system_rng
+
+logger = logging.getLogger(__name__)
+
+MAIN_LANE: Final = 0
+FETCH_LANE: Final = 1
+
+# Opening a client tries every bootstrap address this often before it says that there is no cluster. Once open,
+# a client reconnects for as long as it lives.
+BOOTSTRAP_ROUNDS: Final = 3
+
+_NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
+
+
+class _Link:
+    """One lane to one broker. Invariant: ``task`` runs only while ``connection`` is None."""
+
+    __slots__ = ("connection", "failures", "lane", "node_id", "not_before_ms", "task")
+
+    def __init__(self, node_id: int, lane: int) -> None:
+        self.node_id = node_id
+        self.lane = lane
+        self.connection: Connection | None = None
+        self.task: asyncio.Task[Connection | KafkaliteError] | None = None
+        self.failures = 0
+        self.not_before_ms = 0
+
+
+class ClusterClient:
+    """Connections and metadata of one client. ``on_change`` is called after each refresh, connect and disconnect."""
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        *,
+        allow_auto_topic_creation: bool = False,
+        on_change: Callable[[], None] | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        self.config = config
+        self.metadata = MetadataCache()
+        self.rng = rng or system_rng()
+        self.allow_auto_topic_creation = allow_auto_topic_creation
+        #: Topics whose metadata is kept fresh; None is all of them.
+        self.topics: set[str] | None = set()
+        self.last_error: KafkaliteError | None = None
+        self._on_change = on_change
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._links: dict[tuple[int, int], _Link] = {}
+        self._bootstrap: Connection | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_again = False
+        self._refresh_started_ms: int | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._retry_backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._reconnect_backoff = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach any broker and learn the cluster from it. Raises ConnectionFailedError when none answers."""
+        self._loop = asyncio.get_running_loop()
+        for failures in range(1, BOOTSTRAP_ROUNDS + 1):
+            try:
+                await self._refresh_once()
+                break
+            except KafkaliteError as error:
+                if not is_retriable(error) or failures == BOOTSTRAP_ROUNDS:
+                    await self.close()
+                    raise
+                await asyncio.sleep(self._reconnect_backoff.delay_ms(failures, self.rng.random()) / 1000)
+        self._schedule_by_age()
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight fail with ClientClosedError. May be called twice."""
+        self._closed = True
+        if self._age_timer is not None:
+            self._age_timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for connection in self._connections():
+            connection.on_lost = connection.on_writable = None
+            connection.close()
+        self._links.clear()
+        self._bootstrap = None
+        self._notify()
+        await asyncio.sleep(0)  # the transports call connection_lost
+
+    def now_ms(self) -> int:
+        """The loop's monotonic clock."""
+        assert self._loop is not None, "start() first"
+        return int(self._loop.time() * 1000)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections())
+
+    def _connections(self) -> list[Connection]:
+        connections = [link.connection for link in self._links.values() if link.connection is not None]
+        if self._bootstrap is not None and self._bootstrap not in connections:
+            connections.append(self._bootstrap)
+        return connections
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        assert self._loop is not None, "start() first"
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+        if self._on_change is not None:
+            self._on_change()
+
+    # --- connections ---------------------------------------------------------------------------
+
+    def connection_now(self, node_id: int, lane: int = MAIN_LANE) -> Connection | None:
+        """The open connection, or None; then it is being dialled, and ``on_change`` tells how that ended."""
+        link = self._links.get((node_id, lane))
+        if link is not None and link.connection is not None and link.connection.is_open:
+            return link.connection
+        if not self._closed:
+            self._dial_soon(node_id, lane)
+        return None
+
+    async def connection(self, node_id: int, lane: int = MAIN_LANE) -> Connection:
+        """The open connection, dialled if need be. Raises ConnectionFailedError after one failed attempt."""
+        connection = self.connection_now(node_id, lane)
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        outcome = await asyncio.shield(self._dial_soon(node_id, lane))
+        if isinstance(outcome, KafkaliteError):
+            raise outcome
+        return outcome
+
+    def _dial_soon(self, node_id: int, lane: int) -> asyncio.Task[Connection | KafkaliteError]:
+        link = self._links.get((node_id, lane))
+        if link is None:
+            link = self._links[node_id, lane] = _Link(node_id, lane)
+        if link.task is None:
+            link.task = self._spawn(self._dial(link))
+        return link.task
+
+    async def _dial(self, link: _Link) -> Connection | KafkaliteError:
+        try:
+            pause_ms = link.not_before_ms - self.now_ms()
+            if pause_ms > 0:
+                await asyncio.sleep(pause_ms / 1000)
+            address = self.metadata.addresses.get(link.node_id)
+            if address is None:
+                self.request_refresh()
+                link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
+                return ConnectionFailedError(f"broker {link.node_id} is not in the cluster's metadata")
+            connection = await self._connect(address)
+        except KafkaliteError as error:
+            link.failures += 1
+            pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
+            link.not_before_ms = self.now_ms() + pause_ms
+            logger.warning("node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error)
+            self.request_refresh()
+            return error
+        else:
+            self._adopt(link, connection)
+            return connection
+        finally:
+            link.task = None
+            if not self._closed:
+                assert self._loop is not None
+                self._loop.call_soon(self._notify)
+
+    async def _connect(self, address: str) -> Connection:
+        return await connect(
+            address,
+            client_id=self.config.client_id,
+            timeout_ms=self.config.socket_connection_setup_timeout_ms,
+        )
+
+    def _adopt(self, link: _Link, connection: Connection) -> None:
+        link.connection = connection
+        link.failures = 0
+        connection.on_lost = self._on_lost
+        connection.on_writable = self._notify
+
+    def _on_lost(self, connection: Connection) -> None:
+        if connection is self._bootstrap:
+            self._bootstrap = None
+        for link in self._links.values():
+            if link.connection is connection:
+                link.connection = None
+                link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
+        if not self._closed:
+            logger.info("connection lost: %r", connection)
+            self.request_refresh()
+            self._notify()
+
+    # --- metadata ------------------------------------------------------------------------------
+
+    def track(self, topic: str) -> None:
+        """Keep ``topic``'s metadata fresh from now on."""
+        if self.topics is not None and topic not in self.topics:
+            self.topics.add(topic)
+            self.request_refresh(urgent=True)
+
+    def request_refresh(self, *, urgent: bool = False) -> None:
+        """Fetch metadata in the background, ``retry.backoff.ms`` after the last time unless ``urgent``."""
+        if self._closed or self._loop is None:
+            return
+        if self._refreshing is not None:
+            self._refresh_again = self._refresh_again or urgent
+            return
+        self._refreshing = self._spawn(self._refresh(urgent))
+
+    async def _refresh(self, urgent: bool) -> None:
+        """Refresh until it succeeds. One at a time; ends with ``on_change``."""
+        failures = 0
+        try:
+            while True:
+                if not urgent and self._refresh_started_ms is not None:
+                    due_ms = self._refresh_started_ms + self.config.retry_backoff_ms
+                    await asyncio.sleep(max(0, due_ms - self.now_ms()) / 1000)
+                self._refresh_again = False
+                try:
+                    await self._refresh_once()
+                except KafkaliteError as error:
+                    self.last_error = error
+                    failures += 1
+                    await asyncio.sleep(self._retry_backoff.delay_ms(failures, self.rng.random()) / 1000)
+                    continue
+                self.last_error = None
+                if not self._refresh_again:
+                    return
+        finally:
+            self._refreshing = None
+            if not self._closed:
+                self._notify()
+
+    async def _refresh_once(self) -> None:
+        """One metadata request to whoever answers. Raises KafkaliteError."""
+        self._refresh_started_ms = self.now_ms()
+        topics = self.topics
+        request = MetadataRequest(
+            topics=None if topics is None else sorted(topics),
+            allow_auto_topic_creation=self.allow_auto_topic_creation,
+        )
+        connection = await self._any_connection()
+        answer = await connection.call(request, timeout_ms=self.config.request_timeout_ms)
+        self.metadata.update(answer.message, complete=topics is None, now_ms=self.now_ms())
+        self._adopt_bootstrap()
+
+    async def _any_connection(self) -> Connection:
+        """An open connection; else a new one to a known broker, else to a bootstrap address."""
+        for open_connection in self._connections():
+            if open_connection.is_open:
+                return open_connection
+        failures: list[str] = []
+        addresses = dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers))
+        for address in addresses:
+            try:
+                self._bootstrap = await self._connect(address)
+            except ConnectionFailedError as error:
+                failures.append(error.message)
+                continue
+            self._bootstrap.on_lost = self._on_lost
+            return self._bootstrap
+        raise ConnectionFailedError(
+            f"no broker could be reached: {'; '.join(failures)}", hint=_NO_CLUSTER_HINT
+        )
+
+    def _adopt_bootstrap(self) -> None:
+        """The bootstrap connection leads to one of the brokers: use it as such."""
+        connection = self._bootstrap
+        if connection is None:
+            return
+        for node_id, address in self.metadata.addresses.items():
+            if address in {connection.address, connection.peer}:
+                link = self._links.setdefault((node_id, MAIN_LANE), _Link(node_id, MAIN_LANE))
+                if link.connection is None and link.task is None:
+                    self._adopt(link, connection)
+                    self._bootstrap = None
+                return
+
+    def _schedule_by_age(self) -> None:
+        assert self._loop is not None
+        self._age_timer = self._loop.call_later(self.config.metadata_max_age_ms / 1000, self._on_age)
+
+    def _on_age(self) -> None:
+        self.request_refresh()
+        self._schedule_by_age()
+
+    async def changed(self, deadline_ms: int) -> bool:
+        """Wait for the next ``on_change``. False when ``deadline_ms`` passed first. Raises ClientClosedError."""
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        assert self._loop is not None
+        if self._changed is None:
+            self._changed = self._loop.create_future()
+        try:
+            async with asyncio.timeout(max(0, deadline_ms - self.now_ms()) / 1000):
+                await asyncio.shield(self._changed)
+        except TimeoutError:
+            return False
+        return True
+
+    async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
+        """How many partitions ``topic`` has, from the broker if need be.
+
+        Raises the topic's BrokerError when it can't be used, or when ``deadline_ms`` passed and it still isn't there.
+        """
+        self.track(topic)
+        while True:
+            count = self.metadata.partition_count(topic)
+            if count is not None:
+                return count
+            fatal = self.metadata.fatal_error(topic)
+            if fatal is not None:
+                raise broker_error(*fatal)
+            self.request_refresh()
+            if not await self.changed(deadline_ms):
+                raise self.topic_error(topic)
+
+    def topic_error(self, topic: str) -> KafkaliteError:
+        """Why ``topic`` still can't be used: its own error, or why no metadata came."""
+        error = self.metadata.errors.get(topic)
+        if error is not None:
+            return broker_error(error[0], error[1] or f"topic {topic!r} does not exist")
+        if self.last_error is not None:
+            return self.last_error
+        return RequestTimeoutError(f"no metadata of topic {topic!r} came in time")
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        message: Any,
+        *,
+        node_id: int | None = None,
+        timeout_ms: int | None = None,
+        payload_parts: Sequence[Buffer] = (),
+    ) -> Answer:
+        """Send a request to ``node_id`` (None: any broker) and retry what may pass, until ``timeout_ms``.
+
+        Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
+        """
+        if self._closed or self._loop is None:
+            raise ClientClosedError("the client is not open; use 'async with' or start()")
+        if timeout_ms is None:
+            timeout_ms = self.config.default_api_timeout_ms
+        deadline_ms = self.now_ms() + timeout_ms
+        failures = 0
+        while True:
+            try:
+                if node_id is None:
+                    connection = await self._any_connection()
+                else:
+                    connection = await self.connection(node_id)
+                left_ms = max(1, min(self.config.request_timeout_ms, deadline_ms - self.now_ms()))
+                return await connection.call(message, timeout_ms=left_ms, payload_parts=payload_parts)
+            except KafkaliteError as error:
+                failures += 1
+                pause_ms = self._retry_backoff.delay_ms(failures, self.rng.random())
+                if not is_retriable(error) or self.now_ms() + pause_ms >= deadline_ms:
+                    raise
+                if needs_metadata(error):
+                    self.request_refresh()
+                await asyncio.sleep(pause_ms / 1000)
+
+

@@ -1,0 +1,286 @@
+"""One connection to one broker: the asyncio shell around ``protocol.connection.ClientConnection``.
+
+A request is sent with a callback, which runs straight inside ``buffer_updated`` when the answer is
+complete: no task, no future, no hop through the loop. ``call`` is the awaitable face of the same. The one
+place where a response's error code, a lost connection and a missing answer become exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from kafkalite.errors import (
+    BrokerError,
+    ClientClosedError,
+    ConnectionFailedError,
+    KafkaliteError,
+    ProtocolError,
+    RequestTimeoutError,
+    broker_error,
+)
+from kafkalite.protocol.connection import ClientConnection, Response
+from kafkalite.transport import transport_for
+
+logger = logging.getLogger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+
+# Unanswered requests are looked at this often, so a timeout is late by at most this. One timer a
+# connection, and none while nothing is in flight.
+SWEEP_INTERVAL_S: Final = 0.25
+
+
+class Answer(NamedTuple):
+    """What a request came to: a response without an error of the request as a whole, or the error."""
+
+    message: Any
+    payload: memoryview
+    error: Exception | None
+
+
+OnAnswer = Callable[[Answer], None]
+
+_NOTHING: Final = memoryview(b"")
+
+
+class _Pending(NamedTuple):
+    on_answer: OnAnswer
+    deadline_s: float  #: on the loop's clock
+    timeout_ms: int
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Invariant: every request given to ``request`` gets its callback called exactly once."""
+
+    def __init__(self, *, client_id: str, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self._loop = loop
+        self._protocol = ClientConnection(client_id)
+        self._transport: asyncio.Transport | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._writable = True
+        self._reason: KafkaliteError | None = None
+        #: Called once, after the callbacks of all requests in flight.
+        self.on_lost: Callable[[Connection], None] | None = None
+        #: Called when the socket takes bytes again after ``can_write`` was False.
+        self.on_writable: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed"
+        return f"<Connection to {self.address}, {state}, {len(self._pending)} in flight>"
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent and not answered."""
+        return len(self._pending)
+
+    @property
+    def can_write(self) -> bool:
+        """False while the socket's buffer is above its high mark: send no bulk then."""
+        return self._writable
+
+    @property
+    def peer(self) -> str:
+        """host:port of the other side as the operating system knows it, or the address dialled."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if not isinstance(name, tuple):
+            return self.address
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def request(
+        self,
+        message: Any,
+        on_answer: OnAnswer,
+        *,
+        timeout_ms: int,
+        payload_parts: Sequence[Buffer] = (),
+    ) -> None:
+        """Send ``message``; ``on_answer`` is called once, never from inside this call.
+
+        Raises ConnectionFailedError when the connection is closed and LocalProtocolError when the broker has
+        no version of this API in common; then ``on_answer`` is not called.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise self._reason or ConnectionFailedError(f"the connection to {self.address} is closed")
+        correlation_id, buffers = self._protocol.send(message, payload_parts)
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        self._pending[correlation_id] = _Pending(on_answer, deadline_s, timeout_ms)
+        self._write(transport, buffers)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
+
+    async def call(
+        self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
+    ) -> Answer:
+        """Send ``message`` and wait. Raises BrokerError, RequestTimeoutError, ConnectionFailedError.
+
+        Cancelling the wait leaves the request in flight; its answer is dropped.
+        """
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def on_answer(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        self.request(message, on_answer, timeout_ms=timeout_ms, payload_parts=payload_parts)
+        answer = await answered
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    async def _handshake(self, timeout_ms: int) -> None:
+        """Agree on versions. Raises as ``call``."""
+        greeted: asyncio.Future[Answer] = self._loop.create_future()
+
+        def on_answer(answer: Answer) -> None:
+            if not greeted.done():
+                greeted.set_result(answer)
+
+        transport = self._transport
+        assert transport is not None, "connected before the handshake"
+        correlation_id, buffers = self._protocol.handshake()
+        self._pending[correlation_id] = _Pending(
+            on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms
+        )
+        self._write(transport, buffers)
+        answer = await greeted
+        if answer.error is not None:
+            raise answer.error
+
+    def _write(self, transport: asyncio.Transport, buffers: list[Any]) -> None:
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+
+    def _sweep_pending(self) -> None:
+        """Give up on a broker that leaves a request unanswered. Answers come in order, so all others wait too."""
+        self._sweep = None
+        now_s = self._loop.time()
+        for pending in self._pending.values():
+            if pending.deadline_s <= now_s:
+                self._fail(
+                    RequestTimeoutError(
+                        f"{self.address} did not answer within {pending.timeout_ms} ms",
+                        hint="the connection is closed; raise request.timeout.ms if the broker is only slow",
+                    )
+                )
+                return
+        if self._pending:
+            self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep_pending)
+
+    # --- closing -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close now; requests in flight fail with ClientClosedError."""
+        self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
+
+    def _fail(self, reason: KafkaliteError) -> None:
+        if self._reason is None:
+            self._reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+        self._answer_all(self._reason)
+
+    def _answer_all(self, error: KafkaliteError) -> None:
+        pending, self._pending = self._pending, {}
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for waiting in pending.values():
+            self._tell(waiting.on_answer, Answer(None, _NOTHING, error))
+
+    def _tell(self, on_answer: OnAnswer, answer: Answer) -> None:
+        try:
+            on_answer(answer)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": f"the handler of an answer from {self.address} failed", "exception": error}
+            )
+
+    # --- asyncio.BufferedProtocol --------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._protocol.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            responses = self._protocol.buffer_updated(nbytes)
+        except ProtocolError as error:
+            self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {error}"))
+            return
+        for response in responses:
+            pending = self._pending.pop(response.correlation_id, None)
+            if pending is not None:
+                self._tell(pending.on_answer, _answer(response))
+
+    def eof_received(self) -> bool:
+        return False  # close the transport; connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._reason is None:
+            cause = f": {exc}" if exc is not None else ""
+            self._reason = ConnectionFailedError(f"{self.address} closed the connection{cause}")
+        self._answer_all(self._reason)
+        if self.on_lost is not None:
+            self.on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self.on_writable is not None:
+            self.on_writable()
+
+
+def _answer(response: Response) -> Answer:
+    message = response.message
+    if message.error_code == 0:
+        return Answer(message, response.payload, None)
+    return Answer(message, response.payload, broker_error(message.error_code, message.error_message or ""))
+
+
+async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
+    """A connection to ``address`` with its versions agreed. Raises ConnectionFailedError, whatever went wrong."""
+    loop = asyncio.get_running_loop()
+
+    def make() -> Connection:
+        return Connection(client_id=client_id, address=address, loop=loop)
+
+    connection: Connection | None = None
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            connection = cast(Connection, await transport_for(address).connect(address, make))
+            await connection._handshake(timeout_ms)
+    except TimeoutError:
+        if connection is not None:
+            connection.close()
+        raise ConnectionFailedError(
+            f"{address} did not complete a connection within {timeout_ms} ms"
+        ) from None
+    except (OSError, BrokerError, ConnectionFailedError) as error:
+        if connection is not None:
+            connection.close()
+        raise ConnectionFailedError(f"{address}: {error}") from error
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection

@@ -1,0 +1,152 @@
+"""The client's picture of the cluster: which brokers, which topics, who leads which partition.
+
+Pure. Metadata responses go in, answers about leaders come out. An older leader epoch never replaces a
+newer one (KIP-320), so a broker that lags behind can't send the client back to a deposed leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkalite.errors import ErrorCode
+from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.metadata import MetadataResponse, PartitionMetadata, TopicMetadata
+
+NO_NODE: Final = -1
+
+# A topic with one of these may be there a moment later: its creation is under way, or it has no leader yet.
+_PASSING: Final = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition. ``node_id`` is NO_NODE while nobody does."""
+
+    node_id: int
+    leader_epoch: int
+
+
+_NOBODY: Final = Leader(NO_NODE, NO_EPOCH)
+
+
+@dataclass(slots=True)
+class KnownTopic:
+    """Invariant: ``leaders`` has partition_count entries, the index is the partition."""
+
+    name: str
+    topic_id: str
+    is_internal: bool
+    leaders: list[Leader] = field(default_factory=list)
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.leaders)
+
+
+class MetadataCache:
+    """What the last metadata responses said.
+
+    ``generation`` grows with every change that can matter to routing: brokers, partition counts, leaders.
+    """
+
+    __slots__ = ("addresses", "cluster_id", "controller_id", "errors", "generation", "refreshed_at_ms", "topics")
+
+    def __init__(self) -> None:
+        self.cluster_id = ""
+        self.controller_id = NO_NODE
+        self.addresses: dict[int, str] = {}
+        self.topics: dict[str, KnownTopic] = {}
+        #: The error of each topic asked for that can't be used now.
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.generation = 0
+        self.refreshed_at_ms: int | None = None
+
+    def update(self, response: MetadataResponse, *, complete: bool, now_ms: int) -> bool:
+        """Take in a response without a whole-request error; ``complete`` when it lists every topic.
+
+        Returns whether anything changed.
+        """
+        before = self.generation
+        addresses = {broker.node_id: broker.address for broker in response.brokers}
+        if addresses != self.addresses:
+            self.addresses = addresses
+            self.generation += 1
+        self.cluster_id = response.cluster_id
+        self.controller_id = response.controller_id
+        if complete:
+            self._forget_all_but({topic.name for topic in response.topics})
+        for topic in response.topics:
+            self._update_topic(topic)
+        self.refreshed_at_ms = now_ms
+        return self.generation != before
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        for name in [name for name in self.topics if name not in names]:
+            del self.topics[name]
+            self.generation += 1
+        for name in [name for name in self.errors if name not in names]:
+            del self.errors[name]
+
+    def _update_topic(self, topic: TopicMetadata) -> None:
+        if topic.error_code != ErrorCode.NONE:
+            self.errors[topic.name] = (topic.error_code, topic.error_message or "")
+            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self.topics.pop(topic.name, None):
+                self.generation += 1
+            return
+        self.errors.pop(topic.name, None)
+        known = self.topics.get(topic.name)
+        if known is None or known.topic_id != topic.topic_id:
+            known = KnownTopic(topic.name, topic.topic_id, topic.is_internal)
+            self.topics[topic.name] = known
+            self.generation += 1
+        for partition in sorted(topic.partitions, key=_partition_number):
+            self._update_partition(known, partition)
+
+    def _update_partition(self, topic: KnownTopic, partition: PartitionMetadata) -> None:
+        leader = Leader(partition.leader_id, partition.leader_epoch)
+        if partition.partition < topic.partition_count:
+            known = topic.leaders[partition.partition]
+            if known == leader or leader.leader_epoch < known.leader_epoch:
+                return
+            topic.leaders[partition.partition] = leader
+        elif partition.partition == topic.partition_count:
+            topic.leaders.append(leader)
+        else:  # a hole: the partitions between are not told, so nobody leads them for us
+            missing = partition.partition - topic.partition_count
+            topic.leaders.extend([_NOBODY] * missing)
+            topic.leaders.append(leader)
+        self.generation += 1
+
+    def leader(self, tp: TopicPartition) -> Leader:
+        """Who leads ``tp``; a Leader with NO_NODE when the topic, the partition or its leader is not known."""
+        topic = self.topics.get(tp.topic)
+        if topic is None or not 0 <= tp.partition < topic.partition_count:
+            return _NOBODY
+        return topic.leaders[tp.partition]
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions ``topic`` has, or None while it is not known."""
+        known = self.topics.get(topic)
+        return known.partition_count if known is not None and known.leaders else None
+
+    def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
+        """Every known partition of ``topics``, in order of topic as given, then number."""
+        return [
+            TopicPartition(name, partition)
+            for name in topics
+            for partition in range(self.partition_count(name) or 0)
+        ]
+
+    def fatal_error(self, topic: str) -> tuple[int, str] | None:
+        """(code, message) when ``topic`` can't be used and asking again will not help; None otherwise."""
+        error = self.errors.get(topic)
+        return None if error is None or error[0] in _PASSING else error
+
+    def is_stale(self, now_ms: int, max_age_ms: int) -> bool:
+        return self.refreshed_at_ms is None or now_ms - self.refreshed_at_ms >= max_age_ms
+
+
+def _partition_number(partition: PartitionMetadata) -> int:
+    return partition.partition

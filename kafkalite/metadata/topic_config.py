@@ -1,0 +1,327 @@
+"""What can be set on a topic, under which name a broker sets the default of it, and what is in force.
+
+An option's value comes from the first of: the topic's own override, the broker's override in the metadata
+log (``kl config``), the broker's configuration, the default here. Names, meanings and defaults are
+Kafka's; ``durability`` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from kafkalite.errors import ConfigError
+from kafkalite.limits import (
+    MAX_PAYLOAD_BYTES,
+    MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES,
+    RECORD_BATCH_HEADER_BYTES,
+)
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.metadata.records import BROKER
+from kafkalite.options import Option, OptionRegistry
+
+MAX_INT64: Final = 2**63 - 1
+_DAY_MS: Final = 86_400_000
+
+Source = Literal["default", "broker", "topic"]
+
+
+class Setting(NamedTuple):
+    """A value in force, typed, and who set it."""
+
+    value: Any
+    source: Source
+
+
+TOPIC_OPTIONS: Final = OptionRegistry(
+    [
+        Option(
+            "retention.ms",
+            "int",
+            7 * _DAY_MS,
+            "How long records are kept. A segment is deleted once its youngest record is older. -1 keeps all"
+            " for ever.",
+            minimum=-1,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "retention.bytes",
+            "int",
+            -1,
+            "How large a partition may grow before its oldest whole segments are deleted. -1 sets no limit.",
+            minimum=-1,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "segment.bytes",
+            "int",
+            1024**3,
+            "The largest size of a segment file; a batch that does not fit any more starts the next one.",
+            minimum=MIN_SEGMENT_BYTES,
+            maximum=MAX_SEGMENT_BYTES,
+            dynamic=True,
+        ),
+        Option(
+            "segment.ms",
+            "int",
+            7 * _DAY_MS,
+            "The age at which a segment is closed even if it is not full, so that retention can delete it.",
+            minimum=1,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "segment.jitter.ms",
+            "int",
+            0,
+            "A segment is closed up to this much earlier than segment.ms, at random, so that many partitions"
+            " do not roll at once.",
+            minimum=0,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "index.interval.bytes",
+            "int",
+            4096,
+            "How many bytes of log lie between two index entries: a read scans at most this much.",
+            minimum=0,
+            maximum=2**31 - 1,
+            dynamic=True,
+        ),
+        Option(
+            "segment.index.bytes",
+            "int",
+            10 * 1024**2,
+            "The largest size of a segment's indexes; a segment whose offset index is full is closed.",
+            minimum=8,
+            maximum=2**31 - 1,
+            dynamic=True,
+        ),
+        Option(
+            "cleanup.policy",
+            "string",
+            "delete",
+            "What happens to old segments. Only delete can be chosen as yet; compact cannot.",
+            choices=("delete",),
+            dynamic=True,
+        ),
+        Option(
+            "file.delete.delay.ms",
+            "int",
+            60_000,
+            "How long the files of a deleted segment stay on disk under a .deleted name.",
+            minimum=0,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "max.message.bytes",
+            "int",
+            1024**2 + 12,
+            "The largest record batch the broker takes, in bytes as sent: compressed, with its header.",
+            minimum=RECORD_BATCH_HEADER_BYTES,
+            maximum=MAX_PAYLOAD_BYTES,
+            dynamic=True,
+        ),
+        Option(
+            "message.timestamp.type",
+            "string",
+            "CreateTime",
+            "Whose clock stamps the records: the producer's (CreateTime) or the broker's (LogAppendTime).",
+            choices=("CreateTime", "LogAppendTime"),
+            dynamic=True,
+        ),
+        Option(
+            "message.timestamp.before.max.ms",
+            "int",
+            MAX_INT64,
+            "How far before the broker's clock a batch's first timestamp may lie with CreateTime.",
+            minimum=0,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "message.timestamp.after.max.ms",
+            "int",
+            3_600_000,
+            "How far after the broker's clock a batch's largest timestamp may lie with CreateTime.",
+            minimum=0,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "compression.type",
+            "string",
+            "producer",
+            "The codec of stored batches. Only producer can be chosen: the broker keeps the bytes as they"
+            " were sent.",
+            choices=("producer",),
+            dynamic=True,
+        ),
+        Option(
+            "min.insync.replicas",
+            "int",
+            1,
+            "With fewer replicas in sync, acks=all is refused and the high watermark stands still.",
+            minimum=1,
+            maximum=2**31 - 1,
+            dynamic=True,
+        ),
+        Option(
+            "preallocate",
+            "bool",
+            False,
+            "Reserve the whole segment on disk when it is opened instead of chunk by chunk.",
+            dynamic=True,
+        ),
+        Option(
+            "durability",
+            "string",
+            "fsync",
+            "What an acknowledgement means: fsync counts only what is on the disk, page-cache counts what the"
+            " operating system has taken, as Kafka does.",
+            choices=("fsync", "page-cache"),
+            dynamic=True,
+        ),
+    ]
+)
+
+
+class BrokerDefault(NamedTuple):
+    """A broker setting that is the default of a topic option. ``factor`` converts the unit: hours to ms."""
+
+    topic_name: str
+    factor: int = 1
+
+
+_HOUR_MS: Final = 3_600_000
+
+BROKER_DEFAULT_NAMES: Final[Mapping[str, BrokerDefault]] = {
+    "log.retention.ms": BrokerDefault("retention.ms"),
+    "log.retention.minutes": BrokerDefault("retention.ms", 60_000),
+    "log.retention.hours": BrokerDefault("retention.ms", _HOUR_MS),
+    "log.retention.bytes": BrokerDefault("retention.bytes"),
+    "log.segment.bytes": BrokerDefault("segment.bytes"),
+    "log.roll.ms": BrokerDefault("segment.ms"),
+    "log.roll.hours": BrokerDefault("segment.ms", _HOUR_MS),
+    "log.roll.jitter.ms": BrokerDefault("segment.jitter.ms"),
+    "log.roll.jitter.hours": BrokerDefault("segment.jitter.ms", _HOUR_MS),
+    "log.index.interval.bytes": BrokerDefault("index.interval.bytes"),
+    "log.index.size.max.bytes": BrokerDefault("segment.index.bytes"),
+    "log.cleanup.policy": BrokerDefault("cleanup.policy"),
+    "log.segment.delete.delay.ms": BrokerDefault("file.delete.delay.ms"),
+    "message.max.bytes": BrokerDefault("max.message.bytes"),
+    "log.message.timestamp.type": BrokerDefault("message.timestamp.type"),
+    "log.message.timestamp.before.max.ms": BrokerDefault("message.timestamp.before.max.ms"),
+    "log.message.timestamp.after.max.ms": BrokerDefault("message.timestamp.after.max.ms"),
+    "compression.type": BrokerDefault("compression.type"),
+    "min.insync.replicas": BrokerDefault("min.insync.replicas"),
+    "log.preallocate": BrokerDefault("preallocate"),
+    "durability": BrokerDefault("durability"),
+}
+"""Broker setting → topic option. Of several for one option the earlier here wins: ms, minutes, hours."""
+
+
+def _broker_option(name: str, default: BrokerDefault) -> Option:
+    option = TOPIC_OPTIONS.get(default.topic_name)
+    minimum, maximum = option.minimum, option.maximum
+    if maximum is not None:
+        maximum = int(maximum) // default.factor
+    return Option(
+        name,
+        option.kind,
+        None,
+        f"The default of the topic option {option.name}. {option.doc}",
+        minimum=minimum,
+        maximum=maximum,
+        choices=option.choices,
+        dynamic=True,
+    )
+
+
+BROKER_DEFAULT_OPTIONS: Final = OptionRegistry(
+    _broker_option(name, default) for name, default in BROKER_DEFAULT_NAMES.items()
+)
+"""The broker settings of BROKER_DEFAULT_NAMES as options, to be part of the broker's own registry.
+
+Their default is None: then the topic option's own default holds.
+"""
+
+
+def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
+    """Broker settings → typed defaults by topic option name; other settings, and None, are passed over.
+
+    Raises ConfigError for a value the option does not allow. -1 minutes or hours means what -1 ms means.
+    """
+    defaults: dict[str, Any] = {}
+    for name, (topic_name, factor) in BROKER_DEFAULT_NAMES.items():
+        given = settings.get(name)
+        if given is None or topic_name in defaults:
+            continue
+        value = BROKER_DEFAULT_OPTIONS.get(name).parse(given, source=source)
+        defaults[topic_name] = value * factor if factor != 1 and value > 0 else value
+    return defaults
+
+
+def topic_settings(
+    image: ClusterImage,
+    topic: str,
+    broker_defaults: Mapping[str, Any],
+    *,
+    node_id: int | None = None,
+) -> dict[str, Setting]:
+    """Every topic option's value in force for ``topic``: {option name: (typed value, source)}.
+
+    ``broker_defaults`` are typed values by topic option name, as ``topic_defaults`` makes them from the
+    broker's configuration; ``node_id`` is the broker whose overrides in the image count too.
+    A topic that is not in the image has the settings a new one would have.
+    """
+    settings = {option.name: Setting(option.default, "default") for option in TOPIC_OPTIONS}
+    for name, value in broker_defaults.items():
+        settings[name] = Setting(value, "broker")
+    if node_id is not None:
+        overrides = image.configs_of(BROKER, str(node_id))
+        for name, value in topic_defaults(overrides).items() if overrides else ():
+            settings[name] = Setting(value, "broker")
+    for name, text in image.topic_configs(topic).items():
+        settings[name] = Setting(TOPIC_OPTIONS.get(name).parse(text), "topic")
+    return settings
+
+
+def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
+    """One override as it is stored: (option's dotted name, canonical text). Raises ConfigError.
+
+    None, which takes an override away, stays None.
+    """
+    return _canonical(TOPIC_OPTIONS, name, text)
+
+
+def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
+    """One override of a broker as it is stored; only BROKER_DEFAULT_NAMES can change while it runs.
+
+    Raises ConfigError.
+    """
+    if name not in BROKER_DEFAULT_OPTIONS:
+        known = ", ".join(BROKER_DEFAULT_NAMES)
+        raise ConfigError(
+            key=name, value=None, allowed=f"can't be changed while the broker runs; these can: {known}"
+        )
+    return _canonical(BROKER_DEFAULT_OPTIONS, name, text)
+
+
+def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[str, str | None]:
+    option = options.get(name)
+    return option.name, None if text is None else value_text(option.parse(text))
+
+
+def value_text(value: Any) -> str:
+    """A typed value as text that parses to the same: true, 604800000, a,b."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ",".join(value)
+    return str(value)

@@ -1,0 +1,338 @@
+"""Both ends of a connection as plain objects: bytes in, events out; messages in, bytes out. No sockets.
+
+The shell owns the socket and does, for each read::
+
+    buffer = connection.get_buffer(hint)      # receive into it
+    events = connection.buffer_updated(n)     # then act on each, in order
+
+and writes, in order, whatever ``send``, ``send_error`` and ``handshake`` return.
+
+The rules both ends live by:
+
+* The first request is ApiVersions, version 0; until it has arrived, the server's limits are those of
+  ``limits.MAX_*_BEFORE_HANDSHAKE`` and it takes nothing else. A client sends nothing else before the answer.
+* Every request gets exactly one answer, ``acks=0`` included, and a server answers in the order of arrival.
+* An answer whose body is ``[error_code, error_message]`` says that the request as a whole failed.
+* A request the server can't understand inside a sound frame is answered with a named error, and the
+  connection goes on. Where the boundary of a frame itself is lost, the connection is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from kafkalite.limits import (
+    MAX_CLIENT_ID_LENGTH,
+    MAX_ENVELOPE_BYTES,
+    MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE,
+    MAX_ERROR_MESSAGE_LENGTH,
+    MAX_PAYLOAD_BYTES,
+    MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE,
+)
+from kafkalite.protocol import codec
+from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS, Api, ApiKey
+from kafkalite.protocol.codec import Buffer
+from kafkalite.protocol.frames import Frame, FrameReader, encode_frame
+from kafkalite.protocol.messages.data import FetchResponse, ProduceRequest
+from kafkalite.protocol.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kafkalite.protocol.structs import Struct
+
+MAX_CORRELATION_ID: Final = 2**31 - 1
+
+
+class Request(Struct):
+    """A request understood."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    message: Any  #: of the api's request type
+    payload: memoryview  #: writable, over a buffer of its own
+
+
+class BadRequest(Struct):
+    """A request to be answered with ``send_error(bad, bad.error_code, bad.error_message)``.
+
+    ``fatal``: close after answering; nothing more will be read.
+    """
+
+    correlation_id: int
+    error_code: int
+    error_message: str
+    api_key: int
+    api_version: int
+    fatal: bool
+
+
+class Response(Struct):
+    """An answer. ``message`` is of the response type of the request's api, or a RequestError."""
+
+    correlation_id: int
+    throttle_ms: int
+    message: Any
+    payload: memoryview
+
+
+class RequestError(Struct):
+    """The request as a whole failed. ``error_code`` is never 0."""
+
+    error_code: int
+    error_message: str | None
+
+
+class ServerConnection:
+    """The server's end.
+
+    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) hold once the client has sent ApiVersions.
+    """
+
+    __slots__ = (
+        "_error",
+        "_is_open",
+        "_max_envelope_bytes",
+        "_max_payload_bytes",
+        "_reader",
+        "has_handshake",
+    )
+
+    def __init__(
+        self, *, max_envelope_bytes: int = MAX_ENVELOPE_BYTES, max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    ) -> None:
+        self._max_envelope_bytes = max_envelope_bytes
+        self._max_payload_bytes = max_payload_bytes
+        self._reader = FrameReader(
+            max_envelope_bytes=min(max_envelope_bytes, MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE),
+            max_payload_bytes=min(max_payload_bytes, MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE),
+        )
+        #: Whether ApiVersions has arrived.
+        self.has_handshake = False
+        self._is_open = True
+        self._error: RemoteProtocolError | None = None
+
+    def __repr__(self) -> str:
+        state = "closing" if not self._is_open else "ready" if self.has_handshake else "before handshake"
+        return f"<ServerConnection {state}>"
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes of the stream belong: writable, at least one byte long."""
+        return self._reader.get_buffer(size_hint)
+
+    def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
+        """``byte_count`` bytes were written to the last ``get_buffer()``: the requests they complete.
+
+        Raises RemoteProtocolError when no frame boundary can be found any more; close then. When whole
+        requests stand before the damage they are returned, and the next call, or ``eof``, raises.
+        """
+        events: list[Request | BadRequest] = []
+        if self._error is not None:
+            raise self._error
+        self._reader.received(byte_count)
+        try:
+            while self._is_open and (frame := self._reader.next_frame()) is not None:
+                events.append(self._understand(frame))
+        except RemoteProtocolError as error:
+            self._is_open = False
+            self._error = error
+            if not events:
+                raise
+        return events
+
+    def eof(self) -> None:
+        """The client sends no more. Raises RemoteProtocolError when that cuts a frame off."""
+        if self._error is not None:
+            raise self._error
+        if self._is_open and self._reader.is_mid_frame:
+            raise RemoteProtocolError("the stream ended inside a frame")
+
+    def send(
+        self,
+        request: Request,
+        message: Struct,
+        payload_parts: Iterable[Buffer] = (),
+        *,
+        throttle_ms: int = 0,
+    ) -> list[Buffer]:
+        """The buffers of the answer to ``request``, to be written in order.
+
+        ``throttle_ms`` is for how long this answer was held back. Raises LocalProtocolError.
+        """
+        envelope = codec.encode((request.correlation_id, throttle_ms, message))
+        return encode_frame(envelope, payload_parts)
+
+    def send_error(
+        self, request: Request | BadRequest, error_code: int, error_message: str | None = None
+    ) -> list[Buffer]:
+        """The buffers of an answer that says: the request as a whole failed."""
+        assert error_code != ErrorCode.NONE, "an error answer needs an error"
+        if error_message is not None:
+            error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
+        error = RequestError(int(error_code), error_message)
+        return encode_frame(codec.encode((request.correlation_id, 0, error)))
+
+    def _understand(self, frame: Frame) -> Request | BadRequest:
+        head = codec.decode_request_head(frame.envelope)
+        key, version = head.api_key, head.api_version
+        if not self.has_handshake and key != ApiKey.API_VERSIONS:
+            self._is_open = False
+            return _bad(head, ErrorCode.INVALID_REQUEST, "the first request must be ApiVersions", fatal=True)
+        api = APIS.get(key)
+        if api is None:
+            return _bad(head, ErrorCode.UNKNOWN_API, f"there is no api {key}")
+        if not api.min_version <= version <= api.max_version:
+            return _bad(
+                head,
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"{api.key.name} has versions {api.min_version} to {api.max_version}, not {version}",
+            )
+        if head.client_id is not None and len(head.client_id) > MAX_CLIENT_ID_LENGTH:
+            return _bad(
+                head, ErrorCode.INVALID_REQUEST, f"a client id has at most {MAX_CLIENT_ID_LENGTH} characters"
+            )
+        try:
+            message = codec.decode_body(api.request, head.body)
+            _match_payload(message, frame.payload)
+        except RemoteProtocolError as error:
+            return _bad(head, ErrorCode.INVALID_REQUEST, error.message)
+        if not self.has_handshake:
+            self._open_limits()
+        return Request(key, version, head.correlation_id, head.client_id, message, frame.payload)
+
+    def _open_limits(self) -> None:
+        self.has_handshake = True
+        self._reader.max_envelope_bytes = self._max_envelope_bytes
+        self._reader.max_payload_bytes = self._max_payload_bytes
+
+
+class ClientConnection:
+    """The client's end: numbers the requests, and knows for each answer what it answers."""
+
+    __slots__ = ("_awaited", "_next_id", "_reader", "_versions", "client_id")
+
+    def __init__(
+        self,
+        client_id: str | None = None,
+        *,
+        max_envelope_bytes: int = MAX_ENVELOPE_BYTES,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        self.client_id = client_id
+        self._reader = FrameReader(max_envelope_bytes=max_envelope_bytes, max_payload_bytes=max_payload_bytes)
+        self._next_id = 0
+        self._awaited: dict[int, Api] = {}
+        self._versions: dict[int, int] | None = None
+
+    def __repr__(self) -> str:
+        state = "ready" if self.is_ready else "before handshake"
+        return f"<ClientConnection {state}, {self.in_flight} in flight>"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests await their answer."""
+        return len(self._awaited)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server's versions are known, so that ``send`` may be called."""
+        return self._versions is not None
+
+    def version_of(self, api_key: int) -> int | None:
+        """The version spoken with this server, or None when there is no common one."""
+        return None if self._versions is None else self._versions.get(api_key)
+
+    def handshake(
+        self, software_name: str = "kafkalite", software_version: str = ""
+    ) -> tuple[int, list[Buffer]]:
+        """The ApiVersions request that opens the connection: (correlation id, buffers to write)."""
+        message = ApiVersionsRequest(software_name, software_version)
+        return self._request(APIS[ApiKey.API_VERSIONS], 0, message, ())
+
+    def send(self, message: Struct, payload_parts: Iterable[Buffer] = ()) -> tuple[int, list[Buffer]]:
+        """The request as (correlation id, buffers to write in order), in the negotiated version.
+
+        Raises LocalProtocolError before the handshake is answered, when the server speaks no version of this
+        api that we do, and when a limit or a type is broken; nothing is then awaited.
+        """
+        api = APIS[API_KEY_BY_REQUEST[type(message)]]
+        if self._versions is None:
+            raise LocalProtocolError(f"{api.key.name} can't be sent before ApiVersions is answered")
+        version = self._versions.get(api.key)
+        if version is None:
+            raise LocalProtocolError(f"the broker speaks no version of {api.key.name} that we do")
+        return self._request(api, version, message, payload_parts)
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes of the stream belong: writable, at least one byte long."""
+        return self._reader.get_buffer(size_hint)
+
+    def buffer_updated(self, byte_count: int) -> list[Response]:
+        """``byte_count`` bytes were written to the last ``get_buffer()``: the answers they complete.
+
+        Raises RemoteProtocolError; close then, and count what is in flight as not answered.
+        """
+        return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
+
+    def eof(self) -> None:
+        """The server sends no more. Raises RemoteProtocolError when that cuts a frame off."""
+        if self._reader.is_mid_frame:
+            raise RemoteProtocolError("the stream ended inside a frame")
+
+    def _request(
+        self, api: Api, version: int, message: Struct, payload_parts: Iterable[Buffer]
+    ) -> tuple[int, list[Buffer]]:
+        correlation_id = self._next_id
+        envelope = codec.encode((int(api.key), version, correlation_id, self.client_id, message))
+        buffers = encode_frame(envelope, payload_parts)
+        self._next_id = 0 if correlation_id == MAX_CORRELATION_ID else correlation_id + 1
+        self._awaited[correlation_id] = api
+        return correlation_id, buffers
+
+    def _understand(self, frame: Frame) -> Response:
+        head = codec.decode_response_head(frame.envelope)
+        api = self._awaited.pop(head.correlation_id, None)
+        if api is None:
+            raise RemoteProtocolError(
+                f"an answer to a request never sent: correlation id {head.correlation_id}"
+            )
+        message = codec.decode_response_body(api.response, RequestError, head.body)
+        if type(message) is RequestError:
+            if message.error_code == ErrorCode.NONE:
+                raise RemoteProtocolError(f"{api.key.name} was answered with an error without a code")
+        elif type(message) is ApiVersionsResponse and message.error_code == ErrorCode.NONE:
+            self._versions = _common_versions(message)
+        _match_payload(message, frame.payload)
+        return Response(head.correlation_id, head.throttle_ms, message, frame.payload)
+
+
+def _bad(
+    head: codec.RequestHead, error_code: ErrorCode, error_message: str, *, fatal: bool = False
+) -> BadRequest:
+    return BadRequest(
+        head.correlation_id, int(error_code), error_message, head.api_key, head.api_version, fatal
+    )
+
+
+def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:
+    """For each api both sides know, the highest version both speak."""
+    common = {}
+    for offered in answer.apis:
+        api = APIS.get(offered.api_key)
+        if api is not None:
+            version = min(api.max_version, offered.max_version)
+            if version >= max(api.min_version, offered.min_version):
+                common[offered.api_key] = version
+    return common
+
+
+def _match_payload(message: Struct, payload: memoryview) -> None:
+    """Check that the lengths the body tells are those of the payload. Raises RemoteProtocolError."""
+    told = 0
+    if type(message) is ProduceRequest or type(message) is FetchResponse:
+        for partition in message.partitions:
+            if partition.length_bytes < 0:
+                raise RemoteProtocolError(f"a negative length_bytes: {partition.length_bytes}")
+            told += partition.length_bytes
+    if told != len(payload):
+        raise RemoteProtocolError(f"the body tells of {told} bytes of payload, the frame has {len(payload)}")

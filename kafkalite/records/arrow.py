@@ -1,0 +1,168 @@
+"""Record batches to and from Arrow. The only module of records that imports pyarrow: import it lazily.
+
+What is taken over and what is copied: the bytes of keys and values are never copied in either direction,
+nor are their validity bitmaps. Offsets (4 bytes per record) are, because Arrow wants them aligned in
+memory and a msgpack body does not align anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafkalite.errors import CorruptBatchError, RecordError
+from kafkalite.model import NO_TIMESTAMP, Headers
+from kafkalite.records.columns import BinaryColumn, BinaryView
+
+HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
+TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", TIMESTAMP_TYPE),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+
+# --- from Arrow --------------------------------------------------------------------------------------
+
+
+def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
+    """(count, column) per chunk of an Arrow array of bytes or text; None where all are null.
+
+    Raises RecordError for an array of anything else.
+    """
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    return [(len(chunk), _binary_column(chunk)) for chunk in chunks if len(chunk)]
+
+
+def _binary_column(array: Any) -> BinaryColumn | None:
+    if not isinstance(array, pa.Array):
+        raise RecordError(f"{type(array).__name__} is not an Arrow array", hint="or use extend() for lists")
+    if array.null_count == len(array):
+        return None
+    if array.type not in (pa.binary(), pa.string()):
+        try:
+            array = array.cast(pa.binary())
+        except pa.ArrowException as error:
+            raise RecordError(f"an Arrow array of {array.type} can't be keys or values: {error}") from error
+    count = len(array)
+    validity, offsets, data = array.buffers()
+    relevant = memoryview(offsets)[4 * array.offset : 4 * (array.offset + count + 1)]
+    starts = memoryview(relevant).cast("i")
+    first, end = starts[0], starts[count]
+    if first:
+        shifted = pc.subtract(
+            pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(relevant)]), first
+        )
+        relevant = memoryview(shifted.buffers()[1])[: 4 * (count + 1)]
+    present = memoryview(data)[first:end] if data is not None else memoryview(b"")
+    return BinaryColumn(count, relevant, (present,), end - first, _validity(array, validity))
+
+
+def _validity(array: Any, bitmap: Any) -> memoryview | None:
+    if not array.null_count:
+        return None
+    size_bytes = (len(array) + 7) // 8
+    if array.offset % 8:
+        # The first bit lies inside a byte: let Arrow move all of them.
+        return memoryview(pc.is_valid(array).buffers()[1])[:size_bytes]
+    first = array.offset // 8
+    return memoryview(bitmap)[first : first + size_bytes]
+
+
+def timestamps(values: Any) -> Iterable[int]:
+    """Milliseconds from an Arrow array of integers or timestamps; another iterable as it is."""
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        return values  # type: ignore[no-any-return]
+    if values.null_count:
+        raise RecordError("a timestamp is null", hint="fill nulls with -1, which means none")
+    try:
+        if pa.types.is_timestamp(values.type):
+            values = values.cast(pa.timestamp("ms", tz=values.type.tz), safe=False)
+        return values.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    except pa.ArrowException as error:
+        raise RecordError(f"an Arrow array of {values.type} can't be timestamps: {error}") from error
+
+
+# --- to Arrow ----------------------------------------------------------------------------------------
+
+
+def record_batch(
+    base_offset: int,
+    count: int,
+    timestamps_ms: int | tuple[int, memoryview],
+    keys: BinaryView | None,
+    values: BinaryView | None,
+    headers: list[Headers] | None,
+) -> pa.RecordBatch:
+    """The columns as Arrow has them. ``timestamps_ms`` is one for all, or (base, deltas).
+
+    A record without headers has null there. Raises CorruptBatchError for columns that don't hold together.
+    """
+    try:
+        return pa.record_batch(
+            [
+                pc.add(_count_up(count), pa.scalar(base_offset, pa.int64())),
+                _timestamp_array(timestamps_ms, count),
+                _binary_array(keys, count),
+                _binary_array(values, count),
+                pa.nulls(count, HEADERS_TYPE) if headers is None else _headers_array(headers),
+            ],
+            schema=SCHEMA,
+        )
+    except pa.ArrowException as error:
+        raise CorruptBatchError(f"the columns of the batch don't hold together: {error}") from error
+
+
+def _count_up(count: int) -> pa.Array:
+    """0, 1, 2 … below ``count``."""
+    return _counted(1 << (count - 1).bit_length())[:count]
+
+
+@lru_cache(maxsize=4)
+def _counted(count: int) -> pa.Array:
+    return pa.array(range(count), pa.int64())
+
+
+def _timestamp_array(common_or_deltas: int | tuple[int, memoryview], count: int) -> pa.Array:
+    if isinstance(common_or_deltas, int):
+        # Five times as fast as pa.repeat.
+        repeated = common_or_deltas.to_bytes(8, sys.byteorder, signed=True) * count
+        return pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(repeated)])
+    base_timestamp_ms, deltas = common_or_deltas
+    width = pa.int32() if len(deltas) == 4 * count else pa.int64()
+    array = pa.Array.from_buffers(width, count, [None, pa.py_buffer(bytes(deltas))]).cast(pa.int64())
+    timestamps_ms = pc.add_checked(array, pa.scalar(base_timestamp_ms, pa.int64()))
+    if pc.min(timestamps_ms).as_py() < NO_TIMESTAMP:
+        raise CorruptBatchError(f"timestamps down to {pc.min(timestamps_ms)} ms")
+    return timestamps_ms.cast(TIMESTAMP_TYPE)
+
+
+def _binary_array(column: BinaryView | None, count: int) -> pa.Array:
+    if column is None:
+        return pa.nulls(count, pa.binary())
+    buffers = [
+        None if column.validity is None else pa.py_buffer(column.validity),
+        pa.py_buffer(bytes(column.offsets)),
+        pa.py_buffer(column.data),
+    ]
+    array = pa.Array.from_buffers(pa.binary(), count, buffers)
+    array.validate(full=True)  # every offset, in C++
+    return array
+
+
+def _headers_array(headers: list[Headers]) -> pa.Array:
+    rows = [
+        [{"name": name, "value": value} for name, value in record_headers] if record_headers else None
+        for record_headers in headers
+    ]
+    return pa.array(rows, HEADERS_TYPE)

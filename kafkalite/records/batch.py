@@ -1,0 +1,198 @@
+"""Read record batches: a view over the bytes of one, its columns as lists, as records, as Arrow.
+
+Nothing in the bytes is believed before it is checked. Whatever they hold, only CorruptBatchError and
+BatchTooLargeError come out of here, and no more than ``MAX_DECOMPRESSED_BYTES`` is unpacked. Checks
+are per column, not per record; they are part of the figures in ``python -m benchmarks records``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from kafkalite.errors import CorruptBatchError, RecordError
+from kafkalite.limits import MAX_DECOMPRESSED_BYTES
+from kafkalite.model import Headers, Record, TimestampType
+from kafkalite.records.columns import BodyView, decode_headers, decode_timestamps, view_body
+from kafkalite.records.compression import decompress
+from kafkalite.records.header import (
+    HEADER_BYTES,
+    BatchHeader,
+    Buffer,
+    Codec,
+    check,
+    check_length,
+    total_length,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(slots=True)
+class Columns:
+    """The records of one batch, column by column; item i of each belongs to record i.
+
+    ``timestamps`` is one number of milliseconds when all are equal; ``keys`` and ``headers`` are None
+    when no record has any.
+    """
+
+    offsets: range
+    timestamps: int | list[int]
+    keys: list[bytes | None] | None
+    values: list[bytes | None]
+    headers: list[Headers] | None
+
+
+class RecordBatch:
+    """One batch over its bytes, which must not change meanwhile; they are not copied before they are read.
+
+    Raises CorruptBatchError when ``buffer`` is not exactly one batch, or its CRC-32C is wrong. ``check_crc``
+    may be False for bytes that were checked already.
+    """
+
+    __slots__ = ("_body", "_buffer", "header")
+
+    def __init__(self, buffer: Buffer, *, check_crc: bool = True) -> None:
+        self.header: BatchHeader = check(buffer) if check_crc else check_length(buffer)
+        self._buffer = memoryview(buffer)
+        self._body: BodyView | None = None
+
+    def __repr__(self) -> str:
+        header = self.header
+        offsets = f"{header.base_offset}..{header.last_offset}"
+        return f"<RecordBatch {offsets} {header.codec}, {len(self._buffer)} bytes>"
+
+    def __len__(self) -> int:
+        return self.header.record_count
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, with topic "" and partition -1: a batch does not know where it is stored."""
+        return iter(self.records("", -1))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole batch as it is stored, header included."""
+        return len(self._buffer)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes of the whole batch."""
+        return self._buffer
+
+    def columns(self) -> Columns:
+        """Every column in Python's own objects. Raises CorruptBatchError, BatchTooLargeError."""
+        header, body = self.header, self._view()
+        count = header.record_count
+        return Columns(
+            range(header.base_offset, header.next_offset),
+            self._timestamps(body),
+            None if body.keys is None else body.keys.decode(),
+            [None] * count if body.values is None else body.values.decode(),
+            None if body.headers is None else decode_headers(body.headers, count),
+        )
+
+    def records(self, topic: str, partition: int, *, from_offset: int | None = None) -> list[Record]:
+        """The records from ``from_offset`` on (inclusive; all by default). Raises as ``columns``."""
+        columns = self.columns()
+        offsets: Sequence[int] = columns.offsets
+        skipped = 0 if from_offset is None else max(from_offset - self.header.base_offset, 0)
+        fields: list[Any] = [offsets, columns.timestamps, columns.keys, columns.values, columns.headers]
+        if skipped:
+            fields = [field[skipped:] if isinstance(field, list | range) else field for field in fields]
+        offsets, timestamps, keys, values, headers = fields
+        rows = zip(
+            repeat(topic),
+            repeat(partition),
+            offsets,
+            repeat(timestamps) if isinstance(timestamps, int) else timestamps,
+            repeat(self.header.timestamp_type),
+            repeat(None) if keys is None else keys,
+            values,
+            repeat(()) if headers is None else headers,
+            strict=False,  # the constants repeat without end
+        )
+        return _make_records(rows)
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Columns offset, timestamp (milliseconds, UTC), key, value, headers; a null where there is none.
+
+        Keys and values stay where they are in this batch's buffer (or in the one it was unpacked to),
+        which lives as long as the result. Raises as ``columns``.
+        """
+        from kafkalite.records import arrow
+
+        header, body = self.header, self._view()
+        timestamps: int | tuple[int, memoryview]
+        if body.timestamp_deltas is None or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            timestamps = self._common_timestamp()
+        else:
+            timestamps = (header.base_timestamp_ms, body.timestamp_deltas)
+        count = header.record_count
+        headers = None if body.headers is None else decode_headers(body.headers, count)
+        return arrow.record_batch(header.base_offset, count, timestamps, body.keys, body.values, headers)
+
+    def _timestamps(self, body: BodyView) -> int | list[int]:
+        header = self.header
+        if body.timestamp_deltas is None or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return self._common_timestamp()
+        return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
+
+    def _common_timestamp(self) -> int:
+        """KIP-32: with log append time, the max timestamp is every record's."""
+        header = self.header
+        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return header.max_timestamp_ms
+        return header.base_timestamp_ms
+
+    def _view(self) -> BodyView:
+        """The body, unpacked and its columns found; kept for the next call."""
+        if self._body is None:
+            header = self.header
+            if not header.is_columnar:
+                raise RecordError(
+                    f"record batch at offset {header.base_offset} holds Kafka's rows, not columns",
+                    hint="it was written by a client of Kafka's protocol; this version does not read it",
+                )
+            body = self._buffer[HEADER_BYTES:]
+            if header.codec is not Codec.NONE:
+                body = memoryview(decompress(header.codec, body, MAX_DECOMPRESSED_BYTES))
+            try:
+                self._body = view_body(body, header.record_count)
+            except CorruptBatchError as error:
+                message = f"record batch at offset {header.base_offset}: {error.message}"
+                raise CorruptBatchError(message) from error
+        return self._body
+
+
+def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
+    """A Record of each row: what ``map(Record._make, rows)`` makes, without a Python function around each.
+
+    The garbage collector pauses: every few hundred new tuples it would look for cycles among all of them,
+    find none, and double the time. It is only paused where it was running, and started again at once, so
+    that two threads in here can't leave it stopped.
+    """
+    make = partial(map, tuple.__new__, repeat(Record))
+    if not gc.isenabled():
+        return list(make(rows))
+    gc.disable()
+    try:
+        return list(make(rows))
+    finally:
+        gc.enable()
+
+
+def iter_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
+    """The batches that lie back to back in ``buffer``. Raises CorruptBatchError at the first that is none."""
+    view = memoryview(buffer)
+    position = 0
+    while position < len(view):
+        length_bytes = total_length(view, position)
+        if not length_bytes or length_bytes > len(view) - position:
+            raise CorruptBatchError(f"no whole record batch at position {position} of {len(view)} bytes")
+        yield RecordBatch(view[position : position + length_bytes], check_crc=check_crc)
+        position += length_bytes

@@ -1,0 +1,471 @@
+"""Build record batches: one record at a time, from lists, from Arrow.
+
+``build_batch`` makes a batch of lists in one call. ``RecordBatchBuilder`` gathers what arrives in pieces:
+single records wait in plain lists, whole columns are joined at once and kept as chunks, and ``build``
+joins everything into one writable buffer, body, header and CRC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kafkalite.errors import BatchTooLargeError, RecordError
+from kafkalite.limits import MAX_DECOMPRESSED_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORDS_PER_BATCH
+from kafkalite.model import (
+    NO_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    Headers,
+    TimestampType,
+)
+from kafkalite.records.columns import (
+    ARRAY_OF_4,
+    NIL,
+    BinaryColumn,
+    binary_column,
+    binary_parts,
+    checked_headers,
+    concatenate,
+    header_parts,
+    timestamp_parts,
+)
+from kafkalite.records.compression import check_level, compress
+from kafkalite.records.header import (
+    COLUMN_CODEC_SHIFT,
+    COLUMNAR,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    MAX_INT64,
+    TIMESTAMP_TYPE_BIT,
+    Buffer,
+    Codec,
+    seal,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: What a record costs beside its own bytes: an offset for its key, one for its value, a timestamp.
+_RECORD_OVERHEAD_BYTES: Final = 4 + 4 + 4
+#: The header, and what msgpack says around the columns.
+_BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
+
+
+class _Timestamps(NamedTuple):
+    """Timestamps and their bounds, both inclusive. ``values`` is None when all are the same."""
+
+    values: list[int] | None
+    lowest_ms: int
+    highest_ms: int
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Records that came together. ``headers`` is one item per record, or None."""
+
+    count: int
+    timestamps: _Timestamps
+    keys: BinaryColumn | None
+    values: BinaryColumn | None
+    headers: Sequence[Headers] | None
+
+    @property
+    def size_bytes(self) -> int:
+        columns = [column.data_bytes for column in (self.keys, self.values) if column is not None]
+        headers = sum(map(_headers_bytes, self.headers)) if self.headers else 0
+        return sum(columns) + headers + self.count * _RECORD_OVERHEAD_BYTES
+
+
+class RecordBatchBuilder:
+    """Gathers records and builds a batch of them.
+
+    ``level`` is the codec's own, None for its default. A refused record or column leaves the builder as it
+    was. ``build`` changes nothing: it may be called again, say with another sequence.
+
+    Invariant: ``_keys`` and ``_headers`` are no longer than ``_values``; what they lack at the end is null.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_chunks_bytes",
+        "_chunks_count",
+        "_codec",
+        "_headers",
+        "_keys",
+        "_level",
+        "_single_bytes",
+        "_timestamp_type",
+        "_timestamps",
+        "_values",
+    )
+
+    def __init__(
+        self,
+        *,
+        codec: Codec = Codec.NONE,
+        level: int | None = None,
+        timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    ) -> None:
+        check_level(codec, level)
+        self._codec = codec
+        self._level = level
+        self._timestamp_type = timestamp_type
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"<RecordBatchBuilder {self._codec}, {self.record_count} records, {self.size_bytes} bytes>"
+
+    def __len__(self) -> int:
+        return self._chunks_count + len(self._values)
+
+    @property
+    def record_count(self) -> int:
+        return self._chunks_count + len(self._values)
+
+    @property
+    def size_bytes(self) -> int:
+        """About as many bytes as the batch will have uncompressed."""
+        singles_bytes = self._single_bytes + len(self._values) * _RECORD_OVERHEAD_BYTES
+        return _BATCH_OVERHEAD_BYTES + self._chunks_bytes + singles_bytes
+
+    def clear(self) -> None:
+        """Forget every record; codec, level and timestamp type stay."""
+        self._chunks: list[_Chunk] = []
+        self._chunks_bytes = 0
+        self._chunks_count = 0
+        self._clear_singles()
+
+    def _clear_singles(self) -> None:
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] = []
+        self._timestamps: list[int] = []
+        self._headers: list[Headers] = []
+        self._single_bytes = 0
+
+    def append(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        timestamp_ms: int = NO_TIMESTAMP,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Add one record. Raises RecordError for a value, key, timestamp or headers that can't be one."""
+        # The commonest record, bytes without key and headers, takes the shortest way.
+        if type(value) is bytes:
+            value_bytes = len(value)
+        else:
+            value = _own_bytes(value)
+            value_bytes = len(value) if value is not None else 0
+        if type(timestamp_ms) is not int or not NO_TIMESTAMP <= timestamp_ms <= MAX_INT64:
+            raise _bad_timestamp(timestamp_ms)
+        if key is not None:
+            if type(key) is not bytes:
+                key = bytes(_own_bytes(key) or b"")
+            value_bytes += len(key)
+        if headers:
+            self._append_headers(checked_headers(headers))
+        if key is not None:
+            keys = self._keys
+            if len(keys) != len(self._values):
+                keys.extend(repeat(None, len(self._values) - len(keys)))
+            keys.append(key)
+        self._single_bytes += value_bytes
+        self._values.append(value)
+        self._timestamps.append(timestamp_ms)
+
+    def _append_headers(self, headers: Headers) -> None:
+        self._headers.extend(repeat((), len(self._values) - len(self._headers)))
+        self._headers.append(headers)
+        self._single_bytes += _headers_bytes(headers)
+
+    def extend(
+        self,
+        values: Iterable[bytes | None],
+        keys: Iterable[bytes | None] | None = None,
+        timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
+        headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
+    ) -> None:
+        """Add many records: one of each iterable per record, or one timestamp for all.
+
+        Raises RecordError when the lengths differ or one of them can't be a record; nothing is added then.
+        """
+        self._push(_chunk(values, keys, timestamps_ms, headers))
+
+    def extend_arrow(
+        self,
+        values: pyarrow.Array | pyarrow.ChunkedArray,
+        keys: pyarrow.Array | pyarrow.ChunkedArray | None = None,
+        timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
+    ) -> None:
+        """Add the records of Arrow arrays: binary, string, their large and view kinds, or fixed-size binary.
+
+        Buffers are taken over without a copy until ``build`` joins them, so they must not change before.
+        Timestamps may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.
+        Raises RecordError for other types, for null timestamps and for differing lengths.
+        """
+        from kafkalite.records import arrow
+
+        value_columns = arrow.binary_columns(values)
+        count = sum(count for count, _ in value_columns)
+        key_columns = [(count, None)] if keys is None else arrow.binary_columns(keys)
+        timestamps = timestamps_ms
+        if not isinstance(timestamps, int):
+            timestamps = arrow.timestamps(timestamps)
+        if count:
+            self._push(
+                _Chunk(
+                    count,
+                    _checked_timestamps(timestamps, count),
+                    _same_count("keys", concatenate(key_columns), sum(n for n, _ in key_columns), count),
+                    concatenate(value_columns),
+                    None,
+                )
+            )
+
+    def _push(self, chunk: _Chunk | None) -> None:
+        if chunk is None:
+            return
+        if self.record_count + chunk.count > MAX_RECORDS_PER_BATCH:
+            raise _too_many_records(self.record_count + chunk.count)
+        singles = self._singles()
+        if singles is not None:
+            self._keep(singles)
+            self._clear_singles()
+        self._keep(chunk)
+
+    def _keep(self, chunk: _Chunk) -> None:
+        self._chunks.append(chunk)
+        self._chunks_bytes += chunk.size_bytes
+        self._chunks_count += chunk.count
+
+    def _singles(self) -> _Chunk | None:
+        """The records that came one at a time since the last chunk."""
+        count = len(self._values)
+        if not count:
+            return None
+        keys = None
+        if self._keys:
+            keys = binary_column([*self._keys, *repeat(None, count - len(self._keys))])
+        headers = None
+        if self._headers:
+            headers = [*self._headers, *repeat((), count - len(self._headers))]
+        timestamps = _bounded(self._timestamps)
+        return _Chunk(count, timestamps, keys, binary_column(self._values), headers)
+
+    def build(
+        self,
+        *,
+        base_offset: int = 0,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+        leader_epoch: int = NO_EPOCH,
+    ) -> bytearray:
+        """The batch of all records so far, in a buffer of its own that a leader may stamp in place.
+
+        Raises RecordError when there is no record, BatchTooLargeError when the batch breaks a limit.
+        """
+        singles = self._singles()
+        chunks = self._chunks if singles is None else [*self._chunks, singles]
+        if not chunks:
+            raise RecordError("a batch needs at least one record")
+        return _build(
+            _merge(chunks),
+            codec=self._codec,
+            level=self._level,
+            timestamp_type=self._timestamp_type,
+            producer=(producer_id, producer_epoch, base_sequence),
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+        )
+
+
+def build_batch(
+    values: Iterable[bytes | None],
+    keys: Iterable[bytes | None] | None = None,
+    timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
+    headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
+    codec: Codec = Codec.NONE,
+    *,
+    level: int | None = None,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    base_offset: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    leader_epoch: int = NO_EPOCH,
+) -> bytearray:
+    """One batch of whole columns: the fastest way from lists to bytes.
+
+    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``.
+    """
+    chunk = _chunk(values, keys, timestamps_ms, headers)
+    if chunk is None:
+        raise RecordError("a batch needs at least one record")
+    return _build(
+        chunk,
+        codec=codec,
+        level=level,
+        timestamp_type=timestamp_type,
+        producer=(producer_id, producer_epoch, base_sequence),
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )
+
+
+def _chunk(
+    values: Iterable[Any], keys: Iterable[Any] | None, timestamps_ms: int | Iterable[int], headers: Any
+) -> _Chunk | None:
+    """The chunk of these columns, checked; None when there is no record."""
+    value_list = values if isinstance(values, list | tuple) else list(values)
+    count = len(value_list)
+    key_column = None
+    if keys is not None:
+        key_list = keys if isinstance(keys, list | tuple) else list(keys)
+        key_column = _same_count("keys", binary_column(key_list), len(key_list), count)
+    header_list = None
+    if headers is not None:
+        header_list = [checked_headers(record_headers) for record_headers in headers]
+        _same_count("headers", None, len(header_list), count)
+    timestamps = _checked_timestamps(timestamps_ms, count)
+    if not count:
+        return None
+    return _Chunk(count, timestamps, key_column, binary_column(value_list), header_list)
+
+
+def _same_count(name: str, column: BinaryColumn | None, actual: int, expected: int) -> BinaryColumn | None:
+    if actual != expected:
+        raise RecordError(f"{actual} {name} for {expected} values", hint="give one per value, or none at all")
+    return column
+
+
+def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Timestamps:
+    """Raises RecordError for what can't be ``count`` timestamps."""
+    try:
+        if isinstance(timestamps_ms, int):
+            timestamps = _Timestamps(None, timestamps_ms, timestamps_ms)
+        else:
+            values = list(timestamps_ms)
+            _same_count("timestamps", None, len(values), count)
+            timestamps = _bounded(values) if values else _Timestamps(None, NO_TIMESTAMP, NO_TIMESTAMP)
+        if timestamps.lowest_ms < NO_TIMESTAMP:
+            raise _bad_timestamp(timestamps.lowest_ms)
+        if timestamps.highest_ms > MAX_INT64:
+            raise _bad_timestamp(timestamps.highest_ms)
+    except TypeError as error:
+        raise RecordError(f"timestamps must be whole numbers of milliseconds: {error}") from error
+    return timestamps
+
+
+def _bounded(values: list[int]) -> _Timestamps:
+    """``values``, at least one, with their bounds."""
+    lowest_ms, highest_ms = min(values), max(values)
+    if lowest_ms == highest_ms and type(lowest_ms) is int:
+        return _Timestamps(None, lowest_ms, highest_ms)
+    return _Timestamps(values, lowest_ms, highest_ms)
+
+
+def _merge(chunks: list[_Chunk]) -> _Chunk:
+    """All chunks as one; the only one as it is."""
+    if len(chunks) == 1:
+        return chunks[0]
+    timestamps: list[int] = []
+    headers: list[Headers] = []
+    for chunk in chunks:
+        common = repeat(chunk.timestamps.lowest_ms, chunk.count)
+        timestamps.extend(common if chunk.timestamps.values is None else chunk.timestamps.values)
+        headers.extend(repeat((), chunk.count) if chunk.headers is None else chunk.headers)
+    return _Chunk(
+        len(timestamps),
+        _bounded(timestamps),
+        concatenate([(chunk.count, chunk.keys) for chunk in chunks]),
+        concatenate([(chunk.count, chunk.values) for chunk in chunks]),
+        headers,
+    )
+
+
+def _build(
+    chunk: _Chunk,
+    *,
+    codec: Codec,
+    level: int | None,
+    timestamp_type: TimestampType,
+    producer: tuple[int, int, int],
+    base_offset: int,
+    leader_epoch: int,
+) -> bytearray:
+    """Header and body joined once into the buffer that goes out, then sealed with the CRC."""
+    if chunk.count > MAX_RECORDS_PER_BATCH:
+        raise _too_many_records(chunk.count)
+    timestamps, lowest_ms, highest_ms = chunk.timestamps
+    base_timestamp_ms = lowest_ms if timestamps is None else timestamps[0]
+    body: list[Buffer] = [
+        ARRAY_OF_4,
+        *(
+            [NIL]
+            if timestamps is None
+            else timestamp_parts(timestamps, base_timestamp_ms, highest_ms - lowest_ms)
+        ),
+        *binary_parts(chunk.keys),
+        *binary_parts(chunk.values),
+        *header_parts(chunk.headers),
+    ]
+    body_bytes = sum(map(len, body))
+    if body_bytes > MAX_PAYLOAD_BYTES - HEADER_BYTES:
+        raise BatchTooLargeError(f"a batch of {body_bytes} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
+    if codec is not Codec.NONE and body_bytes > MAX_DECOMPRESSED_BYTES:
+        codec = Codec.NONE  # a reader would refuse to unpack it
+    if codec is not Codec.NONE:
+        body = [compress(codec, b"".join(body), level)]
+        body_bytes = len(body[0])
+    attributes = COLUMNAR | codec << COLUMN_CODEC_SHIFT
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        attributes |= TIMESTAMP_TYPE_BIT
+    header = HEADER.pack(
+        base_offset,
+        HEADER_BYTES + body_bytes - LENGTH_OVERHEAD_BYTES,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        chunk.count - 1,
+        base_timestamp_ms,
+        highest_ms,
+        *producer,
+        chunk.count,
+    )
+    batch = bytearray().join((header, *body))
+    seal(batch)
+    return batch
+
+
+def _own_bytes(value: Any) -> bytes | None:
+    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise RecordError(
+        f"a key or value is {type(value).__name__}, but must be bytes or None",
+        hint="encode it first, for example text.encode()",
+    )
+
+
+def _headers_bytes(headers: Headers) -> int:
+    """About as many bytes as ``headers`` take."""
+    return sum(len(name) + len(value or b"") + 8 for name, value in headers)
+
+
+def _bad_timestamp(timestamp_ms: object) -> RecordError:
+    return RecordError(f"timestamp {timestamp_ms!r} is no whole number of milliseconds from -1 to 2**63 - 1")
+
+
+def _too_many_records(count: int) -> BatchTooLargeError:
+    return BatchTooLargeError(f"{count} records in one batch; the limit is {MAX_RECORDS_PER_BATCH}")

@@ -1,0 +1,203 @@
+"""Compress and decompress the body of a batch: bounded in memory and time against hostile bytes.
+
+==========  ================================================  ==========================================
+codec       the compressed bytes are                          how the output is bounded
+==========  ================================================  ==========================================
+gzip        one gzip member (RFC 1952)                        zlib's own ``max_length``
+snappy      one snappy block, its length in front             the length is read first
+lz4         one LZ4 frame, blocks linked, no checksums        the output buffer has a fixed size
+zstd        one Zstandard frame                               the length is read first, when it is there
+==========  ================================================  ==========================================
+
+The frames carry no checksums of their own where they may go without: the batch's CRC-32C covers them.
+No output buffer is larger than the codec could fill from the bytes given (``_MAX_RATIO``), so a few
+bytes that promise much cost little. cramjam is imported at the first batch that needs it; gzip is the
+standard library's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from typing import Any, Final
+
+from kafkalite.errors import BatchTooLargeError, ConfigError, CorruptBatchError, RecordError
+from kafkalite.records.header import Buffer, Codec
+
+_GZIP_WINDOW: Final = 31  # 15 bits of window, and 16: a gzip header rather than zlib's
+
+#: (lowest, highest, default) level. Kafka's ranges, where the libraries agree.
+_LEVELS: Final = {
+    Codec.GZIP: (1, 9, 6),
+    Codec.LZ4: (1, 12, 1),
+    Codec.ZSTD: (-7, 22, 3),
+}
+
+# Most output bytes per input byte. Snappy: a copy of 64 bytes takes 3. LZ4: a length byte says 255 more.
+# Zstandard: a repeated byte, 128 KiB of it, takes a block of 4.
+_MAX_RATIO: Final = {Codec.SNAPPY: 22, Codec.LZ4: 256, Codec.ZSTD: 32 * 1024}
+_FIRST_GUESS_RATIO: Final = 4
+_GUESS_GROWTH: Final = 8
+_MIN_BUFFER_BYTES: Final = 4096
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ZSTD_DICTIONARY_ID_BYTES: Final = (0, 1, 2, 4)
+_ZSTD_CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
+
+
+@cache
+def _cramjam() -> Any:
+    try:
+        import cramjam
+    except ImportError as error:
+        raise RecordError(
+            "snappy, lz4 and zstd need the package cramjam, which is not installed",
+            hint="pip install 'kafkalite[compression]'",
+        ) from error
+    return cramjam
+
+
+def check_level(codec: Codec, level: int | None) -> None:
+    """Raises ConfigError when ``codec`` has no such level; None is its default."""
+    if level is None:
+        return
+    if codec not in _LEVELS:
+        raise ConfigError(key="compression.level", value=level, allowed=f"left out: {codec} has no levels")
+    lowest, highest, _ = _LEVELS[codec]
+    if not lowest <= level <= highest:
+        allowed = f"a whole number from {lowest} to {highest}"
+        raise ConfigError(key=f"compression.{codec}.level", value=level, allowed=allowed)
+
+
+def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
+    """``data`` compressed; as it is for NONE. Raises ConfigError for a level that the codec does not have."""
+    check_level(codec, level)
+    if level is None and codec in _LEVELS:
+        level = _LEVELS[codec][2]
+    match codec:
+        case Codec.NONE:
+            return data
+        case Codec.GZIP:
+            return zlib.compress(data, level if level is not None else -1, wbits=_GZIP_WINDOW)
+        case Codec.SNAPPY:
+            return memoryview(_cramjam().snappy.compress_raw(data))
+        case Codec.LZ4:
+            compressor = _cramjam().lz4.Compressor(level, content_checksum=False, block_linked=True)
+            compressor.compress(data)
+            return memoryview(compressor.finish())
+        case Codec.ZSTD:
+            return memoryview(_cramjam().zstd.compress(data, level))
+
+
+def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
+    """``data`` unpacked; as it is for NONE.
+
+    Raises BatchTooLargeError when that is more than ``max_bytes``, CorruptBatchError when it isn't of
+    that codec. Allocates at most ``max_bytes`` and the codec's own window.
+    """
+    if codec is Codec.NONE:
+        return data
+    if codec is Codec.GZIP:
+        return _gunzip(data, max_bytes)
+    declared = _declared_bytes(codec, data)
+    if declared is not None:
+        if declared > max_bytes:
+            raise _too_large(codec, data, max_bytes)
+        if declared > _most_bytes(codec, data):
+            raise CorruptBatchError(f"{len(data)} bytes of {codec} can't unpack to {declared}, as they say")
+        unpacked = _unpack_into(codec, data, declared)
+        if isinstance(unpacked, Exception):
+            raise _corrupt(codec, data, unpacked) from unpacked
+        return unpacked
+    return _unpack_growing(codec, data, max_bytes)
+
+
+def _gunzip(data: Buffer, max_bytes: int) -> bytes:
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        unpacked = unpacker.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise _corrupt(Codec.GZIP, data, error) from error
+    if len(unpacked) > max_bytes:
+        raise _too_large(Codec.GZIP, data, max_bytes)
+    if not unpacker.eof or unpacker.unused_data:
+        raise _corrupt(Codec.GZIP, data, "it does not end where the batch ends")
+    return unpacked
+
+
+def _declared_bytes(codec: Codec, data: Buffer) -> int | None:
+    """The length of the unpacked bytes that the compressed bytes begin with, if they do."""
+    if codec is Codec.SNAPPY:
+        try:
+            return int(_cramjam().snappy.decompress_raw_len(data))
+        except _cramjam().DecompressionError as error:
+            raise _corrupt(codec, data, error) from error
+    if codec is Codec.ZSTD:
+        return _zstd_content_bytes(data)
+    return None
+
+
+def _zstd_content_bytes(data: Buffer) -> int | None:
+    """RFC 8878, 3.1.1.1: Frame_Content_Size, or None when the frame does not tell."""
+    if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = data[4]
+    is_single_segment = bool(descriptor & 0x20)
+    size_bytes = _ZSTD_CONTENT_SIZE_BYTES[descriptor >> 6] or int(is_single_segment)
+    if not size_bytes:
+        return None
+    position = 5 + (not is_single_segment) + _ZSTD_DICTIONARY_ID_BYTES[descriptor & 3]
+    declared = int.from_bytes(data[position : position + size_bytes], "little")
+    return declared + 256 if size_bytes == 2 else declared
+
+
+def _most_bytes(codec: Codec, data: Buffer) -> int:
+    return _MAX_RATIO[codec] * len(data)
+
+
+def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exception:
+    """``data`` unpacked into a buffer of that size, cut to what was filled; or why it could not be."""
+    buffer = bytearray(size_bytes)
+    modules = _cramjam()
+    unpackers = {
+        Codec.SNAPPY: modules.snappy.decompress_raw_into,
+        Codec.LZ4: modules.lz4.decompress_into,
+        Codec.ZSTD: modules.zstd.decompress_into,
+    }
+    try:
+        filled = unpackers[codec](data, buffer)
+    except (modules.DecompressionError, ValueError, OSError) as error:
+        return error
+    del buffer[filled:]
+    return buffer
+
+
+def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
+    """Unpack where no length is declared: into larger and larger buffers, none above ``max_bytes``.
+
+    Each buffer is eight times the one before, so all of them together cost little more than the last.
+    """
+    ceiling = min(max_bytes, max(_most_bytes(codec, data), _MIN_BUFFER_BYTES))
+    size_bytes = min(ceiling, max(len(data) * _FIRST_GUESS_RATIO, _MIN_BUFFER_BYTES))
+    while True:
+        unpacked = _unpack_into(codec, data, size_bytes)
+        if isinstance(unpacked, bytearray):
+            return unpacked
+        if size_bytes == ceiling:
+            break
+        size_bytes = min(ceiling, size_bytes * _GUESS_GROWTH)
+    # cramjam has one error for all; its text tells a full buffer from damaged bytes.
+    if ceiling == max_bytes and "whole buffer" in str(unpacked):
+        raise _too_large(codec, data, max_bytes) from unpacked
+    raise _corrupt(codec, data, unpacked) from unpacked
+
+
+def _too_large(codec: Codec, data: Buffer, max_bytes: int) -> BatchTooLargeError:
+    return BatchTooLargeError(
+        f"{len(data)} bytes of {codec} unpack to more than {max_bytes} bytes",
+        hint="builders leave a larger body uncompressed; this batch is refused",
+    )
+
+
+def _corrupt(codec: Codec, data: Buffer, why: object) -> CorruptBatchError:
+    return CorruptBatchError(f"{len(data)} bytes of a batch are not valid {codec}: {why}")

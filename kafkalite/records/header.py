@@ -1,0 +1,282 @@
+"""The fixed header of a record batch: parse, check, stamp, walk. Records stay opaque here.
+
+Kafka's record-batch-v2 header, big-endian, 61 bytes::
+
+    position  bytes  field
+           0      8  base offset                 stamped by the leader; not covered by the CRC
+           8      4  batch length                of everything after this field, so the total is 12 more
+          12      4  partition leader epoch      stamped by the leader; not covered by the CRC
+          16      1  magic                       2
+          17      4  CRC-32C                     of everything from position 21 to the end
+          21      2  attributes
+          23      4  last offset delta           record count - 1
+          27      8  base timestamp              milliseconds
+          35      8  max timestamp               milliseconds
+          43      8  producer id                 -1: not idempotent
+          51      2  producer epoch
+          53      4  base sequence
+          57      4  record count
+
+    attributes, by bit:
+        0-2   Kafka's codec, its rows follow; or 7, our columns follow
+        3     timestamp type: 0 create time, 1 log append time (then every record has the max timestamp)
+        4     transactional
+        5     control
+        8-10  the codec of our columns: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
+
+Why 7: no codec of Kafka has that number, so its clients fail loudly on our columns instead of
+misreading them, while they would silently skip an attribute bit they don't know.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kafkalite.errors import ConfigError, CorruptBatchError
+from kafkalite.limits import MAX_RECORDS_PER_BATCH, RECORD_BATCH_HEADER_BYTES
+from kafkalite.model import NO_TIMESTAMP, TimestampType
+from kafkalite.records.checksum import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER_BYTES: Final = RECORD_BATCH_HEADER_BYTES
+MAGIC: Final = 2
+COLUMNAR: Final = 7
+MAX_INT64: Final = 2**63 - 1
+
+CODEC_MASK: Final = 0b111
+TIMESTAMP_TYPE_BIT: Final = 1 << 3
+TRANSACTIONAL_BIT: Final = 1 << 4
+CONTROL_BIT: Final = 1 << 5
+COLUMN_CODEC_SHIFT: Final = 8
+
+LENGTH_POSITION: Final = 8
+CRC_POSITION: Final = 17
+ATTRIBUTES_POSITION: Final = 21
+MAX_TIMESTAMP_POSITION: Final = 35
+#: Bytes before and including the length field, which the length itself does not count.
+LENGTH_OVERHEAD_BYTES: Final = 12
+
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
+_BASE_OFFSET: Final = struct.Struct(">q")
+_UINT32: Final = struct.Struct(">I")
+_INT32: Final = struct.Struct(">i")
+_INT16: Final = struct.Struct(">h")
+# base offset, batch length, magic, last offset delta, max timestamp: what `scan` looks at.
+_SCAN: Final = struct.Struct(">qi4xb6xi8xq")
+
+assert HEADER.size == HEADER_BYTES
+assert LENGTH_POSITION + _INT32.size == LENGTH_OVERHEAD_BYTES
+
+
+class Codec(enum.IntEnum):
+    """Compression of a batch. Kafka's numbers; the name in configuration is the lower-case one."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @classmethod
+    def parse(cls, text: str) -> Codec:
+        """``"lz4"`` -> Codec.LZ4. Raises ConfigError for ``compression.type``."""
+        codec = cls.__members__.get(text.upper())
+        if codec is None:
+            allowed = "one of " + ", ".join(name.lower() for name in cls.__members__)
+            raise ConfigError(key="compression.type", value=text, allowed=allowed)
+        return codec
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+_CODECS: Final = tuple(Codec)
+
+
+class BatchHeader(NamedTuple):
+    """The fields of one header. ``length_bytes`` is the whole batch, header included.
+
+    A tuple, because it is made for each batch that passes: a frozen dataclass takes four times as long.
+    """
+
+    base_offset: int
+    length_bytes: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record: inclusive."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether the body is our columns; otherwise it is Kafka's rows."""
+        return self.attributes & CODEC_MASK == COLUMNAR
+
+    @property
+    def codec(self) -> Codec:
+        shift = COLUMN_CODEC_SHIFT if self.is_columnar else 0
+        return _CODECS[self.attributes >> shift & CODEC_MASK]
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        if self.attributes & TIMESTAMP_TYPE_BIT:
+            return TimestampType.LOG_APPEND_TIME
+        return TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at ``position``, its fields checked against each other. The CRC and the body are not read.
+
+    Raises CorruptBatchError when it is cut off or no header of a batch that a builder can make.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptBatchError(
+            f"a record batch header has {HEADER_BYTES} bytes, but {max(len(buffer) - position, 0)} are left"
+            f" at position {position}"
+        )
+    base_offset, batch_length, *fields = HEADER.unpack_from(buffer, position)
+    header = BatchHeader(base_offset, batch_length + LENGTH_OVERHEAD_BYTES, *fields)
+    problem = _problem(header)
+    if problem is not None:
+        raise CorruptBatchError(f"no valid record batch header at position {position}: {problem}")
+    return header
+
+
+def _problem(header: BatchHeader) -> str | None:
+    """What no builder would write, or None."""
+    if header.magic != MAGIC:
+        return f"magic is {header.magic}, not {MAGIC}"
+    if header.length_bytes < HEADER_BYTES:
+        return f"its length says {header.length_bytes} bytes, less than a header"
+    if header.last_offset_delta + 1 != header.record_count:
+        return f"{header.record_count} records, but the last offset delta is {header.last_offset_delta}"
+    if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
+        return f"{header.record_count} records, not 1 to {MAX_RECORDS_PER_BATCH}"
+    if not 0 <= header.base_offset <= MAX_INT64 - header.record_count:
+        return f"base offset is {header.base_offset}"
+    if header.base_timestamp_ms < NO_TIMESTAMP or header.max_timestamp_ms < NO_TIMESTAMP:
+        return f"timestamps {header.base_timestamp_ms} and {header.max_timestamp_ms} ms are below -1"
+    kafka_codec = header.attributes & CODEC_MASK
+    codec = header.attributes >> COLUMN_CODEC_SHIFT & CODEC_MASK if kafka_codec == COLUMNAR else kafka_codec
+    return None if codec < len(_CODECS) else f"unknown compression codec {codec}"
+
+
+def total_length(buffer: Buffer, position: int = 0) -> int:
+    """Bytes of the whole batch that starts at ``position``, read from its first 12 bytes.
+
+    0 when those 12 bytes are zero (preallocated space). Raises CorruptBatchError when fewer than 12
+    bytes are left or the length is less than a header's.
+    """
+    if len(buffer) - position < LENGTH_OVERHEAD_BYTES:
+        raise CorruptBatchError(f"fewer than {LENGTH_OVERHEAD_BYTES} bytes of a batch at position {position}")
+    base_offset, batch_length = _OFFSET_AND_LENGTH.unpack_from(buffer, position)
+    if batch_length == 0 and base_offset == 0:
+        return 0
+    length_bytes: int = batch_length + LENGTH_OVERHEAD_BYTES
+    if length_bytes < HEADER_BYTES:
+        raise CorruptBatchError(f"a batch of {length_bytes} bytes at position {position}: no header fits")
+    return length_bytes
+
+
+def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Walk the headers in [position, end) fast.
+
+    Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each whole batch.
+    Ends at the first bytes that can't be a batch: cut off by ``end``, a length below a header's, another
+    magic, zeros. The caller compares where the walk ended with ``end``; CRCs are not checked.
+    """
+    end = min(end, len(buffer))
+    unpack_from = _SCAN.unpack_from
+    last_start = end - HEADER_BYTES
+    while position <= last_start:
+        base_offset, batch_length, magic, last_offset_delta, max_timestamp_ms = unpack_from(buffer, position)
+        length_bytes = batch_length + LENGTH_OVERHEAD_BYTES
+        if (
+            length_bytes < HEADER_BYTES
+            or position + length_bytes > end
+            or magic != MAGIC
+            or last_offset_delta < 0
+        ):
+            return
+        yield position, base_offset, last_offset_delta, max_timestamp_ms, length_bytes
+        position += length_bytes
+
+
+def check(buffer: Buffer) -> BatchHeader:
+    """The header of the one batch that ``buffer`` is. Raises CorruptBatchError unless length and CRC agree.
+
+    The body is not unpacked: that its columns are well formed is for whoever reads them to find out.
+    """
+    header = check_length(buffer)
+    actual = crc32c(memoryview(buffer)[ATTRIBUTES_POSITION:])
+    if actual != header.crc:
+        raise CorruptBatchError(
+            f"record batch at offset {header.base_offset}: CRC-32C is {actual:#010x},"
+            f" the header says {header.crc:#010x}",
+            hint="the bytes were changed on the way or on the disk; fetch or send the batch again",
+        )
+    return header
+
+
+def check_length(buffer: Buffer) -> BatchHeader:
+    """As ``check``, without the CRC."""
+    header = parse_header(buffer)
+    if header.length_bytes != len(buffer):
+        raise CorruptBatchError(
+            f"record batch at offset {header.base_offset}: its length says {header.length_bytes} bytes,"
+            f" but there are {len(buffer)}"
+        )
+    return header
+
+
+def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int) -> None:
+    """Write the leader's two fields in place. The CRC does not cover them and stays valid."""
+    _BASE_OFFSET.pack_into(buffer, 0, base_offset)
+    _INT32.pack_into(buffer, LENGTH_OVERHEAD_BYTES, leader_epoch)
+
+
+def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
+    """Give every record of the batch the time ``now_ms`` of its appending, and renew the CRC.
+
+    ``message.timestamp.type=LogAppendTime``: the attribute bit and the max timestamp say it all; the
+    records' own timestamps stay in the body, unread.
+    """
+    (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
+    _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes | TIMESTAMP_TYPE_BIT)
+    _BASE_OFFSET.pack_into(buffer, MAX_TIMESTAMP_POSITION, now_ms)
+    seal(buffer)
+
+
+def seal(buffer: bytearray | memoryview) -> None:
+    """Compute the CRC of the batch that ``buffer`` is, and write it."""
+    with memoryview(buffer) as view, view[ATTRIBUTES_POSITION:] as covered:
+        _UINT32.pack_into(buffer, CRC_POSITION, crc32c(covered))

@@ -1,0 +1,191 @@
+"""Which partition a record goes to when the caller names none.
+
+A key goes where Kafka's clients send it (murmur2), so that programs of both kinds agree on the
+partition of a key. Partitioners differ in what they do with records without a key:
+
+==============  =====================================================================================
+``roundrobin``  the default: one partition until its batch closes, then the next in turn
+``sticky``      one partition until its batch closes, then another by chance (KIP-480)
+``random``      a partition by chance for each record, and keys are ignored
+``hash``        murmur2 also for records without a key, as for an empty one: all in one partition
+a callable      ``(topic, key, value, partition_count)`` -> partition, or None to leave it to roundrobin
+==============  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kafkalite.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    from kafkalite.rng import Rng
+
+PartitionFunction = Callable[[str, bytes | None, bytes | None, int], int | None]
+
+_MASK: Final = 0xFFFFFFFF
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_R: Final = 24
+
+# Hashing in Python takes a microsecond or two and keys repeat, so hashes are kept: at most 32,768 of
+# keys of at most 64 bytes, some 5 MB.
+_MAX_CACHED_KEY_BYTES: Final = 64
+_CACHED_KEYS: Final = 32_768
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as theirs."""
+    length = len(data)
+    words = length // 4
+    h = _SEED ^ length
+    for k in struct.unpack_from(f"<{words}I", data):
+        k = k * _M & _MASK
+        k = (k ^ k >> _R) * _M & _MASK
+        h = h * _M & _MASK ^ k
+    tail = data[words * 4 :]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    h ^= h >> 15
+    return h - (1 << 32) if h >> 31 else h
+
+
+@lru_cache(maxsize=_CACHED_KEYS)
+def _cached_hash(key: bytes) -> int:
+    return murmur2(key) & 0x7FFFFFFF
+
+
+def partition_for_key(key: bytes, partition_count: int) -> int:
+    """Where Kafka's default partitioner sends ``key``: a number in [0, partition_count)."""
+    hashed = _cached_hash(key) if len(key) <= _MAX_CACHED_KEY_BYTES else murmur2(key) & 0x7FFFFFFF
+    return hashed % partition_count
+
+
+class Partitioner(Protocol):
+    def partition(
+        self, topic: str, key: bytes | None, value: bytes | None, partition_count: int, /
+    ) -> int | None:
+        """A number in [0, partition_count). None leaves the choice to the caller; none of ours does."""
+        ...
+
+    def on_batch_closed(self, topic: str, partition: int, /) -> None:
+        """The batch that gathered records for this partition takes no more of them."""
+        ...
+
+
+class RoundRobinPerBatch:
+    """Keyless records fill one batch after the other, partition by partition in turn."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, int] = {}
+
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        if key is not None:
+            return partition_for_key(key, partition_count)
+        current = self._current.get(topic, partition_count)
+        if current >= partition_count:
+            current = self._current[topic] = 0
+        return current
+
+    def on_batch_closed(self, topic: str, partition: int) -> None:
+        """Move on, if it was the batch that keyless records went to."""
+        if self._current.get(topic) == partition:
+            self._current[topic] = partition + 1
+
+
+class Sticky:
+    """Keyless records fill one batch after the other, each for a partition by chance: KIP-480."""
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+        self._current: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        if key is not None:
+            return partition_for_key(key, partition_count)
+        current = self._current.get(topic)
+        if current is None or current >= partition_count:
+            current = self._another(self._left.get(topic), partition_count)
+            self._current[topic] = current
+        return current
+
+    def on_batch_closed(self, topic: str, partition: int) -> None:
+        """Choose anew at the next keyless record, if it was the batch that they went to."""
+        if self._current.get(topic) == partition:
+            self._left[topic] = self._current.pop(topic)
+
+    def _another(self, left: int | None, partition_count: int) -> int:
+        """A partition by chance, other than the one just left where there is another."""
+        if left is None or left >= partition_count or partition_count == 1:
+            return self._rng.randrange(partition_count)
+        chosen = self._rng.randrange(partition_count - 1)
+        return chosen + (chosen >= left)
+
+
+class Random:
+    """Each record to a partition by chance, whatever its key."""
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        return self._rng.randrange(partition_count)
+
+    def on_batch_closed(self, topic: str, partition: int) -> None:
+        """Nothing depends on it."""
+
+
+class Hash:
+    """Each record by the hash of its key; a null key counts as an empty one."""
+
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        return partition_for_key(key or b"", partition_count)
+
+    def on_batch_closed(self, topic: str, partition: int) -> None:
+        """Nothing depends on it."""
+
+
+class ByFunction:
+    """Each record where a function of the user's says; where it says None, as ``roundrobin``."""
+
+    def __init__(self, function: PartitionFunction) -> None:
+        self._function = function
+        self._otherwise = RoundRobinPerBatch()
+
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        """Raises RecordError when the function gives no partition of the topic."""
+        chosen = self._function(topic, key, value, partition_count)
+        if chosen is None:
+            return self._otherwise.partition(topic, key, value, partition_count)
+        if not isinstance(chosen, int) or not 0 <= chosen < partition_count:
+            raise RecordError(
+                f"the partitioner chose {chosen!r} for a record of {topic!r}",
+                hint=f"it must return a whole number from 0 to {partition_count - 1}, or None",
+            )
+        return chosen
+
+    def on_batch_closed(self, topic: str, partition: int) -> None:
+        self._otherwise.on_batch_closed(topic, partition)
+
+
+def make_partitioner(name: str | PartitionFunction, rng: Rng) -> Partitioner:
+    """The partitioner of that name, or around that function. Raises ConfigError for ``partitioner``."""
+    if callable(name):
+        return ByFunction(name)
+    match name:
+        case "roundrobin":
+            return RoundRobinPerBatch()
+        case "sticky":
+            return Sticky(rng)
+        case "random":
+            return Random(rng)
+        case "hash":
+            return Hash()
+    raise ConfigError(
+        key="partitioner", value=name, allowed="one of roundrobin, sticky, random, hash, or a callable"
+    )

@@ -1,0 +1,187 @@
+"""The small files of a data directory: their bytes. Written whole, atomically, through the seam.
+
+All but ``node.json`` and ``partition.json`` are lines of text closed by their own CRC-32C, so that people
+can read them and damage can't pass for content::
+
+    kafkalite log-state 1
+    log_start_offset 100
+    truncations 2
+    truncated_to 340
+    crc32c 5d3c9a01
+
+A file that is there but fails its CRC is damage, never "nothing here" (R25).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from kafkalite.errors import CorruptLogError, DataDirectoryError
+from kafkalite.model import NO_OFFSET
+from kafkalite.records.checksum import crc32c
+from kafkalite.storage.leader_epochs import EpochEntry
+
+VERSION: Final = 1
+FORMAT_VERSION: Final = 1
+"""Of the whole data directory, in ``node.json``."""
+
+_LOG_STATE: Final = "log-state"
+_LEADER_EPOCHS: Final = "leader-epochs"
+_RECOVERY_POINTS: Final = "recovery-points"
+_CLEAN_SHUTDOWN: Final = "clean-shutdown"
+
+
+class LogState(NamedTuple):
+    """What a log remembers beside its batches.
+
+    ``truncations`` counts ``truncate_to`` calls that cut something; whatever else on disk carries a lower
+    count was written before the last one and holds only below ``truncated_to`` (exclusive).
+    """
+
+    log_start_offset: int = 0
+    truncations: int = 0
+    truncated_to: int = NO_OFFSET
+
+    def cap(self, end_offset: int, truncations: int) -> int:
+        """How much of a statement "true below ``end_offset``" is left that was made at ``truncations``."""
+        return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
+
+
+class RecoveryPoint(NamedTuple):
+    """``recovery_point`` is exclusive: a lower bound of what had been synced when it was written (R24)."""
+
+    recovery_point: int = 0
+    truncations: int = 0
+
+
+class CleanEnd(NamedTuple):
+    """Where a log ended at an orderly stop; ``log_end_offset`` is exclusive and all is synced."""
+
+    log_start_offset: int
+    log_end_offset: int
+
+
+class CleanShutdown(NamedTuple):
+    """The marker: the broker epoch of the session that wrote it (R21), and the end of every log."""
+
+    broker_epoch: int
+    ends: dict[str, CleanEnd]
+
+
+class NodeIdentity(NamedTuple):
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
+    body = "\n".join((f"kafkalite {kind} {VERSION}", *lines, "")).encode()
+    return body + b"crc32c %08x\n" % crc32c(body)
+
+
+def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
+    """The lines between head and CRC. Raises CorruptLogError."""
+    cut = data.rfind(b"crc32c ")
+    body, tail = data[: max(cut, 0)], data[max(cut, 0) :]
+    expected = b"crc32c %08x\n" % crc32c(body)
+    if tail != expected:
+        raise CorruptLogError(
+            path=path, position=len(body), expected=repr(expected.decode()), actual=repr(tail[:32])
+        )
+    lines = body.decode().splitlines()
+    head = f"kafkalite {kind} {VERSION}"
+    if not lines or lines[0] != head:
+        raise CorruptLogError(path=path, position=0, expected=repr(head), actual=repr(lines[:1]))
+    return lines[1:]
+
+
+def _field(line: str, name: str, path: str) -> int:
+    key, _, value = line.partition(" ")
+    if key != name:
+        raise CorruptLogError(path=path, position=0, expected=name, actual=repr(line))
+    return int(value)
+
+
+def encode_log_state(state: LogState) -> bytes:
+    fields = state._asdict()
+    return encode_lines(_LOG_STATE, (f"{name} {value}" for name, value in fields.items()))
+
+
+def decode_log_state(data: bytes, path: str) -> LogState:
+    lines = decode_lines(_LOG_STATE, data, path)
+    pairs = zip(lines, LogState._fields, strict=True)
+    return LogState(*(_field(line, name, path) for line, name in pairs))
+
+
+def encode_leader_epochs(entries: Iterable[EpochEntry], truncations: int) -> bytes:
+    lines = (f"{entry.leader_epoch} {entry.start_offset}" for entry in entries)
+    return encode_lines(_LEADER_EPOCHS, (f"truncations {truncations}", *lines))
+
+
+def decode_leader_epochs(data: bytes, path: str) -> tuple[list[EpochEntry], int]:
+    """(entries, truncations)."""
+    head, *lines = decode_lines(_LEADER_EPOCHS, data, path)
+    pairs = (line.split() for line in lines)
+    return [EpochEntry(int(epoch), int(start)) for epoch, start in pairs], _field(head, "truncations", path)
+
+
+def encode_recovery_points(points: Mapping[str, RecoveryPoint]) -> bytes:
+    items = points.items()
+    lines = (f"{name} {point.recovery_point} {point.truncations}" for name, point in items)
+    return encode_lines(_RECOVERY_POINTS, lines)
+
+
+def decode_recovery_points(data: bytes, path: str) -> dict[str, RecoveryPoint]:
+    rows = (line.split() for line in decode_lines(_RECOVERY_POINTS, data, path))
+    return {name: RecoveryPoint(int(point), int(truncations)) for name, point, truncations in rows}
+
+
+def encode_clean_shutdown(marker: CleanShutdown) -> bytes:
+    lines = (f"{name} {end.log_start_offset} {end.log_end_offset}" for name, end in marker.ends.items())
+    return encode_lines(_CLEAN_SHUTDOWN, (f"broker_epoch {marker.broker_epoch}", *lines))
+
+
+def decode_clean_shutdown(data: bytes, path: str) -> CleanShutdown:
+    head, *lines = decode_lines(_CLEAN_SHUTDOWN, data, path)
+    rows = (line.split() for line in lines)
+    ends = {name: CleanEnd(int(start), int(end)) for name, start, end in rows}
+    return CleanShutdown(_field(head, "broker_epoch", path), ends)
+
+
+def encode_node(identity: NodeIdentity) -> bytes:
+    return json.dumps({"format_version": FORMAT_VERSION, **identity._asdict()}, indent=2).encode() + b"\n"
+
+
+def decode_node(data: bytes, path: str) -> NodeIdentity:
+    """Raises DataDirectoryError for anything but a node file of this format version."""
+    try:
+        fields = json.loads(data)
+        version = fields["format_version"]
+        identity = NodeIdentity(
+            str(fields["cluster_id"]), int(fields["node_id"]), str(fields["directory_id"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataDirectoryError(
+            f"{path} can't be read: {error!r}", hint="restore it; the data directory was not touched"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise DataDirectoryError(
+            f"{path} is of format version {version!r}, this program knows {FORMAT_VERSION}",
+            hint="use the version of kafkalite that wrote it",
+        )
+    return identity
+
+
+def encode_partition(topic: str, topic_id: str, partition: int) -> bytes:
+    return json.dumps({"topic": topic, "topic_id": topic_id, "partition": partition}).encode() + b"\n"
+
+
+def decode_partition_topic(data: bytes) -> str | None:
+    """The topic's name in a ``partition.json``, or None: the file is for people, and may be torn."""
+    try:
+        topic = json.loads(data)["topic"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return topic if isinstance(topic, str) else None

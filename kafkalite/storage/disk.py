@@ -1,0 +1,193 @@
+"""The real disk: pwrite, fdatasync, mmap, posix_fallocate.
+
+Files are made 0600 and directories 0700; links are never followed. Reads go through a shared read-only
+map, writes never do: a store into a map on a full disk kills the process, and no error could be answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from typing import Final
+
+from kafkalite.errors import DataDirectoryError, DiskFullError
+from kafkalite.storage.filesystem import Buffer, File
+from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+_NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+
+
+def _full(error: OSError, path: str) -> DiskFullError:
+    return DiskFullError(f"no space left for {path}: {error.strerror}", hint="free space; nothing was lost")
+
+
+class RealFile:
+    """A file descriptor. Closed when the last reference goes, so that a sync in a thread keeps it alive."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<RealFile {self._path}>"
+
+    def __del__(self) -> None:
+        self.close()
+
+    def write_at(self, position: int, buffer: Buffer) -> None:
+        try:
+            written = os.pwrite(self._fd, buffer, position)
+            if written != len(buffer):
+                self._write_rest(position, buffer, written)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _full(error, self._path) from error
+            raise
+
+    def _write_rest(self, position: int, buffer: Buffer, written: int) -> None:
+        view = memoryview(buffer)
+        while written < len(view):
+            written += os.pwrite(self._fd, view[written:], position + written)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        while length > 0:
+            part = os.pread(self._fd, length, position)
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def map(self, length: int) -> memoryview:
+        if length == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def allocate(self, length: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, length)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _full(error, self._path) from error
+            if error.errno not in _NO_FALLOCATE:
+                raise
+            if length > self.size():  # a file system that can't reserve: a full disk shows at the write
+                os.ftruncate(self._fd, length)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealLock:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealFileSystem:
+    """The operating system's file system. Stateless; one object may serve every data directory."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = _OPEN_FLAGS | os.O_CREAT if create else _OPEN_FLAGS
+        try:
+            return RealFile(os.open(path, flags, _FILE_MODE), path)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _full(error, path) from error
+            raise
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def file_size(self, path: str) -> int:
+        return os.lstat(path).st_size
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))  # noqa: PTH208 - called for thousands of directories at start
+
+    def make_dirs(self, path: str) -> None:
+        try:
+            os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)  # noqa: PTH103 - text paths throughout
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _full(error, path) from error
+            raise
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)  # noqa: PTH105 - text paths throughout
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)  # noqa: PTH108 - text paths throughout
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read_bytes(self, path: str) -> bytes:
+        file = RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path)
+        return file.read_at(0, file.size())
+
+    def write_atomically(self, path: str, data: bytes) -> None:
+        temporary = path + TEMPORARY_SUFFIX
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.write_at(0, data)
+            file.sync()
+        except BaseException:
+            self.unlink(temporary)
+            raise
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_dir(parent(path))
+
+    def lock(self, path: str) -> RealLock:
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise DataDirectoryError(
+                f"{parent(path)} is in use by another process", hint="stop it, or choose another directory"
+            ) from error
+        return RealLock(fd)

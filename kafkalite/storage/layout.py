@@ -1,0 +1,95 @@
+"""Every file and directory name of a data directory, built and parsed here and nowhere else.
+
+::
+
+    <data directory>/
+      .lock                                 held by the process that uses the directory
+      node.json                             cluster id, node id, directory id, format version
+      recovery-points                       checkpoint: per log, the offset below which all is synced
+      clean-shutdown                        only after an orderly stop: per log, where it ends
+      <32 hex digits of topic id>-<n>/      one log
+        partition.json                      topic, topic id, partition: for people and tools
+        log-state                           log start offset and the last truncation
+        leader-epochs                       checkpoint of (leader epoch, start offset)
+        <20-digit base offset>.log          record batches, back to back
+        <20-digit base offset>.index        offset -> position, sparse
+        <20-digit base offset>.timeindex    timestamp -> offset, sparse
+        <any of the three>.deleted          retired, removed by a later pass
+      <log directory>.deleted/              retired, removed by a later pass
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from kafkalite.errors import DataDirectoryError
+
+LOCK_FILE: Final = ".lock"
+NODE_FILE: Final = "node.json"
+RECOVERY_POINTS_FILE: Final = "recovery-points"
+CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"
+
+PARTITION_FILE: Final = "partition.json"
+LOG_STATE_FILE: Final = "log-state"
+LEADER_EPOCHS_FILE: Final = "leader-epochs"
+
+LOG_SUFFIX: Final = ".log"
+OFFSET_INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+DELETED_SUFFIX: Final = ".deleted"
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+
+_OFFSET_DIGITS: Final = 20
+_SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex)")
+_LOG_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})")
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class LogDirectoryName(NamedTuple):
+    topic_id: str
+    partition: int
+
+
+class SegmentFileName(NamedTuple):
+    base_offset: int
+    suffix: str
+
+
+def log_directory_name(topic_id: str, partition: int) -> str:
+    """``<topic_id>-<partition>``. Raises DataDirectoryError when the id isn't 32 lower-case hex digits."""
+    if _TOPIC_ID.fullmatch(topic_id) is None or partition < 0:
+        raise DataDirectoryError(f"topic id {topic_id!r} with partition {partition} can't name a directory")
+    return f"{topic_id}-{partition}"
+
+
+def parse_log_directory_name(name: str) -> LogDirectoryName | None:
+    match = _LOG_DIRECTORY.fullmatch(name)
+    return None if match is None else LogDirectoryName(match[1], int(match[2]))
+
+
+def segment_file_name(base_offset: int, suffix: str) -> str:
+    return f"{base_offset:0{_OFFSET_DIGITS}d}{suffix}"
+
+
+def parse_segment_file_name(name: str) -> SegmentFileName | None:
+    """The parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    return None if match is None else SegmentFileName(int(match[1]), match[2])
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is of something retired or half-written, which start-up removes."""
+    return name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX))
+
+
+def join(directory: str, name: str) -> str:
+    return f"{directory}/{name}"
+
+
+def parent(path: str) -> str:
+    """The directory part of ``path``; ``.`` for a bare name."""
+    head, slash, _ = path.rpartition("/")
+    return head or ("/" if slash else ".")

@@ -1,0 +1,93 @@
+"""The leader-epoch cache of one log: (leader epoch, start offset), both strictly increasing.
+
+A pure function of the log's batches, plus at most one entry at the log's end for a leadership that has
+not written yet (R2). It answers the question on which replication stands: where did epoch e end (R4)?
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kafkalite.model import NO_EPOCH
+
+
+class EpochEntry(NamedTuple):
+    leader_epoch: int
+    start_offset: int
+
+
+class LeaderEpochs:
+    """Invariant: ``epochs`` and ``start_offsets`` have equal length and strictly increase."""
+
+    __slots__ = ("epochs", "start_offsets")
+
+    def __init__(self, entries: Iterable[EpochEntry | tuple[int, int]] = ()) -> None:
+        self.epochs: list[int] = []
+        self.start_offsets: list[int] = []
+        for leader_epoch, start_offset in entries:
+            self.assign(leader_epoch, start_offset)
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    @property
+    def latest_epoch(self) -> int:
+        """NO_EPOCH (-1) when there is none."""
+        return self.epochs[-1] if self.epochs else NO_EPOCH
+
+    def entries(self) -> list[EpochEntry]:
+        return [EpochEntry(*pair) for pair in zip(self.epochs, self.start_offsets, strict=True)]
+
+    def assign(self, leader_epoch: int, start_offset: int) -> bool:
+        """The batch at ``start_offset`` (or a leader taking over there) is of ``leader_epoch``.
+
+        Returns whether an entry was added. An entry that never got a batch gives way (R5). An older epoch
+        than the latest can't follow it: AssertionError.
+        """
+        if leader_epoch == self.latest_epoch:
+            return False
+        assert leader_epoch > self.latest_epoch, (leader_epoch, self.latest_epoch)
+        self.truncate_from_end(start_offset)
+        self.epochs.append(leader_epoch)
+        self.start_offsets.append(start_offset)
+        return True
+
+    def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEntry:
+        """The largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
+
+        The end is the start of the next known epoch, or the log end. When every known epoch is younger:
+        the asked epoch and the start of the lowest known one; on an empty cache (asked, 0).
+        KIP-101, and KIP-279 for why the epoch is returned too.
+        """
+        if not self.epochs:
+            return EpochEntry(leader_epoch, 0)
+        index = bisect_right(self.epochs, leader_epoch)
+        if index == 0:
+            return EpochEntry(leader_epoch, self.start_offsets[0])
+        end = self.start_offsets[index] if index < len(self.epochs) else log_end_offset
+        return EpochEntry(self.epochs[index - 1], end)
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch of the batch that holds ``offset``; NO_EPOCH before the first entry."""
+        index = bisect_right(self.start_offsets, offset)
+        return self.epochs[index - 1] if index else NO_EPOCH
+
+    def truncate_from_end(self, end_offset: int) -> bool:
+        """Forget entries that start at ``end_offset`` or behind (R5). Returns whether there were any."""
+        index = bisect_left(self.start_offsets, end_offset)
+        changed = index < len(self.epochs)
+        del self.epochs[index:]
+        del self.start_offsets[index:]
+        return changed
+
+    def truncate_from_start(self, start_offset: int) -> bool:
+        """Forget epochs that end at ``start_offset`` or before; the one in force there now starts there."""
+        index = bisect_right(self.start_offsets, start_offset) - 1
+        if index < 0 or self.start_offsets[index] == start_offset == self.start_offsets[0]:
+            return False
+        del self.epochs[:index]
+        del self.start_offsets[:index]
+        self.start_offsets[0] = start_offset
+        return True

@@ -1,0 +1,103 @@
+"""The sparse offset index of one segment: relative offset -> position.
+
+An entry stands for a batch that starts ``index.interval.bytes`` or more behind the batch of the entry
+before; the start of the segment counts as an entry that is not stored. So between two neighbours, and
+behind the last one, less than one interval of batch starts must be walked to find any offset.
+
+Pure: arrays of numbers, no file. Relative offsets and positions fit 32 bits by the segment's limits.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
+
+_SWAP: Final = sys.byteorder == "little"
+assert array("I").itemsize == 4
+
+
+class OffsetIndex:
+    """Invariants: ``relative_offsets`` and ``positions`` have equal length, and both strictly increase."""
+
+    __slots__ = ("positions", "relative_offsets")
+
+    def __init__(self) -> None:
+        self.relative_offsets = array("I")
+        self.positions = array("I")
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def last_position(self) -> int:
+        """The position of the last entry; 0, the segment's start, when there is none."""
+        return self.positions[-1] if self.positions else 0
+
+    @property
+    def last_relative_offset(self) -> int:
+        """The relative offset of the last entry; 0 when there is none."""
+        return self.relative_offsets[-1] if self.relative_offsets else 0
+
+    def append(self, relative_offset: int, position: int) -> None:
+        """Add an entry for the batch with that base offset, ``relative_offset`` and position greater than all."""
+        assert position > self.last_position and (
+            not self.relative_offsets or relative_offset > self.relative_offsets[-1]
+        )
+        self.relative_offsets.append(relative_offset)
+        self.positions.append(position)
+
+    def position_before_offset(self, relative_offset: int) -> int:
+        """The position of the last entry whose offset is not above ``relative_offset``; 0 when none is."""
+        index = bisect_right(self.relative_offsets, relative_offset)
+        return self.positions[index - 1] if index else 0
+
+    def position_before_position(self, position: int) -> int:
+        """The largest indexed batch start that is not above ``position``; 0 when none is."""
+        index = bisect_right(self.positions, position)
+        return self.positions[index - 1] if index else 0
+
+    def truncate_to_position(self, position: int) -> None:
+        """Forget entries of batches that start at ``position`` or behind."""
+        index = bisect_left(self.positions, position)
+        del self.relative_offsets[index:]
+        del self.positions[index:]
+
+    def count_up_to_position(self, position: int) -> int:
+        """How many entries are of batches that start at ``position`` or before."""
+        return bisect_right(self.positions, position)
+
+    def entries(self, start: int, end: int) -> bytes:
+        """Entries number ``start`` to ``end`` (exclusive), as they stand in a file."""
+        pairs = array("I", [0]) * (2 * (end - start))
+        pairs[0::2] = self.relative_offsets[start:end]
+        pairs[1::2] = self.positions[start:end]
+        if _SWAP:
+            pairs.byteswap()
+        return pairs.tobytes()
+
+    def extend(self, entries: bytes) -> bool:
+        """Take over entries from a file. False, and nothing taken, when they don't continue the index."""
+        assert len(entries) % OFFSET_ENTRY_BYTES == 0
+        pairs = array("I")
+        pairs.frombytes(entries)
+        if _SWAP:
+            pairs.byteswap()
+        offsets, positions = pairs[0::2], pairs[1::2]
+        if not positions:
+            return True
+        last_offset = self.relative_offsets[-1] if self.relative_offsets else -1
+        if offsets[0] <= last_offset or positions[0] <= self.last_position:
+            return False
+        if not (_strictly_increasing(offsets) and _strictly_increasing(positions)):
+            return False
+        self.relative_offsets += offsets
+        self.positions += positions
+        return True
+
+
+def _strictly_increasing(numbers: array[int]) -> bool:
+    return all(map(int.__lt__, numbers, numbers[1:]))

@@ -1,0 +1,63 @@
+"""What retention removes: segment summaries, the policy and the time in; a plan out. Nothing is touched.
+
+Kafka's rules: whole segments only, the oldest first, none that reaches above ``up_to`` (the high
+watermark). A segment goes when the log start is past it, when its largest timestamp is older than
+``retention.ms``, or when the log without it still holds ``retention.bytes``. The active segment is only
+planned together with a roll, so that a log always has one. A segment without any timestamp doesn't age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kafkalite.model import NO_TIMESTAMP
+
+
+class SegmentSummary(NamedTuple):
+    """``next_offset`` is exclusive; ``max_timestamp_ms`` is NO_TIMESTAMP when no record has one."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+
+
+class RetentionPlan(NamedTuple):
+    """Remove the ``count`` oldest segments, after a roll if ``roll_active``; then the log starts there."""
+
+    count: int
+    roll_active: bool
+    log_start_offset: int
+
+
+def plan_retention(
+    segments: Sequence[SegmentSummary],
+    *,
+    log_start_offset: int,
+    up_to: int,
+    retention_ms: int,
+    retention_bytes: int,
+    now_ms: int,
+) -> RetentionPlan:
+    """Plan for ``segments``, oldest first, the last one active. -1 switches a rule off.
+
+    ``now_ms`` is wall-clock time, as the records' timestamps; ``up_to`` is exclusive.
+    """
+    count = 0
+    excess_bytes = sum(segment.size_bytes for segment in segments) - retention_bytes
+    for segment in segments:
+        if segment.next_offset > up_to or segment.next_offset == segment.base_offset:
+            break
+        started = segment.next_offset <= log_start_offset
+        aged = 0 <= retention_ms < now_ms - segment.max_timestamp_ms
+        expired = aged and segment.max_timestamp_ms != NO_TIMESTAMP
+        oversize = retention_bytes >= 0 and excess_bytes >= segment.size_bytes
+        if not (started or expired or oversize):
+            break
+        excess_bytes -= segment.size_bytes
+        count += 1
+    if count == 0:
+        return RetentionPlan(0, False, log_start_offset)
+    start = max(log_start_offset, segments[count - 1].next_offset)
+    return RetentionPlan(count, count == len(segments), start)

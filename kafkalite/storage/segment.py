@@ -1,0 +1,552 @@
+"""One segment: a file of record batches, its map, and its two sparse indexes.
+
+Batches are written with pwrite and read through a shared read-only map. The file is longer than its
+contents while the segment is active: space is allocated ahead, in growing steps, so that a full disk
+answers before a byte of a batch is written. ``size_bytes`` is where the contents end.
+
+Indexes live in memory as arrays of numbers. They are saved in blocks after syncs, loaded on first use and
+rebuilt by walking batch headers wherever the files don't cover the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+from kafkalite.errors import CorruptLogError, DiskFullError
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
+from kafkalite.records.header import scan
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import LogState
+from kafkalite.storage.filesystem import Buffer, File, FileSystem
+from kafkalite.storage.index_block import (
+    OFFSET_ENTRY_BYTES,
+    OFFSET_MAGIC,
+    TIME_ENTRY_BYTES,
+    TIME_MAGIC,
+    Block,
+    decode_blocks,
+    encode_block,
+)
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.offset_index import OffsetIndex
+from kafkalite.storage.time_index import TimeIndex
+
+logger = logging.getLogger(__name__)
+
+#: Entries gathered before the indexes of the active segment are saved: 64 of 4 KiB of log each bound
+#: what a start after a crash walks again to 256 KiB, and a small batch pays for no index write.
+SAVE_INDEX_ENTRIES: Final = 64
+
+
+#: Above every offset: "the last batch isn't known yet".
+_UNKNOWN: Final = 2**63 - 1
+
+
+class Found(NamedTuple):
+    """A batch: where it starts in the file, and its base offset."""
+
+    position: int
+    base_offset: int
+
+
+class Run(NamedTuple):
+    """Whole batches in one piece; ``next_offset`` follows the last of them."""
+
+    view: memoryview
+    next_offset: int
+
+
+class Segment:
+    """Batches with offsets in [base_offset, next_offset), at positions [0, size_bytes) of the file.
+
+    Invariants: size_bytes <= allocated_bytes = the length of the file; the indexes, when loaded, describe
+    exactly the batches below size_bytes.
+    """
+
+    __slots__ = (
+        "_config",
+        "_directory",
+        "_end_limit_offset",
+        "_end_limit_position",
+        "_file",
+        "_fs",
+        "_hint_offset",
+        "_hint_position",
+        "_index_saved_bytes",
+        "_index_saved_entries",
+        "_indexed_position",
+        "_indexes_loaded",
+        "_interval_bytes",
+        "_last_base_offset",
+        "_last_position",
+        "_map",
+        "_mapped_bytes",
+        "_saved_end_position",
+        "_time_saved_bytes",
+        "_time_saved_entries",
+        "allocated_bytes",
+        "base_offset",
+        "boundary_bytes_scanned",
+        "first_append_ms",
+        "lookup_bytes_scanned",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "next_offset",
+        "offset_index",
+        "size_bytes",
+        "state",
+        "time_index",
+        "used",
+    )
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        state: LogState,
+        *,
+        next_offset: int,
+        size_bytes: int,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._config = config
+        self._interval_bytes = max(config.index_interval_bytes, 1)
+        self.state = state
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.size_bytes = size_bytes
+        self.allocated_bytes = size_bytes
+        self.first_append_ms = NO_TIMESTAMP
+        self._file: File | None = None
+        self._map = memoryview(b"")
+        self._mapped_bytes = 0
+        self.lookup_bytes_scanned = 0
+        self.boundary_bytes_scanned = 0
+        self.used = True
+        self._saved_end_position = 0
+        self._index_saved_bytes = self._time_saved_bytes = 0
+        self._index_saved_entries = self._time_saved_entries = 0
+        self._forget_indexes()
+        self._indexes_loaded = size_bytes == 0
+
+    def __repr__(self) -> str:
+        return f"<Segment {self._directory} [{self.base_offset}, {self.next_offset}) {self.size_bytes} bytes>"
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, directory: str, base_offset: int, config: LogConfig, state: LogState
+    ) -> Segment:
+        """A new, empty segment with its file. The directory isn't synced. Raises DiskFullError, OSError."""
+        segment = cls(fs, directory, base_offset, config, state, next_offset=base_offset, size_bytes=0)
+        file = segment._file = fs.open(segment.path(), create=True)
+        if file.size():  # left behind by an earlier life; its bytes belong to nothing
+            file.truncate(0)
+        return segment
+
+    def path(self, suffix: str = layout.LOG_SUFFIX) -> str:
+        return layout.join(self._directory, layout.segment_file_name(self.base_offset, suffix))
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._fs.open(self.path())
+            self.allocated_bytes = self._file.size()
+        return self._file
+
+    def reconfigure(self, config: LogConfig) -> None:
+        self._config = config
+        self._interval_bytes = max(config.index_interval_bytes, 1)
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def append(self, batches: Buffer, base_offset: int, last_offset: int, max_timestamp_ms: int) -> None:
+        """Write one batch behind the last. Raises DiskFullError with nothing changed; OSError.
+
+        After an OSError the segment must not be used for writing again.
+        """
+        position = self.size_bytes
+        end = position + len(batches)
+        file = self._file
+        if file is None or not self._indexes_loaded:
+            self.load_indexes()
+            file = self.file
+        if end > self.allocated_bytes:
+            self._grow(end)
+        try:
+            file.write_at(position, batches)
+        except DiskFullError:
+            self._zero(position, min(end, self.allocated_bytes))
+            raise
+        self.note_batch(position, base_offset, max_timestamp_ms)
+        self.size_bytes = end
+        self.next_offset = last_offset + 1
+
+    def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
+        """Keep the indexes: a batch stands at ``position``. Called once for each batch, in order."""
+        if position - self._indexed_position >= self._interval_bytes:
+            self.offset_index.append(base_offset - self.base_offset, position)
+            self._indexed_position = position
+            if self.max_timestamp_ms != NO_TIMESTAMP:
+                self.time_index.maybe_append(
+                    self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset
+                )
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self.max_timestamp_offset = base_offset
+        self._last_position = position
+        self._last_base_offset = base_offset
+
+    def _grow(self, end: int) -> None:
+        """Allocate space up to ``end`` at least, ahead if the disk has it. Raises DiskFullError."""
+        config, allocated = self._config, self.allocated_bytes
+        step = min(max(allocated, config.preallocate_min_bytes), config.preallocate_max_bytes)
+        ahead = max(min(allocated + step, config.segment_bytes), end)
+        self._mapped_bytes = 0  # a map is not promised to show what is written after growth
+        try:
+            self.file.allocate(ahead)
+            self.allocated_bytes = ahead
+        except DiskFullError:
+            self.file.truncate(allocated)  # what was got of the step goes back; nobody has seen it
+            if ahead == end:
+                raise
+            try:
+                self.file.allocate(end)
+            except DiskFullError:
+                self.file.truncate(allocated)
+                raise
+            self.allocated_bytes = end
+
+    def _zero(self, position: int, end: int) -> None:
+        """Overwrite [position, end): what a recovery finds there must not look like data."""
+        block = bytes(min(max(end - position, 0), 1 << 20))
+        while position < end:
+            part = block[: end - position]
+            self.file.write_at(position, part)
+            position += len(part)
+
+    def close_for_append(self) -> None:
+        """Give the space allocated ahead back. Readers' views end at ``size_bytes`` and stay valid."""
+        if self.file is not None and self.allocated_bytes != self.size_bytes:
+            self.file.truncate(self.size_bytes)
+            self.allocated_bytes = self.size_bytes
+            self._mapped_bytes = 0
+
+    def truncate_to_position(self, found: Found) -> None:
+        """Cut off the batch at ``found`` and all behind it: zero them and forget them. Not synced.
+
+        The file keeps its length, since readers may hold views over it; zeros are no batch.
+        """
+        self.load_indexes()
+        self._zero(found.position, self.size_bytes)
+        self.size_bytes = found.position
+        self.next_offset = found.base_offset
+        self.rebuild_tail_state()
+
+    def rebuild_tail_state(self) -> None:
+        """Indexes and the largest timestamp, from what is left in the indexes and a walk behind them."""
+        self.offset_index.truncate_to_position(self.size_bytes)
+        index = self.offset_index
+        self.time_index.truncate_to_offset(index.last_relative_offset)
+        self._take_tail_from_indexes()
+        self._walk(index.last_position, self.base_offset + index.last_relative_offset)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def view(self) -> memoryview:
+        """The map. Only [0, size_bytes) may be touched."""
+        if self._mapped_bytes < self.size_bytes:
+            file = self.file
+            self._map = file.map(self.allocated_bytes)
+            self._mapped_bytes = self.allocated_bytes
+        self.used = True
+        return self._map
+
+    def find(self, offset: int) -> Found:
+        """The batch that holds ``offset``, which must be in [base_offset, next_offset).
+
+        Walks less than one index interval. Raises CorruptLogError.
+        """
+        if not self._indexes_loaded:
+            self.load_indexes()
+        if offset >= self._last_base_offset:
+            return Found(self._last_position, self._last_base_offset)
+        if offset == self._hint_offset:
+            return Found(self._hint_position, offset)
+        start = self.offset_index.position_before_offset(offset - self.base_offset)
+        for position, base_offset, last_delta, _, _ in scan(self.view(), start, self.size_bytes):
+            if base_offset + last_delta >= offset:
+                if base_offset > offset:
+                    break
+                self.lookup_bytes_scanned += position - start
+                return Found(position, base_offset)
+        raise self.damaged(start, f"a batch with offset {offset}", "none")
+
+    def read(self, offset: int, max_bytes: int, up_to: int, *, at_least_one: bool) -> Run:
+        """Whole batches from the one that holds ``offset``, none that reaches to ``up_to`` (exclusive).
+
+        As many as fit in ``max_bytes``; the first comes in any case if ``at_least_one``.
+        """
+        start, start_offset = self.find(offset)
+        if up_to >= self.next_offset:
+            limit, limit_offset = self.size_bytes, self.next_offset
+        elif up_to == self._end_limit_offset:
+            limit, limit_offset = self._end_limit_position, up_to
+        else:
+            limit, limit_offset = self.find(up_to)
+            if limit_offset == up_to:
+                self._end_limit_offset, self._end_limit_position = up_to, limit
+        if limit <= start:
+            return Run(memoryview(b""), offset)
+        end, next_offset = limit, limit_offset
+        if limit - start > max_bytes:
+            end, next_offset = self._last_boundary(start, start_offset, start + max_bytes, at_least_one)
+        self._hint_offset, self._hint_position = next_offset, end
+        view = self._map if self._mapped_bytes >= end else self.view()
+        self.used = True
+        return Run(view[start:end], next_offset)
+
+    def _last_boundary(
+        self, start: int, start_offset: int, target: int, at_least_one: bool
+    ) -> tuple[int, int]:
+        """(position, offset) of the last batch start not above ``target``; of the second batch at least."""
+        from_position = max(self.offset_index.position_before_position(target), start)
+        end, next_offset = start, start_offset
+        for position, base_offset, last_delta, _, length in scan(
+            self.view(), from_position, self.size_bytes
+        ):
+            if position > target:
+                break
+            end, next_offset = position, base_offset
+            if position == start and at_least_one:
+                # Taken whole whatever its size; the loop goes on to those that fit behind it.
+                end, next_offset = position + length, base_offset + last_delta + 1
+        self.boundary_bytes_scanned += max(end - from_position, 0)
+        return end, next_offset
+
+    def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
+        """(max timestamp, base offset) of the first batch at or behind ``from_offset`` whose max timestamp is not below ``timestamp_ms``.
+
+        ``from_offset`` at or below base_offset asks of the whole segment, and less than one index interval
+        is walked.
+        """
+        self.load_indexes()
+        if timestamp_ms > self.max_timestamp_ms:
+            return None
+        relative = self.time_index.first_not_below(timestamp_ms)
+        offset = self.max_timestamp_offset if relative is None else self.base_offset + relative
+        if offset < from_offset:  # that batch was deleted, and with it what the index knows
+            start = self.find(from_offset).position if from_offset < self.next_offset else self.size_bytes
+        else:
+            start = self.offset_index.position_before_offset(offset - self.base_offset)
+        for position, base_offset, last_delta, max_ms, _ in scan(self.view(), start, self.size_bytes):
+            if max_ms >= timestamp_ms and base_offset + last_delta >= from_offset:
+                self.lookup_bytes_scanned += position - start
+                return max_ms, base_offset
+        self.lookup_bytes_scanned += self.size_bytes - start
+        return None
+
+    # --- indexes ---------------------------------------------------------------------------------------
+
+    def _forget_indexes(self) -> None:
+        self.offset_index = OffsetIndex()
+        self.time_index = TimeIndex()
+        self._indexes_loaded = False
+        self._take_tail_from_indexes()
+
+    def _take_tail_from_indexes(self) -> None:
+        """What is known of the batches below the last index entry, before a walk goes on from there."""
+        self._indexed_position = self.offset_index.last_position
+        self.max_timestamp_ms = self.time_index.last_timestamp_ms
+        self.max_timestamp_offset = (
+            self.base_offset + self.time_index.last_relative_offset if len(self.time_index) else NO_OFFSET
+        )
+        self._last_position = 0
+        self._last_base_offset = _UNKNOWN
+        self._hint_offset = self._hint_position = NO_OFFSET
+        self._end_limit_offset = self._end_limit_position = NO_OFFSET
+
+    def load_indexes(self) -> None:
+        """Have the indexes in memory: from their files, and by a walk where those end early.
+
+        Raises CorruptLogError when the batches don't lead to ``next_offset`` and ``size_bytes``.
+        """
+        if self._indexes_loaded:
+            return
+        self.take_saved_indexes(self.next_offset)
+        # The blocks may reach further than the last entry; the walk from there also finds the last batch.
+        index = self.offset_index
+        reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
+        if reached != self.next_offset and len(index):
+            logger.warning("event=index_rebuilt path=%s", self.path())
+            self.drop_saved_indexes()
+            self._forget_indexes()
+            reached = self._walk(0, self.base_offset)
+        if reached != self.next_offset:
+            raise self.damaged(
+                self.size_bytes, f"the batches to end at offset {self.next_offset}", f"offset {reached}"
+            )
+        self._indexes_loaded = True
+
+    def _walk(self, position: int, offset: int) -> int:
+        """Index the batches from ``position``, which starts with ``offset``. Returns the offset reached."""
+        for position, base_offset, last_delta, max_ms, length in scan(
+            self.view(), position, self.size_bytes
+        ):
+            if base_offset != offset or last_delta < 0 or length <= 0:
+                return offset
+            self.note_batch(position, base_offset, max_ms)
+            offset += last_delta + 1
+            position += length
+        return offset if position == self.size_bytes else NO_OFFSET
+
+    def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
+        """Load what both index files agree on below offset ``up_to`` (exclusive).
+
+        Returns (end_offset, end_position): a batch boundary that the entries reach at least, and that is
+        proven to have been synced. Files that hold anything else are removed, to be written anew.
+        """
+        self._forget_indexes()
+        offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
+        time_blocks = self._read_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
+        end = (self.base_offset, 0)
+        whole = len(offset_blocks) == len(time_blocks)
+        for (offsets, offsets_end), (times, times_end) in zip(offset_blocks, time_blocks, strict=False):
+            block_end = (offsets.end_offset, offsets.end_position)
+            trusted = self.state.cap(offsets.end_offset, offsets.truncations)
+            if block_end != (times.end_offset, times.end_position) or trusted > up_to or block_end < end:
+                whole = False
+                break
+            if trusted < offsets.end_offset or not self._take_entries(offsets.entries, times.entries):
+                whole = False
+                break
+            end = block_end
+            self._index_saved_bytes, self._time_saved_bytes = offsets_end, times_end
+        self._index_saved_entries = len(self.offset_index)
+        self._time_saved_entries = len(self.time_index)
+        self._saved_end_position = end[1]
+        whole = whole and self._saved_length_is(self._index_saved_bytes, self._time_saved_bytes)
+        if not whole:
+            self.drop_saved_indexes()
+        self._take_tail_from_indexes()
+        return end
+
+    def _take_entries(self, offset_entries: bytes, time_entries: bytes) -> bool:
+        entries = len(self.offset_index)
+        if not self.offset_index.extend(offset_entries):
+            return False
+        if self.time_index.extend(time_entries):
+            return True
+        last = self.offset_index.positions[entries] if entries < len(self.offset_index) else None
+        if last is not None:
+            self.offset_index.truncate_to_position(last)
+        return False
+
+    def saved_end_offset(self) -> int:
+        """The largest offset (exclusive) that an intact index block proves to have been synced."""
+        end = self.base_offset
+        for suffix, magic, entry_bytes in (
+            (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
+            (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
+        ):
+            for block, _ in self._read_blocks(suffix, magic, entry_bytes):
+                end = max(end, self.state.cap(block.end_offset, block.truncations))
+        return end
+
+    def _read_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
+        try:
+            data = self._fs.read_bytes(self.path(suffix))
+        except FileNotFoundError:
+            return []
+        return list(decode_blocks(magic, data, entry_bytes))
+
+    def _saved_length_is(self, index_bytes: int, time_bytes: int) -> bool:
+        for suffix, length in (
+            (layout.OFFSET_INDEX_SUFFIX, index_bytes),
+            (layout.TIME_INDEX_SUFFIX, time_bytes),
+        ):
+            path = self.path(suffix)
+            if (self._fs.file_size(path) if self._fs.exists(path) else 0) != length:
+                return False
+        return True
+
+    def drop_saved_indexes(self) -> bool:
+        """Remove the index files; what is in memory is saved whole next time. Returns if there were any."""
+        found = False
+        for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
+            path = self.path(suffix)
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+                found = True
+        self._index_saved_bytes = self._time_saved_bytes = 0
+        self._index_saved_entries = self._time_saved_entries = 0
+        self._saved_end_position = 0
+        return found
+
+    def save_indexes(self, synced_position: int, *, final: bool) -> None:
+        """Append what is new to the index files, as far as the log is synced below ``synced_position``.
+
+        ``final``: all of it, since nothing more is to come. Otherwise only if SAVE_INDEX_ENTRIES gathered.
+        Plain writes; an index that can't be written is rebuilt from the log, so errors are only logged.
+        """
+        if not self._indexes_loaded:
+            return
+        index = self.offset_index
+        if final:
+            assert synced_position == self.size_bytes
+            if self._saved_end_position == self.size_bytes:
+                return
+            if self.max_timestamp_ms != NO_TIMESTAMP:
+                self.time_index.maybe_append(
+                    self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset
+                )
+            count, times = len(index), len(self.time_index)
+            end_offset, end_position = self.next_offset, self.size_bytes
+        else:
+            if len(index) - self._index_saved_entries < SAVE_INDEX_ENTRIES:
+                return
+            count = index.count_up_to_position(synced_position)
+            if count - self._index_saved_entries < SAVE_INDEX_ENTRIES:
+                return
+            relative, end_position = index.relative_offsets[count - 1], index.positions[count - 1]
+            times = self.time_index.count_below_offset(relative)
+            end_offset = self.base_offset + relative
+        offset_entries = index.entries(self._index_saved_entries, count)
+        time_entries = self.time_index.entries(self._time_saved_entries, times)
+        blocks = (
+            (OFFSET_MAGIC, offset_entries, OFFSET_ENTRY_BYTES),
+            (TIME_MAGIC, time_entries, TIME_ENTRY_BYTES),
+        )
+        encoded = [
+            encode_block(magic, Block(self.state.truncations, end_offset, end_position, entries), size)
+            for magic, entries, size in blocks
+        ]
+        try:
+            self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, encoded[0])
+            self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, encoded[1])
+        except (OSError, DiskFullError) as error:
+            logger.warning("event=index_not_saved path=%s error=%r", self.path(), str(error))
+            return
+        self._index_saved_bytes += len(encoded[0])
+        self._time_saved_bytes += len(encoded[1])
+        self._index_saved_entries, self._time_saved_entries = count, times
+        self._saved_end_position = end_position
+
+    def _write_index(self, suffix: str, position: int, data: bytes) -> None:
+        file = self._fs.open(self.path(suffix), create=True)
+        file.write_at(position, data)
+        file.close()
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Let go of the file, the map and, if they can be loaded again, the indexes."""
+        self._file = None
+        self._map = memoryview(b"")
+        self._mapped_bytes = 0
+
+    def damaged(self, position: int, expected: str, actual: str) -> CorruptLogError:
+        return CorruptLogError(path=self.path(), position=position, expected=expected, actual=actual)

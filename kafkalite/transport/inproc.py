@@ -1,0 +1,366 @@
+"""Streams between two protocols in one process: no socket, no kernel, the same bytes.
+
+A listener registers a name for the whole process. Connecting joins two ends; each is a real-looking
+``asyncio.Transport`` in the event loop of its own side, which may be loops of two threads.
+
+What one end writes waits in the other end's ``_arrived`` queue, uncopied, until the other's loop calls
+``_deliver``, which copies it into the protocol's own buffer, as a kernel would. So a protocol can't tell an
+end from a socket, and is never called from inside its peer's call.
+
+Two threads share an end without a lock. Each field has one writing side, named below; a deque's append
+and popleft are atomic; and whoever goes to sleep looks again after saying so: the reader clears
+``_is_scheduled`` and then looks at the queue, the writer appends and then looks at ``_is_scheduled``; a writer
+sets ``_is_paused`` and then looks at what is taken, the reader counts what it took and then looks at
+``_is_paused``. So no wake-up is lost, and one too many does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkalite.errors import ConnectionFailedError, ListenError
+from kafkalite.limits import KIB, MIB
+from kafkalite.transport.seam import P, ProtocolFactory
+
+_SCHEME: Final = "inproc://"
+
+# As asyncio's own transports: writers pause above the first and go on below the second.
+_HIGH_WATER_BYTES: Final = 64 * KIB
+_LOW_WATER_BYTES: Final = 16 * KIB
+
+# What one call of the loop delivers before others get their turn.
+_DELIVERY_BYTES: Final = 1 * MIB
+
+_listeners: dict[str, InprocListener] = {}
+_numbers = itertools.count(1)
+
+# Marks in the queue, behind the data they follow.
+_EOF: Final = memoryview(b"")
+_RESET: Final = memoryview(b"")
+
+
+class InprocTransport:
+    """Addresses are ``inproc://name``; ``inproc://`` alone listens under a fresh name."""
+
+    async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
+        listener = _listeners.get(address)
+        if listener is None:
+            raise ConnectionFailedError(
+                f"can't connect to {address}: nothing in this process listens there",
+                hint="start the broker in this process first, or use its TCP address",
+            )
+        number = next(_numbers)
+        client = InprocEnd(asyncio.get_running_loop(), peername=(address, 0), sockname=(_SCHEME, number))
+        server = InprocEnd(listener.loop, peername=(_SCHEME, number), sockname=(address, 0))
+        client.join(server)
+        protocol = protocol_factory()
+        try:
+            listener.accept(server)
+        except RuntimeError as error:  # its loop is closed
+            listener.close()
+            raise ConnectionFailedError(
+                f"can't connect to {address}: the event loop of its broker is closed"
+            ) from error
+        client.open(protocol)
+        return protocol
+
+    async def listen(self, address: str, protocol_factory: ProtocolFactory) -> InprocListener:
+        loop = asyncio.get_running_loop()
+        if address == _SCHEME:
+            while (fresh := f"{_SCHEME}{next(_numbers)}") in _listeners:
+                pass
+            address = fresh
+        listener = InprocListener(address, protocol_factory, loop)
+        if _listeners.setdefault(address, listener) is not listener:
+            raise ListenError(
+                f"can't listen on {address}: the name is in use in this process",
+                hint="close the other broker, or listen on inproc:// for a fresh name",
+            )
+        return listener
+
+
+class InprocListener:
+    """A registered name."""
+
+    def __init__(self, address: str, factory: ProtocolFactory, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.loop = loop
+        self._factory = factory
+
+    def __repr__(self) -> str:
+        return f"<InprocListener {self.address}>"
+
+    def accept(self, end: InprocEnd) -> None:
+        """From any thread: let the listener's loop open ``end``. Raises RuntimeError when that is closed."""
+        self.loop.call_soon_threadsafe(self._open, end)
+
+    def close(self) -> None:
+        if _listeners.get(self.address) is self:
+            del _listeners[self.address]
+
+    async def wait_closed(self) -> None:
+        return
+
+    def _open(self, end: InprocEnd) -> None:
+        if _listeners.get(self.address) is self:
+            end.open(self._factory())
+        else:
+            end.refuse()
+
+
+class InprocEnd(asyncio.Transport):
+    """One end of a joined pair. Only its own loop calls it, but for the names under "the peer's side"."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]
+    ) -> None:
+        super().__init__({"peername": peername, "sockname": sockname})
+        self._loop = loop
+        self._context = contextvars.copy_context()
+        self._peer = self
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._call: Callable[..., Any] = loop.call_soon_threadsafe
+        self._is_open = False
+        self._is_closing = False
+        self._is_reading = True
+        self._has_sent_eof = False
+        self._taken_bytes = 0  # of what arrived
+        self._high_water_bytes = _HIGH_WATER_BYTES
+        self._low_water_bytes = _LOW_WATER_BYTES
+        self._sent_bytes = 0
+        self._is_paused = False
+        # Written by the peer's side as well:
+        self._arrived: deque[memoryview] = deque()
+        self._is_scheduled = False
+
+    def __repr__(self) -> str:
+        state = "closing" if self._is_closing else "open" if self._is_open else "opening"
+        return (
+            f"<InprocEnd {self.get_extra_info('sockname')} {state}, {self.get_write_buffer_size()} to send>"
+        )
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def join(self, peer: InprocEnd) -> None:
+        """Make the two each other's peer, before either is opened."""
+        self._peer, peer._peer = peer, self
+        if self._loop is peer._loop:
+            # How the other side wakes this one: within one loop there is no need to interrupt its select.
+            self._call = peer._call = self._loop.call_soon
+
+    def open(self, protocol: asyncio.BufferedProtocol) -> None:
+        self._protocol = protocol
+        self._is_open = True
+        protocol.connection_made(self)
+        if self._arrived:
+            self._wake()
+
+    def refuse(self) -> None:
+        """The listener was closed before this end was opened."""
+        self._is_closing = True
+        self._peer._receive(_RESET)
+
+    # --- asyncio.Transport: state -------------------------------------------------------------------
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None, "the transport is not open"
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    # --- asyncio.Transport: writing -------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Hand ``data`` over. It is not copied: the caller changes it no more."""
+        if self._is_closing or self._has_sent_eof or not data:
+            return
+        view = memoryview(data)
+        if view.format != "B" or view.ndim != 1:
+            view = view.cast("B")
+        self._sent_bytes += view.nbytes
+        self._peer._receive(view)
+        if not self._is_paused and self.get_write_buffer_size() > self._high_water_bytes:
+            self._pause()
+
+    def writelines(self, list_of_data: Any) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._has_sent_eof and not self._is_closing:
+            self._has_sent_eof = True
+            self._peer._receive(_EOF)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes written that the peer's protocol has not been given."""
+        return self._sent_bytes - self._peer._taken_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_water_bytes, self._high_water_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = 4 * low if low is not None else _HIGH_WATER_BYTES
+        if low is None:
+            low = high // 4
+        if not 0 <= low <= high:
+            raise ValueError(f"low {low} and high {high} must satisfy 0 <= low <= high")
+        self._high_water_bytes, self._low_water_bytes = high, low
+
+    def _pause(self) -> None:
+        assert self._protocol is not None
+        self._is_paused = True
+        self._protocol.pause_writing()
+        self._resume_if_drained()
+
+    def _resume_if_drained(self) -> None:
+        if self._is_paused and self.get_write_buffer_size() <= self._low_water_bytes:
+            self._is_paused = False
+            if self._protocol is not None:
+                self._protocol.resume_writing()
+
+    # --- asyncio.Transport: reading -------------------------------------------------------------------
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            if self._arrived:
+                self._wake()
+
+    def _receive(self, data: memoryview) -> None:
+        """The peer's side: queue what it wrote."""
+        if self._is_closing:
+            return
+        self._arrived.append(data)
+        if not self._is_scheduled:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Either side: let this end's loop call ``_deliver``."""
+        self._is_scheduled = True
+        try:
+            self._call(self._deliver, context=self._context)
+        except RuntimeError:  # this end's loop was closed without closing its connections
+            self._is_closing = True
+            self._peer._arrived.append(_RESET)
+            self._peer._wake()
+
+    def _deliver(self) -> None:
+        """Give the protocol what arrived, as far as it reads, and no more than its share of the loop."""
+        self._is_scheduled = False
+        left = _DELIVERY_BYTES
+        while self._arrived and self._is_open and self._is_reading and not self._is_closing:
+            if left <= 0:
+                self._wake()
+                break
+            head = self._arrived[0]
+            if not head:
+                self._arrived.popleft()
+                self._on_mark(head)
+            else:
+                left -= self._fill()
+        if self._peer._is_paused and self._peer.get_write_buffer_size() <= self._peer._low_water_bytes:
+            self._peer._call_resume()
+
+    def _fill(self) -> int:
+        """One read: as much of the queue as the protocol's buffer takes. Returns how many bytes."""
+        assert self._protocol is not None
+        filled = 0
+        try:
+            buffer = self._protocol.get_buffer(len(self._arrived[0]))
+            size = len(buffer)
+            if not size:
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            while filled < size and self._arrived and (chunk := self._arrived[0]):
+                count = min(len(chunk), size - filled)
+                if count == len(chunk):
+                    buffer[filled : filled + count] = chunk
+                    self._arrived.popleft()
+                else:
+                    buffer[filled : filled + count] = chunk[:count]
+                    self._arrived[0] = chunk[count:]
+                filled += count
+            self._taken_bytes += filled
+            self._protocol.buffer_updated(filled)
+        except Exception as error:
+            self._fail(error)
+        return filled
+
+    def _on_mark(self, mark: memoryview) -> None:
+        assert self._protocol is not None
+        if mark is _RESET:
+            self._end(ConnectionResetError("the other end is gone"), _RESET)
+            return
+        try:
+            keep_open = self._protocol.eof_received()
+        except Exception as error:
+            self._fail(error)
+        else:
+            if not keep_open:
+                self.close()
+
+    def _call_resume(self) -> None:
+        """The peer's side: it took enough of what this end wrote."""
+        try:
+            self._call(self._resume_if_drained, context=self._context)
+        except RuntimeError:  # its loop is closed, there is nobody to resume
+            return
+
+    # --- asyncio.Transport: closing -------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the stream: the peer gets what was written, then the end; ``connection_lost`` comes soon."""
+        if not self._is_closing:
+            self._end(None, _EOF if not self._has_sent_eof else None)
+
+    def abort(self) -> None:
+        """End the stream at once: what the peer was not given yet is lost."""
+        if not self._is_closing:
+            self._peer._arrived.clear()
+            self._end(None, _RESET)
+
+    def _fail(self, error: BaseException) -> None:
+        """The protocol raised: tell the loop, as asyncio does, and break the connection."""
+        self._loop.call_exception_handler(
+            {
+                "message": "Fatal error: the protocol failed on what it received",
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
+        if not self._is_closing:
+            self._peer._arrived.clear()
+            self._end(error, _RESET)
+
+    def _end(self, error: BaseException | None, mark: memoryview | None) -> None:
+        self._is_closing = True
+        self._arrived.clear()
+        if mark is not None:
+            self._peer._receive(mark)
+        self._loop.call_soon(self._lose, error, context=self._context)
+
+    def _lose(self, error: BaseException | None) -> None:
+        protocol, self._protocol = self._protocol, None
+        self._is_open = False
+        if protocol is not None:
+            protocol.connection_lost(error if isinstance(error, Exception) else None)

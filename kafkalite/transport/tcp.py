@@ -1,0 +1,127 @@
+"""Streams over TCP, on whichever event loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
+from kafkalite.transport.seam import Listener, P, ProtocolFactory
+
+# Connections that wait to be accepted. A thousand clients may reconnect at once after a restart.
+_BACKLOG: Final = 1024
+
+# A peer that vanished without a word is noticed after 60 s of silence and six probes, two minutes in all;
+# the kernel's own default is two hours.
+_KEEPALIVE_IDLE_S: Final = 60
+_KEEPALIVE_INTERVAL_S: Final = 10
+_KEEPALIVE_PROBES: Final = 6
+
+_REASONS: Final = {
+    errno.EADDRINUSE: ("the port is in use", "stop the process that holds it, or choose another port"),
+    errno.EACCES: ("permission denied", "ports below 1024 belong to root; choose a higher one"),
+    errno.EADDRNOTAVAIL: ("this machine has no such address", "listen on 0.0.0.0 or 127.0.0.1"),
+}
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6 address]:port`` as (host, port). Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigError(
+            key="address", value=address, allowed="host:port, [IPv6 address]:port or inproc://name"
+        )
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text that ``parse_address`` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class TcpTransport:
+    """TCP with TCP_NODELAY, since requests are small and awaited, and SO_KEEPALIVE."""
+
+    async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
+        host, port = parse_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            transport, protocol = await loop.create_connection(protocol_factory, host, port)
+        except (OSError, UnicodeError) as error:
+            raise ConnectionFailedError(
+                f"can't connect to {address}: {_reason(error)}",
+                hint="is a broker running there? Check the address and any firewall",
+            ) from error
+        opened = transport.get_extra_info("socket")
+        if opened is not None:
+            _tune(opened)
+        return protocol
+
+    async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
+        host, port = parse_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            # A name such as localhost has an IPv4 and an IPv6 address; clients try both, IPv4 is always there.
+            family, kind, protocol, _, place = min(found, key=lambda info: info[0] != socket.AF_INET)
+            listening = socket.socket(family, kind, protocol)
+        except (OSError, UnicodeError) as error:
+            raise _listen_error(address, error) from error
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            _tune(listening)  # accepted sockets inherit the options
+            listening.setblocking(False)
+            listening.bind(place)
+            server = await loop.create_server(protocol_factory, sock=listening, backlog=_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise _listen_error(address, error) from error
+        host, port = listening.getsockname()[:2]
+        return TcpListener(server, format_address(host, port))
+
+
+class TcpListener:
+    def __init__(self, server: asyncio.AbstractServer, address: str) -> None:
+        self._server = server
+        self.address = address
+
+    def __repr__(self) -> str:
+        return f"<TcpListener {self.address}>"
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def wait_closed(self) -> None:
+        await self._server.wait_closed()
+
+
+def _tune(opened: socket.socket) -> None:
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+    ):
+        option = getattr(socket, name, None)  # not every system has all three
+        if option is not None:
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]
+
+
+def _listen_error(address: str, error: Exception) -> ListenError:
+    reason, hint = _REASONS.get(getattr(error, "errno", None) or 0, (_reason(error), ""))
+    return ListenError(f"can't listen on {address}: {reason}", hint=hint)

@@ -1,0 +1,116 @@
+"""Format strings: kcat's letters, Python's braces."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalite.cli.formats import compile_format, unescape
+from kafkalite.model import Record, TimestampType
+
+RECORD = Record(
+    "orders",
+    2,
+    42,
+    1431857103007,
+    TimestampType.CREATE_TIME,
+    b"alice",
+    b'{"amount": 9.5, "who": {"name": "Al"}, "tags": ["a", "b"]}',
+    (("source", b"web"), ("empty", None)),
+)
+NULLS = RECORD._replace(key=None, value=None, headers=())
+BINARY = RECORD._replace(key=b"\xff\x00", value=b"\xfe")
+
+
+def shown(text: str, record: Record = RECORD) -> bytes:
+    return compile_format(text)(record)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("%t %p %o\\n", b"orders 2 42\n"),
+        ("%k=%K", b"alice=5"),
+        ("%S", b"58"),
+        ("%T", b"1431857103007"),
+        ("%h", b"source=web,empty="),
+        ("100%% %k", b"100% alice"),
+        ('{"k":"%k"}\\n', b'{"k":"alice"}\n'),
+        ("\\t%k\\x41\\\\", b"\talice\x41\\"),
+        ("%k{hex}", b"616c696365"),
+        ("%k{base64}", b"YWxpY2U="),
+        ("%k{json}", b'"alice"'),
+        ("%s{json}", b'{"amount":9.5,"who":{"name":"Al"},"tags":["a","b"]}'),
+        ("%T{iso}", b"2015-05-17T10:05:03.007Z"),
+        ("%T{strftime[%Y/%m/%d %H:%M]}", b"2015/05/17 10:05"),
+        ("%k %x", b"alice %x"),
+        ("%%{hex} %k", b"%{hex} alice"),
+    ],
+)
+def test_letters(text: str, expected: bytes) -> None:
+    assert shown(text) == expected
+
+
+def test_letters_of_nulls() -> None:
+    assert shown("%k|%K|%s|%S|%h", NULLS) == b"|-1||-1|"
+
+
+def test_letters_keep_bytes_as_they_are() -> None:
+    assert shown("%k%s", BINARY) == b"\xff\x00\xfe"
+    assert shown("é%k", BINARY) == "é".encode() + b"\xff\x00"
+
+
+def test_no_timestamp_formats_as_a_dash() -> None:
+    assert shown("%T{strftime[%Y]}", RECORD._replace(timestamp_ms=2**62)) == b"-"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{topic}[{partition}]@{offset} {key}", b"orders[2]@42 alice\n"),
+        ("{value.amount:>8}|", b"     9.5|\n"),
+        ("{value.amount:.2f}", b"9.50\n"),
+        ("{value.who.name}", b"Al\n"),
+        ("{value[who][name]}", b"Al\n"),
+        ("{value.who}", b'{"name": "Al"}\n'),
+        ("{value.tags[0]}{value.tags.-1}{value.tags[9]}{value.tags.x}", b"ab\n"),
+        ("{value.missing:.2f}{value.amount.deeper}", b"\n"),
+        ("{headers.source} {headers[empty]}.", b"web .\n"),
+        ("{headers}", b"source=web,empty=\n"),
+        ("{timestamp} {time}", b"1431857103007 2015-05-17T10:05:03.007Z\n"),
+        ("{key!r}", b"'alice'\n"),
+        ("{{{key}}}\\t100%", b"{alice}\t100%\n"),
+        ("{key.name}", b"\n"),
+        ("{key:.2f}", b"alice\n"),
+    ],
+)
+def test_braces(text: str, expected: bytes) -> None:
+    assert shown(text) == expected
+
+
+def test_braces_of_nulls_and_bytes() -> None:
+    assert shown("{key}|{value}", NULLS) == b"|\n"
+    assert shown("{value.x}", NULLS) == b"\n"
+    assert shown("{key}|{value}", BINARY) == b"\xff\x00|\xfe\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hello", "names nothing of a record"),
+        ("%k{iso}", "%k takes no {iso}"),
+        ("%T{hex}", "%T takes no {hex}"),
+        ("%o{hex}", "%o takes no {hex}"),
+        ("{amount}", "{amount} is not a field of a record; fields: topic"),
+        ("{}", "is not a field"),
+        ("{offset.x}", "only key, value and headers can be entered"),
+        ("{key", "write a brace of its own twice"),
+    ],
+)
+def test_what_is_no_format_is_refused_with_what_is_allowed(text: str, problem: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        compile_format(text)
+    assert problem in str(refused.value)
+
+
+def test_unescape() -> None:
+    assert unescape(r"a\n\t\r\0\\\x41\q") == "a\n\t\r\0\\A\\q"

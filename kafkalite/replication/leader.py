@@ -71,7 +71,7 @@ class PartitionLeader:
         return self.high_watermark >= self.epoch_start_offset
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
-        """A replica, this one too, holds everything below ``offset``. Returns whether the high watermark moved."""
+        """A replica, this one too, holds all below ``offset``. Returns whether the high watermark moved."""
         self._progress[broker_id] = offset
         if self._is_alone and self._has_enough_in_sync and broker_id == self._broker_id:
             if offset <= self.high_watermark:

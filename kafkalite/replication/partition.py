@@ -170,7 +170,7 @@ class Partition:
         UnknownLeaderEpochError (it is newer: this broker is behind).
         """
         leader_epoch = self._leading().leader_epoch
-        if current_leader_epoch == leader_epoch or current_leader_epoch == NO_EPOCH:
+        if current_leader_epoch in (leader_epoch, NO_EPOCH):
             return
         kind = FencedLeaderEpochError if current_leader_epoch < leader_epoch else UnknownLeaderEpochError
         raise kind(
@@ -287,7 +287,8 @@ class Partition:
         )
         if found is None or found[1] >= leader.high_watermark:
             return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, leader.leader_epoch)
-        return OffsetAndTimestamp(found[1], found[0], leader.leader_epoch)
+        offset = max(found[1], log.log_start_offset)  # the log may start within the batch
+        return OffsetAndTimestamp(offset, found[0], leader.leader_epoch)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """(largest known epoch not above ``leader_epoch``, where it ends, exclusive): R4."""

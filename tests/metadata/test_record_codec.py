@@ -1,0 +1,109 @@
+"""Record bytes: exact, round trip, and one named error for everything else."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafkalite.errors import StorageError
+from kafkalite.metadata import record_codec
+from kafkalite.metadata.records import (
+    BrokerRegistrationRecord,
+    ConfigRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+EXACT = [
+    (TopicRecord("ab", "orders"), [1, 0, "ab", "orders"]),
+    (RemoveTopicRecord("ab"), [2, 0, "ab"]),
+    (PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5), [3, 0, "ab", 3, [1, 2], [1], 1, 4, 5]),
+    (
+        ConfigRecord("topic", "orders", "retention.ms", "-1"),
+        [4, 0, "topic", "orders", "retention.ms", "-1"],
+    ),
+    (
+        ConfigRecord("topic", "orders", "retention.ms", None),
+        [4, 0, "topic", "orders", "retention.ms", None],
+    ),
+    (BrokerRegistrationRecord(1, 9, ("a:1", "b:2"), None, 77), [5, 0, 1, 9, ["a:1", "b:2"], None, 77]),
+    (BrokerRegistrationRecord(1, 9, (), "r1", 77), [5, 0, 1, 9, [], "r1", 77]),
+]
+
+
+@pytest.mark.parametrize(("record", "array"), EXACT)
+def test_every_record_has_its_fields_in_order(record, array):
+    assert msgpack.unpackb(record_codec.to_bytes([record])) == [array]
+    assert record_codec.from_bytes(msgpack.packb([array])) == [record]
+
+
+text = st.text(max_size=20)
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+numbers = st.integers(-1, 2**63 - 1)
+records = st.one_of(
+    st.builds(TopicRecord, text, text),
+    st.builds(RemoveTopicRecord, text),
+    st.builds(PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers),
+    st.builds(ConfigRecord, text, text, text, st.none() | text),
+    st.builds(
+        BrokerRegistrationRecord,
+        numbers,
+        numbers,
+        st.lists(text, max_size=3).map(tuple),
+        st.none() | text,
+        numbers,
+    ),
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(records, max_size=10))
+def test_records_survive_the_round_trip(some):
+    assert record_codec.from_bytes(record_codec.to_bytes(some)) == some
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.binary(max_size=60))
+def test_garbage_is_a_storage_error_or_records(data):
+    try:
+        found = record_codec.from_bytes(data)
+    except StorageError:
+        return
+    assert record_codec.from_bytes(record_codec.to_bytes(found)) == found
+
+
+@pytest.mark.parametrize("array", [[6, 0, "x"], [1, 1, "ab", "orders"], [99, 3]])
+def test_a_newer_type_or_version_is_refused_with_what_to_do(array):
+    with pytest.raises(StorageError, match=r"not known here.*newer kafkalite"):
+        record_codec.from_arrays([array])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        [],
+        None,
+        "text",
+        [1],
+        [1, 0, "ab"],
+        [1, 0, "ab", 3],
+        [3, 0, "ab", 3, [1, "x"], [1], 1, 4, 5],
+        [3, 0, "ab", 3, [1], ["x"], 1, 4, 5],
+        [4, 0, "topic", "orders", "retention.ms", 5],
+        [5, 0, 1, 9, [3], None, 77],
+        ["1", 0, "ab", "orders"],
+    ],
+)
+def test_wrong_fields_are_refused(array):
+    with pytest.raises(StorageError, match="wrong shape"):
+        record_codec.from_arrays([array])
+
+
+def test_what_is_no_array_of_records_is_refused():
+    with pytest.raises(StorageError, match="must be an array, found dict"):
+        record_codec.from_bytes(msgpack.packb({}))
+    with pytest.raises(StorageError, match="not valid msgpack"):
+        record_codec.from_bytes(b"\xc1")

@@ -21,7 +21,7 @@
     │   ├── ConnectionFailedError    no broker could be reached
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is not known
-    │   ├── DeliveryFailedError      flush() or close() found records that were not delivered: how many, where, why
+    │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
     │   ├── RecordTooLargeError      one record over max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
     │   └── NoOffsetError            no position and auto.offset.reset is none
@@ -140,10 +140,12 @@ class DeliveryFailedError(ClientError):
 
     def __init__(self, counts: Mapping[tuple[str, int], int], first_error: Exception) -> None:
         total = sum(counts.values())
-        shown = ", ".join(f"{topic}-{partition}: {count}" for (topic, partition), count in list(counts.items())[:5])
-        more = f" and {len(counts) - 5} more partitions" if len(counts) > 5 else ""
+        first_five = list(counts.items())[:5]
+        shown = ", ".join(f"{topic}-{partition}: {count}" for (topic, partition), count in first_five)
+        if len(counts) > len(first_five):
+            shown += f" and {len(counts) - len(first_five)} more partitions"
         super().__init__(
-            f"{total} records were not delivered ({shown}{more}); the first error: {first_error}",
+            f"{total} records were not delivered ({shown}); the first error: {first_error}",
             hint="await the deliveries, or give on_delivery, to learn which records",
         )
         self.counts = dict(counts)

@@ -20,11 +20,15 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The request as a whole failed. ``closes``: the connection ends once this is written."""
+    """The request as a whole failed.
+
+    ``closes``: the connection ends once this is written. ``is_silent``: it is not written (a fault in tests).
+    """
 
     error_code: int
     error_message: str
     closes: bool = False
+    is_silent: bool = False
 
 
 Answer: TypeAlias = Reply | Refusal
@@ -39,7 +43,7 @@ class Pending:
 
     __slots__ = ("_continuation", "answer", "is_done", "on_cancel")
 
-    def __init__(self, on_cancel: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
         self._continuation: Callable[[Answer], None] | None = None
         self.answer: Answer | None = None
         self.is_done = False

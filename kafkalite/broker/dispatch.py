@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | Awaitable[Answer]"]
 
-Interceptor: TypeAlias = Callable[[Request, Client], "Pending | Refusal | None"]
+Interceptor: TypeAlias = Callable[[Request, Client], "Answer | Pending | None"]
 """Sees a request before its handler does. None lets it pass; anything else is the answer. For faults."""
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.answers import Answer, Pending, Refusal, Reply
@@ -25,7 +25,7 @@ from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MIB
 from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
-from kafkalite.transport import Listener, transport_for
+from kafkalite.transport import INPROC_SCHEME, Listener, transport_for
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +72,13 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._dispatch = server.dispatch
         self._wire = ServerConnection(max_payload_bytes=server.max_request_bytes)
-        self.get_buffer = self._wire.get_buffer  # type: ignore[method-assign]  # one call less per read
+        self.get_buffer = self._wire.get_buffer  # type: ignore[assignment]  # one call less per read
         self._transport: Any = None
         self._queue: deque[_Slot] = deque()
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # of a frame that spans several reads
         self._is_reading = True
-        self._is_writable = True
+        self._is_writable = server.is_open  # before that, what arrives is kept
         self._is_ending = False  # nothing more is read; closes when all is answered
         self._is_final = False  # the answer that ends the connection is written or queued
         self._is_lost = False
@@ -227,17 +227,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def _encode(self, request: Request | BadRequest, answer: Reply | Refusal, out: list[Any]) -> int:
         """Append the answer's buffers to ``out``; how many bytes of payload they hold."""
-        if answer.__class__ is Reply:
+        if isinstance(answer, Reply):
             assert isinstance(request, Request)
             try:
-                out += self._wire.send(request, answer.message, answer.payload)  # type: ignore[union-attr]
+                out += self._wire.send(request, answer.message, answer.payload)
             except LocalProtocolError as error:
                 message = f"the answer can't be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
                 return 0
-            return sum(map(len, answer.payload)) if answer.payload else 0  # type: ignore[union-attr]
-        assert isinstance(answer, Refusal)
-        out += self._wire.send_error(request, answer.error_code, answer.error_message)
+            return sum(map(len, answer.payload)) if answer.payload else 0
+        if not answer.is_silent:
+            out += self._wire.send_error(request, answer.error_code, answer.error_message)
         if answer.closes:
             self._is_final = self._is_ending = True
             self._backlog.clear()
@@ -310,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class _Watch:
-    """When a connection last moved, judged from counters at each reaping pass: nothing is timed per request."""
+    """When a connection last moved, judged from counters at each reaping pass; no request is timed."""
 
     __slots__ = ("_activity", "_frame_bytes", "_frame_ms", "_frame_requests", "_made_ms", "_moved_ms")
 
@@ -373,6 +373,7 @@ class Server:
         self.clock = clock
         self.metrics = metrics
         self.max_request_bytes = max_request_bytes
+        self.is_open = False
         self._max_connections = max_connections
         self._max_idle_ms = max_idle_ms
         #: What unfinished frames may still take, over all connections.
@@ -393,12 +394,23 @@ class Server:
         return len(self._connections)
 
     async def listen(self, address: str, advertised: str | None) -> str:
-        """Open one listener; its address with the port resolved. Raises OSError, named by the caller."""
-        told = advertised if advertised is not None else address if "://" in address else None
-        factory: Callable[[], Connection] = lambda: Connection(self, told)  # noqa: E731
-        listener = await transport_for(address).listen(address, factory)
+        """Open one listener; its address with the port resolved. Raises ListenError."""
+        listener: Listener | None = None
+
+        def accept() -> Connection:
+            assert listener is not None
+            own_name = listener.address if listener.address.startswith(INPROC_SCHEME) else None
+            return Connection(self, advertised or own_name)
+
+        listener = await transport_for(address).listen(address, accept)
         self._listeners.append(listener)
         return listener.address
+
+    def open(self) -> None:
+        """Begin to serve. Connections made since ``listen`` were accepted and waited."""
+        self.is_open = True
+        for connection in list(self._connections):
+            connection.resume_writing()
 
     def admit(self, connection: Connection) -> bool:
         if len(self._connections) >= self._max_connections:
@@ -439,11 +451,14 @@ class Server:
         for listener in self._listeners:
             listener.close()
 
-    async def stop(self, grace_ms: int) -> None:
-        """Stop accepting and reading, answer what is in flight for at most ``grace_ms``, close all."""
+    def end(self) -> None:
+        """Stop accepting and reading. Connections close as soon as what they asked is answered."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.end()
+
+    async def wait_closed(self, grace_ms: int) -> None:
+        """Return when every connection is closed, by force after ``grace_ms``."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:

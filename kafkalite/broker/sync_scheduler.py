@@ -53,7 +53,7 @@ class SyncScheduler(Generic[S]):
         self.synced_count = 0  #: logs synced, over all rounds; divided by rounds: how well commits group
 
     def mark(self, log: S) -> None:
-        """``log`` has bytes to sync: a round starts in the next turn of the loop, or after the present one."""
+        """``log`` has bytes to sync: in a round from the next turn of the loop on, or the one that follows."""
         self._dirty[log] = None
         if not self._is_busy:
             self._is_busy = True
@@ -63,8 +63,10 @@ class SyncScheduler(Generic[S]):
         """``log`` is being deleted; a sync of it that is under way may still finish."""
         self._dirty.pop(log, None)
 
-    async def drain(self) -> None:
-        """Return when nothing is dirty and no round is under way."""
+    async def drain(self, *, discard: bool = False) -> None:
+        """Return when no round is under way and nothing is dirty; ``discard``: forget what is dirty."""
+        if discard:
+            self._dirty.clear()
         if self._is_busy:
             idle = self._loop.create_future()
             self._idle_callbacks.append(idle)

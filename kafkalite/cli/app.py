@@ -22,13 +22,17 @@ _TOOLS: Final = "Tools"
 COMMANDS: Final = {
     "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker to develop against, in one command.", _DAILY),
     "produce": LazyCommand("kafkalite.cli.produce:produce", "Send lines, JSON or files to a topic.", _DAILY),
-    "consume": LazyCommand("kafkalite.cli.consume:consume", "Print a topic's records, live or a range.", _DAILY),
+    "consume": LazyCommand(
+        "kafkalite.cli.consume:consume", "Print a topic's records, live or a range.", _DAILY
+    ),
     "cat": LazyCommand("kafkalite.cli.consume:consume", "The same as consume.", _DAILY),
     "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
     "quickstart": LazyCommand("kafkalite.cli.quickstart:quickstart", "See it all work on a file.", _DAILY),
     "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
     "offsets": LazyCommand("kafkalite.cli.offsets:offsets", "Where partitions begin and end.", _CLUSTER),
-    "server": LazyCommand("kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER),
+    "server": LazyCommand(
+        "kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER
+    ),
     "config": LazyCommand("kafkalite.cli.config:config", "Every option: value, source, meaning.", _CLUSTER),
     "log": LazyCommand("kafkalite.cli.log:log", "Look into log files, no broker needed.", _TOOLS),
     "bench": LazyCommand("kafkalite.cli.bench:bench", "Measure produce, consume, end to end.", _TOOLS),
@@ -67,7 +71,9 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
 )
 @client_options
 @output_option
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version."
+)
 @click.pass_context
 def root(context: click.Context) -> None:
     """kafkalite: a distributed commit log, from the command line."""
@@ -78,11 +84,14 @@ def root(context: click.Context) -> None:
 # --- running ---------------------------------------------------------------------------------------
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line in this process; returns the exit code. Never raises at people."""
+def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
+    """Run one command line in this process; returns the exit code. Never raises at people.
+
+    ``command`` is the root unless a script wants one command under a ``name`` of its own.
+    """
     invocation = Invocation(debug="--debug" in arguments)
     try:
-        code = _invoke(list(arguments), invocation)
+        code = _invoke(command or root, name, list(arguments), invocation)
         sys.stdout.flush()
         return code
     except click.exceptions.Exit as done:
@@ -107,14 +116,14 @@ def run(arguments: Sequence[str]) -> int:
         return exit_codes.FAILED
 
 
-def _invoke(arguments: list[str], invocation: Invocation) -> int:
+def _invoke(command: click.Command, name: str, arguments: list[str], invocation: Invocation) -> int:
     instruction = os.environ.get("_KL_COMPLETE")
     if instruction:
         from click.shell_completion import shell_complete
 
         return shell_complete(root, {}, "kl", "_KL_COMPLETE", instruction)
-    with root.make_context("kl", arguments, obj=invocation) as context:
-        root.invoke(context)
+    with command.make_context(name, arguments, obj=invocation) as context:
+        command.invoke(context)
     return exit_codes.OK
 
 

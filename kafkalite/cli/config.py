@@ -81,7 +81,9 @@ Examples:
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=_complete_options)
 @click.option("--topic", help="Ask the broker for its value on this topic.", shell_complete=complete_topics)
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to take into account.")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to take into account."
+)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As kl server start --set.")
 @client_options
 @output_option
@@ -97,7 +99,8 @@ def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overri
         if not found:
             raise _unknown(name, known)
         documents += [
-            _document(kind, option, current, topic=topic, file=file, overrides=overrides) for kind, option in found
+            _document(kind, option, current, topic=topic, file=file, overrides=overrides)
+            for kind, option in found
         ]
     if current.output not in {"table", "wide"}:
         print_listing(documents, (), current.output)
@@ -105,14 +108,17 @@ def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overri
     for number, document in enumerate(documents):
         if number:
             click.echo()
-        print_document(document | {"doc": textwrap.fill(document["doc"], 88, subsequent_indent=" " * 9)}, "table")
+        print_document(
+            document | {"doc": textwrap.fill(document["doc"], 88, subsequent_indent=" " * 9)}, "table"
+        )
 
 
 def _unknown(name: str, known: dict[str, OptionRegistry]) -> NotFoundError:
     names = {option.name for registry in known.values() for option in registry}
     near = get_close_matches(name.replace("_", "."), names, n=1)
     return NotFoundError(
-        f"there is no option {name!r}", hint=f"did you mean {near[0]}?" if near else "kl config list shows them all"
+        f"there is no option {name!r}",
+        hint=f"did you mean {near[0]}?" if near else "kl config list shows them all",
     )
 
 
@@ -127,7 +133,13 @@ def _shown(value: Any) -> str:
 
 
 def _document(
-    kind: str, option: Option, current: Invocation, *, topic: str | None, file: Path | None, overrides: tuple[str, ...]
+    kind: str,
+    option: Option,
+    current: Invocation,
+    *,
+    topic: str | None,
+    file: Path | None,
+    overrides: tuple[str, ...],
 ) -> dict[str, Any]:
     value, source = _value_of(kind, option, current, topic=topic, file=file, overrides=overrides)
     return {
@@ -142,7 +154,13 @@ def _document(
 
 
 def _value_of(
-    kind: str, option: Option, current: Invocation, *, topic: str | None, file: Path | None, overrides: tuple[str, ...]
+    kind: str,
+    option: Option,
+    current: Invocation,
+    *,
+    topic: str | None,
+    file: Path | None,
+    overrides: tuple[str, ...],
 ) -> tuple[Any, str]:
     match kind:
         case "broker":
@@ -172,7 +190,10 @@ def _topic_value(current: Invocation, topic: str, option: Option) -> tuple[Any, 
         async with connect.admin(current) as admin:
             for entry in await admin.describe_configs("topic", topic):
                 if entry.name == option.name:
-                    return entry.value, f"{entry.source} ({topic})" if entry.source == "topic" else entry.source
+                    return (
+                        entry.value,
+                        f"{entry.source} ({topic})" if entry.source == "topic" else entry.source,
+                    )
         raise NotFoundError(f"the broker says nothing about {option.name} of {topic!r}")
 
     return invocation.run_command(ask)
@@ -187,5 +208,3 @@ def parse_overrides(texts: tuple[str, ...]) -> dict[str, str]:
             raise UsageError(f"{text!r} is not name=value, for example --set log.retention.ms=60000")
         overrides[name.strip()] = value.strip()
     return overrides
-
-

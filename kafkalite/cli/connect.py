@@ -59,7 +59,9 @@ def consumer(invocation: Invocation, **defaults: Any) -> Consumer:
     from kafkalite.client.consumer import Consumer
 
     settings = {"client.id": "kl", "allow.auto.create.topics": False, **defaults}
-    return Consumer(bootstrap_servers=servers(invocation), **_settings(invocation, CONSUMER_OPTIONS, settings))
+    return Consumer(
+        bootstrap_servers=servers(invocation), **_settings(invocation, CONSUMER_OPTIONS, settings)
+    )
 
 
 def no_such_partition(topic: str, partition: int, count: int) -> NotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -27,20 +27,19 @@ _POLL_MS: Final = 500
 _POLL_RECORDS: Final = 10_000
 
 
-class RecordOutput(click.ParamType):
-    """value, json, jsonl or table. kcat and rpk give the offset range to -o: such a value is taken as one."""
+def record_output(text: str) -> str | OffsetRange:
+    """value, json, jsonl or table. kcat and rpk give the offset range to -o: such a value is taken as one.
 
-    name = "format"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in RECORD_OUTPUTS or isinstance(value, OffsetRange):
-            return value
-        try:
-            wanted = parse_range({"beginning": "start"}.get(value, value), now_ms=invocation.now_ms())
-        except ValueError:
-            self.fail(f"{value!r} is none of {', '.join(RECORD_OUTPUTS)}", param, ctx)
-        invocation.say(f"-o is the output format here; a range is -r {value}")
-        return wanted
+    Raises click's BadParameter.
+    """
+    if text in RECORD_OUTPUTS:
+        return text
+    try:
+        wanted = parse_range("start" if text == "beginning" else text, now_ms=invocation.now_ms())
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is none of {', '.join(RECORD_OUTPUTS)}") from None
+    invocation.say(f"-o is the output format here; a range is -r {text}")
+    return wanted
 
 
 @click.command(
@@ -68,13 +67,17 @@ Examples:
 @click.option("-r", "--range", "range_text", metavar="RANGE", help="Which offsets.  [default: start]")
 @click.option("--from", "from_text", metavar="TIME", help="First moment (inclusive), or start, end.")
 @click.option("--to", "to_text", metavar="TIME", help="Last moment (exclusive), or end.")
-@click.option("--from-beginning", is_flag=True, hidden=True, help="Kafka's spelling of what is the default here.")
-@click.option("-p", "-P", "--partition", "wanted", multiple=True, type=click.IntRange(min=0), help="Only this one.")
+@click.option(
+    "--from-beginning", is_flag=True, hidden=True, help="Kafka's spelling of what is the default here."
+)
+@click.option(
+    "-p", "-P", "--partition", "wanted", multiple=True, type=click.IntRange(min=0), help="Only this one."
+)
 @click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record so.")
 @click.option(
     "-o",
     "--output",
-    type=RecordOutput(),
+    type=record_output,
     default="value",
     metavar="|".join(RECORD_OUTPUTS),
     show_default=True,
@@ -231,5 +234,6 @@ class _Job:
             return
         short = f" of {self.count:,}" if self.count is not None else ""
         raise TimedOutError(
-            f"timed out after {plural(self.printed_count, 'record')}{short}", hint="a longer --timeout waits longer"
+            f"timed out after {plural(self.printed_count, 'record')}{short}",
+            hint="a longer --timeout waits longer",
         )

@@ -30,7 +30,9 @@ Examples:
 )
 @click.argument("addresses", nargs=-1, required=True, metavar="TOPIC-PARTITION-OFFSET…")
 @click.option("-f", "--format", "text_format", metavar="FORMAT", help="As kl consume -f.")
-@click.option("-o", "--output", type=click.Choice(RECORD_OUTPUTS), default="value", show_default=True, help="Shape.")
+@click.option(
+    "-o", "--output", type=click.Choice(RECORD_OUTPUTS), default="value", show_default=True, help="Shape."
+)
 @client_options
 def fetch(addresses: tuple[str, ...], text_format: str | None, output: str) -> None:
     """Print the record at an address."""
@@ -64,7 +66,8 @@ async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Re
         raise TimedOutError(f"no answer about {address} within {_PATIENCE_MS / 1000:g} s")
     if records[0].offset != address.offset:
         raise NotFoundError(
-            f"there is no record {address}", hint=f"the next one is {records[0].address}; it was compacted away"
+            f"there is no record {address}",
+            hint=f"the next one is {records[0].address}; it was compacted away",
         )
     return records[0]
 

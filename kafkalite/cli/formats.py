@@ -100,7 +100,9 @@ def _modified(letter: str, modifier: str) -> Render:
                 return lambda record: base64.b64encode(plain(record))
             case _:
                 return lambda record: _as_json(plain(record))
-    raise ValueError(f"%{letter} takes no {{{modifier}}}; hex, base64, json go with k s h, iso, strftime[…] with T")
+    raise ValueError(
+        f"%{letter} takes no {{{modifier}}}; hex, base64, json go with k s h, iso, strftime[…] with T"
+    )
 
 
 def _as_json(data: bytes) -> bytes:
@@ -198,13 +200,17 @@ def _compile_braces(text: str) -> Render:
     try:
         parsed = list(Formatter().parse(text))
     except ValueError as problem:
-        raise ValueError(f"format {text!r}: {problem}; write a brace of its own twice: {{{{ or }}}}") from None
+        raise ValueError(
+            f"format {text!r}: {problem}; write a brace of its own twice: {{{{ or }}}}"
+        ) from None
     for literal, field, spec, conversion in parsed:
         if literal:
             parts.append(_constant(unescape(literal).replace("%%", "%")))
         if field is not None:
             parts.append(_brace(field, spec or "", conversion))
-    return lambda record: ("".join([part(record) for part in parts]) + "\n").encode("utf-8", "surrogateescape")
+    return lambda record: ("".join([part(record) for part in parts]) + "\n").encode(
+        "utf-8", "surrogateescape"
+    )
 
 
 def _constant(text: str) -> Callable[[Record], str]:
@@ -212,7 +218,7 @@ def _constant(text: str) -> Callable[[Record], str]:
 
 
 def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], str]:
-    name, *path = [step for step in re.split(r"[.\[\]]+", field) if step]  or [""]
+    name, *path = [step for step in re.split(r"[.\[\]]+", field) if step] or [""]
     if name not in FIELDS:
         raise ValueError(f"{{{field}}} is not a field of a record; fields: {', '.join(FIELDS)}")
     if path and name not in {"key", "value", "headers"}:

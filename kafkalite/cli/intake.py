@@ -51,14 +51,22 @@ class Intake:
     """Feed chunks of one file; ``finish`` at its end gives what was left. Raises IntakeError."""
 
     def __init__(
-        self, source: str, how: InputFormat, wishes: Wishes, *, now_ms: int, parse_timestamp: Callable[[str], int]
+        self,
+        source: str,
+        how: InputFormat,
+        wishes: Wishes,
+        *,
+        now_ms: int,
+        parse_timestamp: Callable[[str], int],
     ) -> None:
         self._source = source
         self._how = how
         self._wishes = wishes
         self._now_ms = now_ms
         self._parse_timestamp = parse_timestamp
-        self._pending: list[bytes] = []  # pieces without a newline; joined once, so a long line costs its length
+        self._pending: list[
+            bytes
+        ] = []  # pieces without a newline; joined once, so a long line costs its length
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:

@@ -70,18 +70,12 @@ def _remember_properties(ctx: click.Context, parameter: click.Parameter, values:
         properties[name.strip()] = value
 
 
-class Duration(click.ParamType):
-    """``10s``, ``1h30m`` -> milliseconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration(value)
-        except ValueError as problem:
-            self.fail(str(problem), param, ctx)
+def duration_ms(text: str) -> int:
+    """``10s``, ``1h30m`` -> milliseconds. Raises click's BadParameter."""
+    try:
+        return parse_duration(text)
+    except ValueError as problem:
+        raise click.BadParameter(str(problem)) from None
 
 
 def _apply(function: F, *decorators: Callable[[F], F]) -> F:
@@ -124,7 +118,7 @@ def client_options(function: F) -> F:
         ),
         click.option(
             "--timeout",
-            type=Duration(),
+            type=duration_ms,
             metavar="TIME",
             expose_value=False,
             callback=_remember("timeout_ms"),

@@ -1,4 +1,4 @@
-"""A click group that knows the names and one-liners of its commands, and imports a command when it is used."""
+"""A click group that knows its commands by name and one-liner, and imports one when it is used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
             near = get_close_matches(args[0], self._lazy, n=1)
-            advice = f"did you mean '{ctx.command_path} {near[0]}'?" if near else f"see '{ctx.command_path} --help'"
+            advice = (
+                f"did you mean '{ctx.command_path} {near[0]}'?"
+                if near
+                else f"see '{ctx.command_path} --help'"
+            )
             raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
         return super().resolve_command(ctx, args)
 

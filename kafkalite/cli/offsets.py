@@ -41,7 +41,9 @@ Examples:
 @click.option("--latest", "which", flag_value="latest", help="Only the next offsets.")
 @client_options
 @output_option
-def offsets(topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None) -> None:
+def offsets(
+    topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None
+) -> None:
     """Print the offsets of TOPICS' partitions."""
     if topic_flags:
         topics = (*topics, *topic_flags)

@@ -30,7 +30,9 @@ def coloured(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def print_listing(rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name") -> None:
+def print_listing(
+    rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name"
+) -> None:
     """Rows on stdout. json, jsonl and yaml carry every value unrounded; tables are for people."""
     listed = list(rows)
     match output:
@@ -90,7 +92,9 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Columns two spaces apart, numbers to the right: easy on the eye, and on awk."""
     if not rows:
         return ""
-    numeric = [all(isinstance(row[c.key], int | float) or row[c.key] is None for row in rows) for c in columns]
+    numeric = [
+        all(isinstance(row[c.key], int | float) or row[c.key] is None for row in rows) for c in columns
+    ]
     grid = [
         [column.show(row[column.key]) if column.show else _cell(row[column.key]) for column in columns]
         for row in rows

@@ -33,20 +33,16 @@ _BURSTS_PER_SECOND: Final = 20  # how finely --rate spreads records
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-class Rate(click.ParamType):
-    """``100/s``, ``100``, ``6000/min`` -> records a second."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        count, _, unit = str(value).partition("/")
-        try:
-            rate = float(count) / _PER_SECOND[unit.strip() or "s"]
-        except (ValueError, KeyError):
-            rate = 0.0
-        if rate <= 0:
-            self.fail(f"{value!r} is not a rate; write for example 100/s or 6000/min", param, ctx)
-        return rate
+def parse_rate(text: str) -> float:
+    """``100/s``, ``100``, ``6000/min`` -> records a second. Raises click's BadParameter."""
+    count, _, unit = text.partition("/")
+    try:
+        rate = float(count) / _PER_SECOND[unit.strip() or "s"]
+    except (ValueError, KeyError):
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise click.BadParameter(f"{text!r} is not a rate; write for example 100/s or 6000/min")
+    return rate
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
@@ -75,11 +71,19 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @click.option("--topic", "topic_flag", hidden=True)
 @click.option(
-    "-i", "--input", "how", type=click.Choice(INPUT_FORMATS), default="lines", show_default=True, help="Input format."
+    "-i",
+    "--input",
+    "how",
+    type=click.Choice(INPUT_FORMATS),
+    default="lines",
+    show_default=True,
+    help="Input format.",
 )
 @click.option("-k", "--key", help="The key of every record.")
 @click.option("-K", "--key-separator", metavar="TEXT", help=r"Lines are KEY TEXT VALUE (\t is a tab).")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record."
+)
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition of every record.")
 @click.option("--any-partition", is_flag=True, help="Forget the partitions that json lines name.")
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="An empty key or value is null.")
@@ -90,7 +94,7 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
     help="Codec.  [default: none]",
 )
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), help="What to wait for.  [default: all]")
-@click.option("--rate", type=Rate(), metavar="N/s", help="At most so many records a second.")
+@click.option("--rate", type=parse_rate, metavar="N/s", help="At most so many records a second.")
 @click.option("--progress", is_flag=True, help="A progress bar, when stderr is a terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @click.option("--dry-run", is_flag=True, help="Read and check the input, send nothing.")
@@ -172,7 +176,9 @@ class _Job:
             async with connect.producer(current, **settings) as producer:
                 await self._send_all(producer, bar)
         except IntakeError as problem:
-            before = f"the {plural(self.sent_count, 'record')} before it went through" if self.sent_count else ""
+            before = (
+                f"the {plural(self.sent_count, 'record')} before it went through" if self.sent_count else ""
+            )
             raise KafkaliteError(str(problem), hint=before) from None
         finally:
             bar.close()
@@ -201,7 +207,7 @@ class _Job:
             bar.advance_records(sum(len(block.values) for block in blocks))
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
-        """Count what went through; a first failure ends the job, with the number of records that it left out."""
+        """Count what went through; a first failure ends the job."""
         failures: list[BaseException] = []
         for block, outcome in zip(blocks, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -215,8 +221,7 @@ class _Job:
         if self.sent_count == 0 or not isinstance(first, KafkaliteError):
             raise first
         raise PartialFailureError(
-            f"{plural(self.failed_count, 'record')} not acknowledged after {plural(self.sent_count, 'record')}: "
-            f"{first.message}",
+            f"{self.sent_count:,} records acknowledged, then {self.failed_count:,} were not: {first.message}",
             hint=first.hint,
         ) from first
 

@@ -29,9 +29,7 @@ class NoProgress:
 class _Bar:
     """Bytes of the input when their total is known, else records; records and their rate beside it."""
 
-    def __init__(
-        self, stream: Any, title: str, total_bytes: int | None, total_records: int | None
-    ) -> None:
+    def __init__(self, stream: Any, title: str, total_bytes: int | None, total_records: int | None) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,

@@ -95,7 +95,7 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """A lone time wins over a pair, so that ``@09:30`` is half past nine; then the leftmost colon that fits."""
+    """A lone time wins over a pair, so ``@09:30`` is half past nine; then the leftmost colon that fits."""
     whole = _time(text, now_ms, zone)
     if whole is not None:
         return OffsetRange(Bound(Anchor.TIME, whole))

@@ -1,4 +1,4 @@
-"""Records as JSON and back, exactly. Pure. What ``kl consume -o jsonl`` prints, ``kl produce -i jsonl`` reads.
+"""Records as JSON and back, exactly: what ``kl consume -o jsonl`` prints, ``kl produce -i jsonl`` takes.
 
 One object a record::
 
@@ -6,8 +6,8 @@ One object a record::
      "key":"k","value":"text","headers":[["name","value"]]}
 
 Bytes that are UTF-8 stand as a string; any other bytes as ``{"b64":"..."}``; null is ``null``. Headers are
-pairs, because their order counts and a name may repeat. So a stream that was consumed and is produced again is
-the same in keys, values, headers, timestamps and partitions; ``offset`` is ignored on the way in.
+pairs, because their order counts and a name may repeat. So a stream that was consumed and is produced again
+is the same in keys, values, headers, timestamps and partitions; ``offset`` is ignored on the way in.
 
 For people who write such lines by hand: only ``value`` is required, a key or value may be any other JSON (it
 is stored in its shortest form), headers may be an object, and a timestamp may be a string that
@@ -105,7 +105,9 @@ def from_document(document: Any, parse_timestamp: Callable[[str], int]) -> Draft
             "for values that are whole lines of JSON use -i lines"
         )
     if "value" not in document:
-        raise ValueError('a record needs a "value" (null is one); for values that are whole lines use -i lines')
+        raise ValueError(
+            'a record needs a "value" (null is one); for values that are whole lines use -i lines'
+        )
     partition = document.get("partition")
     if partition is not None and (type(partition) is not int or partition < 0):
         raise ValueError(f"partition must be 0 or more, not {partition!r}")
@@ -128,5 +130,7 @@ def _timestamp(document: Any, parse_timestamp: Callable[[str], int]) -> int | No
     if isinstance(document, str):
         return parse_timestamp(document)
     if type(document) is not int or not 0 <= document < 2**63:
-        raise ValueError(f"timestamp must be milliseconds since the epoch or an RFC 3339 time, not {document!r}")
+        raise ValueError(
+            f"timestamp must be milliseconds since the epoch or an RFC 3339 time, not {document!r}"
+        )
     return document

@@ -1,4 +1,4 @@
-"""stdin and stdout of a command that runs on an event loop: reads that can be cancelled, a pipe that may close.
+"""stdin and stdout beside an event loop: reads that can be cancelled, a pipe that may close.
 
 Reads of pipes and terminals happen on a daemon thread, because neither may be made non-blocking (the shell
 shares them) and a thread of the loop's own executor would keep Ctrl-C waiting for the next line.

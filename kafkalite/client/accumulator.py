@@ -43,8 +43,8 @@ WHOLE_BATCH: Final = -1  # in place of a record's index: whoever waits for the b
 class PendingBatch:
     """Records of one partition that share one fate.
 
-    ``values``, ``timestamps`` and, when there are any, ``keys`` and ``headers`` have one entry per record while the batch
-    is open. Invariant: ``size_bytes`` never understates what the records need on the wire.
+    ``values``, ``timestamps`` and, when there are any, ``keys`` and ``headers`` have one entry per record
+    while the batch is open. Invariant: ``size_bytes`` never understates what the records need on the wire.
     """
 
     __slots__ = (
@@ -56,6 +56,7 @@ class PendingBatch:
         "done",
         "error",
         "headers",
+        "is_plain",
         "keys",
         "limit_bytes",
         "limit_records",
@@ -82,6 +83,7 @@ class PendingBatch:
         #: Instead of ``timestamps``, when one time holds for all records (send_many, send_batch).
         self.common_timestamp_ms = NO_TIMESTAMP
         self.headers: list[Headers] | None = None
+        self.is_plain = True  #: no record has headers so far
         self.prebuilt: bytes | bytearray | memoryview | None = None
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = limit_bytes
@@ -113,7 +115,10 @@ class PendingBatch:
     def append(
         self, value: bytes | None, key: bytes | None, timestamp_ms: int, headers: Headers, size_bytes: int
     ) -> int:
-        """Add one record of ``record_size`` bytes; returns its index. The caller asked ``has_room`` before."""
+        """Add one record of ``size_bytes``.
+
+        returns its index. The caller asked ``has_room`` before.
+        """
         index = len(self.values)
         assert not self.closed, "a closed batch takes no more"
         if key is not None and self.keys is None:
@@ -122,6 +127,7 @@ class PendingBatch:
             self.keys.append(key)
         if headers and self.headers is None:
             self.headers = [()] * index
+            self.is_plain = False
         if self.headers is not None:
             self.headers.append(headers)
         self.values.append(value)
@@ -132,9 +138,7 @@ class PendingBatch:
     def has_room(self, size_bytes: int) -> bool:
         """Whether a record of ``record_size`` bytes fits. An empty batch takes any one record."""
         count = len(self.values)
-        return count == 0 or (
-            self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records
-        )
+        return count == 0 or (self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records)
 
     def timestamp_ms(self, index: int) -> int:
         """The record's time as the broker keeps it: append time where the topic says so, else its own."""
@@ -155,7 +159,10 @@ class PendingBatch:
         log_append_time_ms: int = NO_TIMESTAMP,
         error: Exception | None = None,
     ) -> None:
-        """Write down the fate of the records, and let go of them: deliveries that live on must not hold their memory."""
+        """Write down the fate of the records, and let go of them.
+
+        deliveries that live on must not hold their memory.
+        """
         assert not self.done, "a batch is done once"
         self.done = True
         self.base_offset = base_offset
@@ -174,7 +181,7 @@ class PendingBatch:
         self.observed.update(range(self.record_count))
 
 
-def record_size(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -> int:
     """An upper estimate of one record's bytes on the wire, uncompressed."""
     size = RECORD_OVERHEAD_BYTES
     if value is not None:
@@ -226,7 +233,10 @@ def _encode(batches: list[PendingBatch], codec: Codec, level: int | None) -> byt
 
 
 class PartitionQueue:
-    """What waits for one partition. Invariant: at most one shipment; ``closed`` is in send order and before ``open``."""
+    """What waits for one partition.
+
+    Invariant: at most one shipment; ``closed`` is in send order and before ``open``.
+    """
 
     __slots__ = ("closed", "coalesce", "open", "shipment", "tp")
 
@@ -268,8 +278,9 @@ class Drained:
 class Accumulator:
     """All that a producer has accepted and not yet seen acknowledged.
 
-    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may dip below zero only
-    by one record larger than the room); every batch in ``incomplete`` is open, closed or shipped, and not done.
+    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may dip below
+    zero only by one record larger than the room); every batch in ``incomplete`` is open, closed or shipped,
+    and not done.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -298,7 +309,8 @@ class Accumulator:
     def open_batch(
         self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
     ) -> PendingBatch | None:
-        """A new open batch for ``queue`` with room for a first record, or None when buffer.memory has no room.
+        """A new open batch for ``queue`` with room for a first record, or None when buffer.memory has no
+        room.
 
         ``forced`` takes it whatever the room: the record was let in before, while its topic was not known.
         """
@@ -344,7 +356,10 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a whole batch of ``size_bytes`` may come in. One alone always may: it has the buffer to itself."""
+        """Whether a whole batch of ``size_bytes`` may come in.
+
+        One alone always may: it has the buffer to itself.
+        """
         return size_bytes <= self.free_bytes or not self.incomplete
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
@@ -364,7 +379,10 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Close what has lingered, free retries whose pause is over, expire. Returns the batches that expired."""
+        """Close what has lingered, free retries whose pause is over, expire.
+
+        Returns the batches that expired.
+        """
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()
@@ -413,7 +431,10 @@ class Accumulator:
         return aborted
 
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
-        """Fail ``batch`` wherever it stands. One in flight keeps its partition muted until the answer comes."""
+        """Fail ``batch`` wherever it stands.
+
+        One in flight keeps its partition muted until the answer comes.
+        """
         queue = self._queues[TopicPartition(batch.topic, batch.partition)]
         if queue.open is batch:
             self.close_batch(queue, now_ms)
@@ -428,11 +449,14 @@ class Accumulator:
 
     # --- sending -------------------------------------------------------------------------------
 
-    def drain(self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]) -> Drained:
+    def drain(
+        self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]
+    ) -> Drained:
         """Take what can be sent now, grouped into requests of at most max.request.size.
 
-        ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more requests a
-        node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed`` is told its fate.
+        ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more
+        requests a node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed`` is told
+        its fate.
         """
         drained = Drained()
         rooms: dict[int, int] = {}
@@ -466,7 +490,10 @@ class Accumulator:
         return drained
 
     def _next_shipment(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
-        """The shipment to send for ``queue``: the one to retry, or one made of closed batches; None without any."""
+        """The shipment to send for ``queue``.
+
+        the one to retry, or one made of closed batches; None without any.
+        """
         if queue.shipment is not None:
             return queue.shipment
         closed = queue.closed
@@ -481,7 +508,11 @@ class Accumulator:
             more = closed[0]
             size += more.size_bytes
             count += more.record_count
-            if more.prebuilt is not None or size > limits.max_request_size or count > limits.records_per_batch:
+            if (
+                more.prebuilt is not None
+                or size > limits.max_request_size
+                or count > limits.records_per_batch
+            ):
                 size -= more.size_bytes
                 break
             batches.append(closed.popleft())
@@ -491,7 +522,10 @@ class Accumulator:
     def on_acknowledged(
         self, shipment: Shipment, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """The broker has it at ``base_offset`` (NO_OFFSET with acks=0). Returns the batches that are done by this."""
+        """The broker has it at ``base_offset`` (NO_OFFSET with acks=0).
+
+        Returns the batches that are done by this.
+        """
         finished = []
         offset = base_offset
         for batch in shipment.batches:
@@ -503,7 +537,9 @@ class Accumulator:
         self._end_shipment(shipment.queue, now_ms)
         return finished
 
-    def on_failed(self, shipment: Shipment, error: Exception, now_ms: int, chance: float) -> list[PendingBatch]:
+    def on_failed(
+        self, shipment: Shipment, error: Exception, now_ms: int, chance: float
+    ) -> list[PendingBatch]:
         """An error or no answer. Retries when that may help and attempts and time are left.
 
         Returns the batches that failed for good by this; none when the shipment will be retried or split.

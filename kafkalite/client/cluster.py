@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 MAIN_LANE: Final = 0
 FETCH_LANE: Final = 1
 
-# Opening a client tries every bootstrap address this often before it says that there is no cluster. Once open,
-# a client reconnects for as long as it lives.
+# Opening a client tries every bootstrap address this often before it says that there is no cluster. Once
+# open, a client reconnects for as long as it lives.
 BOOTSTRAP_ROUNDS: Final = 3
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
@@ -55,7 +55,10 @@ class _Link:
 
 
 class ClusterClient:
-    """Connections and metadata of one client. ``on_change`` is called after each refresh, connect and disconnect."""
+    """Connections and metadata of one client.
+
+    ``on_change`` is called after each refresh, connect and disconnect.
+    """
 
     def __init__(
         self,
@@ -124,6 +127,10 @@ class ClusterClient:
         """The loop's monotonic clock."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def connection_count(self) -> int:
@@ -327,7 +334,10 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``. False when ``deadline_ms`` passed first. Raises ClientClosedError."""
+        """Wait for the next ``on_change``.
+
+        False when ``deadline_ms`` passed first. Raises ClientClosedError.
+        """
         if self._closed:
             raise ClientClosedError("the client is closed")
         assert self._loop is not None
@@ -343,7 +353,8 @@ class ClusterClient:
     async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
         """How many partitions ``topic`` has, from the broker if need be.
 
-        Raises the topic's BrokerError when it can't be used, or when ``deadline_ms`` passed and it still isn't there.
+        Raises the topic's BrokerError when it can't be used, or when ``deadline_ms`` passed and it still
+        isn't there.
         """
         self.track(topic)
         while True:
@@ -402,5 +413,3 @@ class ClusterClient:
                 if needs_metadata(error):
                     self.request_refresh()
                 await asyncio.sleep(pause_ms / 1000)
-
-

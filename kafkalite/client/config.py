@@ -28,7 +28,12 @@ _COMMON: Final = (
     ),
     Option("client.id", "string", "kafkalite", "A name for this client in the broker's logs."),
     Option(
-        "request.timeout.ms", "int", 30_000, "How long a request may stay unanswered.", minimum=1, maximum=_MAX_INT
+        "request.timeout.ms",
+        "int",
+        30_000,
+        "How long a request may stay unanswered.",
+        minimum=1,
+        maximum=_MAX_INT,
     ),
     Option(
         "default.api.timeout.ms",
@@ -38,9 +43,17 @@ _COMMON: Final = (
         minimum=1,
         maximum=_MAX_INT,
     ),
-    Option("retry.backoff.ms", "int", 100, "The pause before the first retry; it doubles from there.", minimum=0),
+    Option(
+        "retry.backoff.ms", "int", 100, "The pause before the first retry; it doubles from there.", minimum=0
+    ),
     Option("retry.backoff.max.ms", "int", 1_000, "The longest pause between retries.", minimum=0),
-    Option("reconnect.backoff.ms", "int", 50, "The pause before a first reconnect; it doubles from there.", minimum=0),
+    Option(
+        "reconnect.backoff.ms",
+        "int",
+        50,
+        "The pause before a first reconnect; it doubles from there.",
+        minimum=0,
+    ),
     Option("reconnect.backoff.max.ms", "int", 1_000, "The longest pause between reconnects.", minimum=0),
     Option(
         "socket.connection.setup.timeout.ms",
@@ -61,7 +74,7 @@ PRODUCER_OPTIONS: Final = OptionRegistry(
             "acks",
             "string",
             "all",
-            "What an acknowledgement means: 0 sent, 1 the leader has it, all (-1) every in-sync replica has it.",
+            "What is acknowledged: 0 sent, 1 on the leader, all (-1) on every in-sync replica.",
             choices=("0", "1", "all", "-1"),
         ),
         Option("linger.ms", "int", 5, "How long a batch waits for company. 0 sends at once.", minimum=0),
@@ -108,15 +121,22 @@ PRODUCER_OPTIONS: Final = OptionRegistry(
             "max.in.flight.requests.per.connection",
             "int",
             5,
-            "Produce requests a broker may owe an answer to. A partition never has two: order survives retries.",
+            "Produce requests not yet answered. A partition never has two, so retries keep the order.",
             minimum=1,
             maximum=256,
         ),
         Option("compression.type", "string", "none", "The codec of record batches.", choices=_COMPRESSION),
         Option("compression.level", "int", None, "The codec's level; unset is the codec's default."),
-        Option("partitioner", "string", "roundrobin", "Who chooses a record's partition when send() does not.",
-               choices=("roundrobin", "sticky", "random", "hash")),
-        Option("retries", "int", _MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT),
+        Option(
+            "partitioner",
+            "string",
+            "roundrobin",
+            "Who chooses a record's partition when send() does not.",
+            choices=("roundrobin", "sticky", "random", "hash"),
+        ),
+        Option(
+            "retries", "int", _MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT
+        ),
         Option(
             "delivery.timeout.ms",
             "int",
@@ -135,16 +155,24 @@ CONSUMER_OPTIONS: Final = OptionRegistry(
             "auto.offset.reset",
             "string",
             "latest",
-            "Where to start without a position, or with one that is out of range: earliest, latest, or none, an error.",
+            "Where to start without a valid position: earliest, latest, or none, which is an error.",
             choices=("earliest", "latest", "none"),
         ),
-        Option("fetch.min.bytes", "int", 1, "A fetch is answered as soon as this many bytes are there.", minimum=0),
-        Option("fetch.max.wait.ms", "int", 500, "A fetch is answered at the latest after this time.", minimum=0),
+        Option(
+            "fetch.min.bytes",
+            "int",
+            1,
+            "A fetch is answered as soon as this many bytes are there.",
+            minimum=0,
+        ),
+        Option(
+            "fetch.max.wait.ms", "int", 500, "A fetch is answered at the latest after this time.", minimum=0
+        ),
         Option(
             "fetch.max.bytes",
             "int",
             50 * MIB,
-            "The most bytes of one answer, and of all that is fetched ahead; a first batch always comes whole.",
+            "The most bytes of one answer and of all fetched ahead; a first batch always comes whole.",
             minimum=1,
         ),
         Option(
@@ -292,7 +320,7 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
         raise ConfigError(
             key="buffer.memory",
             value=values["buffer_memory"],
-            allowed=f"max.request.size ({values['max_request_size']}) or more: a request must fit in the buffer",
+            allowed=f"max.request.size ({values['max_request_size']}) or more, for a request must fit",
             source=source,
         )
     if values["linger_ms"] >= values["delivery_timeout_ms"]:
@@ -313,10 +341,17 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
         raise ConfigError(
             key="fetch.max.wait.ms",
             value=values["fetch_max_wait_ms"],
-            allowed=f"less than request.timeout.ms ({values['request_timeout_ms']}), or every idle fetch times out",
+            allowed=f"less than request.timeout.ms ({values['request_timeout_ms']}), or idle fetches fail",
             source=source,
         )
     return ConsumerConfig(**values)
+
+
+def merged(config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` in any spelling, with the arguments that are given (not None) over it, dotted."""
+    settings = {name.replace("_", "."): value for name, value in (config or {}).items()}
+    settings.update((name.replace("_", "."), value) for name, value in arguments.items() if value is not None)
+    return settings
 
 
 def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -324,6 +359,9 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
     parsed = registry.defaults() | registry.parse(given, source=source)
     if not parsed["bootstrap.servers"]:
         raise ConfigError(
-            key="bootstrap.servers", value="", allowed="at least one host:port or inproc://name", source=source
+            key="bootstrap.servers",
+            value="",
+            allowed="at least one host:port or inproc://name",
+            source=source,
         )
     return {registry.get(name).python_name: value for name, value in parsed.items()}

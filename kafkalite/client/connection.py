@@ -121,9 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._sweep is None:
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
 
-    async def call(
-        self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
-    ) -> Answer:
+    async def call(self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()) -> Answer:
         """Send ``message`` and wait. Raises BrokerError, RequestTimeoutError, ConnectionFailedError.
 
         Cancelling the wait leaves the request in flight; its answer is dropped.
@@ -151,9 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None, "connected before the handshake"
         correlation_id, buffers = self._protocol.handshake()
-        self._pending[correlation_id] = _Pending(
-            on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms
-        )
+        self._pending[correlation_id] = _Pending(on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
         self._write(transport, buffers)
         answer = await greeted
         if answer.error is not None:
@@ -166,7 +162,10 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines(buffers)
 
     def _sweep_pending(self) -> None:
-        """Give up on a broker that leaves a request unanswered. Answers come in order, so all others wait too."""
+        """Give up on a broker that leaves a request unanswered.
+
+        Answers come in order, so all others wait too.
+        """
         self._sweep = None
         now_s = self._loop.time()
         for pending in self._pending.values():
@@ -258,7 +257,10 @@ def _answer(response: Response) -> Answer:
 
 
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
-    """A connection to ``address`` with its versions agreed. Raises ConnectionFailedError, whatever went wrong."""
+    """A connection to ``address`` with its versions agreed.
+
+    Raises ConnectionFailedError, whatever went wrong.
+    """
     loop = asyncio.get_running_loop()
 
     def make() -> Connection:

@@ -1,7 +1,7 @@
 """What becomes of records sent: the awaitables a producer hands out.
 
-A ``Delivery`` is two pointers, a batch and an index in it; a future is made only for one that is really awaited.
-All deliveries of a batch learn their fate when the batch does.
+A ``Delivery`` is two pointers, a batch and an index in it; a future is made only for one that is really
+awaited. All deliveries of a batch learn their fate when the batch does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafkalite.client.accumulator import WHOLE_BATCH, PendingBatch
 from kafkalite.model import NO_OFFSET, RecordMetadata
 
 DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], object]
-"""Called once per record, on the event loop: (metadata, None) when acknowledged, (None, error) when failed."""
+"""Called once per record, on the event loop: (metadata, None) when acknowledged, (None, error) when not."""
 
 
 class BatchMetadata(NamedTuple):
@@ -34,9 +34,10 @@ class BatchMetadata(NamedTuple):
 
 
 class Delivery:
-    """The future of one record sent with ``send_nowait``. Await it, or give it a callback, or leave it to flush().
+    """The future of one record sent with ``send_nowait``.
 
-    Cancelling a task that awaits it never takes the record back: it is in a batch with others.
+    Await it, or give it a callback, or leave it to flush(). Cancelling a task that awaits it never takes
+    the record back: it is in a batch with others.
     """
 
     __slots__ = ("batch", "index")
@@ -67,7 +68,10 @@ class Delivery:
         return self._metadata()
 
     def exception(self) -> Exception | None:
-        """Why the record failed, or None when it is acknowledged. Raises InvalidStateError while it is pending."""
+        """Why the record failed, or None when it is acknowledged.
+
+        Raises InvalidStateError while it is pending.
+        """
         batch = self.batch
         if not batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
@@ -76,13 +80,16 @@ class Delivery:
         return batch.error
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Have ``callback(metadata, error)`` called once: when the batch is done, or soon if it is done already."""
-        if self.batch.done:
-            asyncio.get_running_loop().call_soon(self._tell, callback)
-        else:
-            self.batch.listeners.append((self.index, partial(self._tell, callback)))
+        """Have ``callback(metadata, error)`` called once.
 
-    def _tell(self, callback: DeliveryCallback) -> None:
+        when the batch is done, or soon if it is done already.
+        """
+        if self.batch.done:
+            asyncio.get_running_loop().call_soon(self.tell, callback)
+        else:
+            self.batch.listeners.append((self.index, partial(self.tell, callback)))
+
+    def tell(self, callback: DeliveryCallback) -> None:
         error = self.exception()
         callback(None if error is not None else self._metadata(), error)
 

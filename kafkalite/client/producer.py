@@ -1,122 +1,53 @@
 """Producer: records in, acknowledgements out.
 
-The shell around ``accumulator``: it reads the clock, talks to the brokers and wakes who waits; what is sent
-when, and what is retried, is decided there.
+``accumulator`` decides what is sent when and what is retried, ``placement`` which batch a record goes to,
+``sender`` does it. Here is what people call.
 
-``send_nowait`` is one flat function. Its first half handles the common record (bytes, open batch, room
-left) with a dozen operations and no call into another module; everything else goes to ``_append``.
+``send_nowait`` handles the common record (bytes; an open batch with room) in one flat function with no call
+into another module; everything else goes through ``_put``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from kafkalite.client.accumulator import (
-    RECORD_OVERHEAD_BYTES,
-    WHOLE_BATCH,
-    Accumulator,
-    Limits,
-    PartitionQueue,
-    PendingBatch,
-    Shipment,
-    record_size,
-)
-from kafkalite.client.cluster import ClusterClient
-from kafkalite.client.config import BootstrapServers, ProducerSettings, producer_config
-from kafkalite.client.connection import Answer
-from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, batch_metadata, wait_done, wake
-from kafkalite.client.retry import Backoff, needs_metadata
+from kafkalite.client.accumulator import RECORD_OVERHEAD_BYTES, PendingBatch, record_size
+from kafkalite.client.columns import RecordColumns, split_by_partition, split_by_size
+from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
+from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, batch_metadata, wait_done
+from kafkalite.client.placement import OutgoingRecord, Placement, TopicQueues
+from kafkalite.client.sender import ProducerStatistics, Sender
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
-    DeliveryFailedError,
     KafkaliteError,
+    RecordError,
     RecordTooLargeError,
-    UnknownServerError,
-    UnknownTopicOrPartitionError,
-    broker_error,
 )
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks, Headers, RecordMetadata, TopicPartition
-from kafkalite.protocol.messages.data import ProducedPartition, ProducePartition, ProduceRequest
+from kafkalite.limits import MAX_RECORDS_PER_BATCH
+from kafkalite.model import Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
-from kafkalite.records.builder import RecordBatchBuilder
-from kafkalite.records.partitioners import (
-    Hash,
-    Partitioner,
-    RoundRobinPerBatch,
-    Sticky,
-    make_partitioner,
-)
+from kafkalite.records.builder import RecordBatchBuilder, build_batch
+from kafkalite.records.header import parse_header
+from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
 
-from kafkalite.client.columns import ColumnChunk, split_columns, split_prebuilt
-
-logger = logging.getLogger(__name__)
-
-PartitionerChoice = str | Callable[[str, bytes | None, bytes | None, int], int]
-"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function (topic, key, value, partition count) -> partition."""
+PartitionerChoice = str | PartitionFunction
+"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function (topic, key, value, partition count) ->
+partition.
+"""
 
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 
 # When the body of ``async with`` raised, what was accepted gets this long to be delivered: enough for a
 # healthy cluster, and an exception or Ctrl-C is not held up by a sick one.
 CLOSE_AFTER_ERROR_MS: Final = 1_000
-
-_MAX_REMEMBERED_KEYS: Final = 100_000
-_MAX_REMEMBERED_FAILURES: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerStatistics:
-    requests: int  #: produce requests sent
-    batches: int  #: record batches in them, retries included
-    acknowledged_batches: int
-    failed_batches: int
-    retries: int
-    waiting_batches: int  #: accepted, not yet acknowledged
-    free_bytes: int  #: of buffer.memory
-
-
-class _Topic:
-    """One queue per partition. Invariant: ``queues[n].tp.partition == n``."""
-
-    __slots__ = ("name", "queues")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.queues: list[PartitionQueue] = []
-
-
-class _Parked:
-    """Records of a topic whose metadata has not come yet. ``batch`` only carries their listeners."""
-
-    __slots__ = ("batch", "deadline_ms", "records", "reserved_bytes")
-
-    def __init__(self, topic: str, deadline_ms: int) -> None:
-        self.batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
-        self.deadline_ms = deadline_ms
-        self.records: list[tuple[Delivery, _Record]] = []
-        self.reserved_bytes = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    value: bytes | None
-    key: bytes | None
-    partition: int | None
-    timestamp_ms: int
-    headers: Headers
-    size_bytes: int
 
 
 class Producer:
@@ -148,38 +79,24 @@ class Producer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         named = partitioner if isinstance(partitioner, str) else None
-        given = {"bootstrap_servers": bootstrap_servers, "partitioner": named, **settings}
-        self.config = producer_config(_merged(config, given))
-        self._rng = rng or system_rng()
-        chosen = partitioner if callable(partitioner) else self.config.partitioner
-        self._partitioner: Partitioner = make_partitioner(chosen, self._rng)
-        self._on_delivery = on_delivery
-        self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
-        self._cluster = ClusterClient(
-            self.config, allow_auto_topic_creation=True, on_change=self._on_cluster_change, rng=self._rng
+        self.config = producer_config(
+            merged(config, {"bootstrap_servers": bootstrap_servers, "partitioner": named, **settings})
         )
-        self._accumulator = Accumulator(_limits(self.config))
-        self._loop: asyncio.AbstractEventLoop | None = None
+        rng = rng or system_rng()
+        chosen = partitioner if callable(partitioner) else self.config.partitioner
+        self._sender = Sender(self.config, on_delivery=on_delivery, on_change=self._on_change, rng=rng)
+        self._placement = Placement(self._sender, make_partitioner(chosen, rng))
+        self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
-        self._topics: dict[str, _Topic] = {}
-        # What the fast path looks at: per topic the batch that keyless records go to, and each key's queue.
-        self._keyless: dict[str, PendingBatch] = {}
-        self._keyed: dict[str, dict[bytes, PartitionQueue]] = {}
-        self._is_keyless_by_batch = isinstance(self._partitioner, RoundRobinPerBatch | Sticky)
-        self._is_keyed_by_hash = isinstance(self._partitioner, RoundRobinPerBatch | Sticky | Hash)
-        self._parked: dict[str, _Parked] = {}
-        self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
-        self._failed: list[PendingBatch] = []
-        self._forgotten_failures: Counter[tuple[str, int]] = Counter()
-        self._forgotten_error: Exception | None = None
-        self._requests = self._batches = self._acknowledged = self._failures = self._retries = 0
+        # What the fast path looks at. The dicts live as long as the placement; closing empties them.
+        self._keyless = self._placement.keyless
+        self._keyed = self._placement.keyed
 
     def __repr__(self) -> str:
-        brokers = len(self._cluster.metadata.addresses)
-        waiting = len(self._accumulator.incomplete)
-        return f"<Producer {self._state}, {len(self._topics)} topics @ {brokers} brokers, {waiting} batches waiting>"
+        brokers = len(self._sender.cluster.metadata.addresses)
+        waiting = len(self._sender.accumulator.incomplete)
+        topics = self._placement.topic_count
+        return f"<Producer {self._state}, {topics} topics @ {brokers} brokers, {waiting} batches waiting>"
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
         if getattr(self, "_state", "new") == "open":
@@ -191,13 +108,13 @@ class Producer:
         """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
         if self._state != "new":
             raise ClientClosedError(f"a producer starts once; this one is {self._state}")
-        self._loop = asyncio.get_running_loop()
-        self._state = "open"
+        self._state = "starting"
         try:
-            await self._cluster.start()
+            await self._sender.start()
         except BaseException:
             self._state = "closed"
             raise
+        self._state = "open"
         return self
 
     async def __aenter__(self) -> Self:
@@ -217,11 +134,11 @@ class Producer:
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was accepted, then close the connections. May be called twice.
 
-        ``timeout_ms`` bounds the wait (None: each record's delivery.timeout.ms does); what is undelivered then fails
-        with ClientClosedError. Raises DeliveryFailedError when records failed and nobody has looked.
+        ``timeout_ms`` bounds the wait (None: each record's delivery.timeout.ms does); what is undelivered
+        then fails with ClientClosedError. Raises DeliveryFailedError when records failed and nobody has
+        looked.
         """
         if self._state != "open":
-            self._state = "closed"
             return
         self._state = "closing"
         try:
@@ -230,22 +147,13 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            self._abort()
             self._state = "closed"
-            await self._cluster.close()
-        self._raise_failures()
-
-    def _abort(self) -> None:
-        """Fail what is left, and wake everybody who waits."""
-        error = ClientClosedError("the producer was closed before the broker acknowledged; the record may be lost")
-        for topic in list(self._parked):
-            self._fail_parked(topic, error)
-        self._finish(self._accumulator.abort_all(error, self._now_ms()))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._room_waiters:
-            wake(self._room_waiters.popleft())
+            error = ClientClosedError("the producer was closed before the broker acknowledged the record")
+            self._placement.fail_all_parked(error)
+            await self._sender.close(error)
+            self._keyless.clear()
+            self._keyed.clear()
+        self._sender.failures.raise_unseen()
 
     async def flush(self) -> None:
         """Send all that was accepted until now without lingering, and return when it is acknowledged.
@@ -254,59 +162,37 @@ class Producer:
         """
         self._check_open()
         await self._wait_all()
-        self._raise_failures()
+        self._sender.failures.raise_unseen()
 
     async def _wait_all(self) -> None:
-        while self._parked:
-            await wait_done_or_moved(next(iter(self._parked.values())).batch)
-        self._accumulator.close_all(self._now_ms())
-        self._drain()
-        for batch in list(self._accumulator.incomplete):
+        while parked := self._placement.parked_batches:
+            await wait_done(parked[0])
+        accumulator = self._sender.accumulator
+        accumulator.close_all(self._sender.now_ms())
+        self._sender.drain()
+        for batch in list(accumulator.incomplete):
             await wait_done(batch)
 
-    def _raise_failures(self) -> None:
-        """Raise DeliveryFailedError for failures not seen so far; they count as seen then."""
-        counts, first_error = self._forgotten_failures, self._forgotten_error
-        for batch in self._failed:
-            unobserved = batch.unobserved_count()
-            if unobserved:
-                counts[batch.topic, batch.partition] += unobserved
-                first_error = first_error or batch.error
-                batch.observe_all()
-        self._failed = []
-        self._forgotten_failures, self._forgotten_error = Counter(), None
-        if first_error is not None:
-            raise DeliveryFailedError(counts, first_error)
-
     def statistics(self) -> ProducerStatistics:
-        return ProducerStatistics(
-            requests=self._requests,
-            batches=self._batches,
-            acknowledged_batches=self._acknowledged,
-            failed_batches=self._failures,
-            retries=self._retries,
-            waiting_batches=len(self._accumulator.incomplete),
-            free_bytes=self._accumulator.free_bytes,
-        )
+        return self._sender.statistics()
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of ``topic``. Raises its BrokerError when there is no such topic."""
+        """The partitions of ``topic``, in order. Raises its BrokerError when there is no such topic."""
         self._check_open()
-        deadline_ms = self._now_ms() + self.config.max_block_ms
-        count = await self._cluster.topic_partition_count(topic, deadline_ms)
-        return [TopicPartition(topic, partition) for partition in range(count)]
+        return [queue.tp for queue in (await self._placement.topic(topic)).queues]
 
     def _check_open(self) -> None:
         if self._state != "open":
-            hint = "open it with 'async with' or start()" if self._state == "new" else ""
+            hint = "open it with 'async with' or start()" if self._state in {"new", "starting"} else ""
             raise ClientClosedError(f"the producer is {self._state}", hint=hint)
 
-    def _now_ms(self) -> int:
-        """The loop's monotonic clock, for every interval and deadline."""
-        assert self._loop is not None
-        return int(self._loop.time() * 1000)
+    def _on_change(self) -> None:
+        """Metadata came, or a connection came, went or takes bytes again."""
+        if self._state in {"open", "closing"}:
+            self._placement.on_cluster_change()
+            self._sender.drain()
 
-    # --- sending one record --------------------------------------------------------------------
+    # --- one record ----------------------------------------------------------------------------
 
     async def send(
         self,
@@ -320,19 +206,18 @@ class Producer:
     ) -> RecordMetadata:
         """Send one record and return when it is acknowledged as ``acks`` says.
 
-        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the BrokerError or
-        DeliveryTimeoutError of its batch. Cancelling the wait does not take the record back.
+        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the BrokerError
+        or DeliveryTimeoutError of its batch. Cancelling the wait does not take the record back.
         """
-        try:
-            delivery = self.send_nowait(
-                topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-            )
-        except BufferFullError:
-            await self.wait_for_room()
-            return await self.send(
-                topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-            )
-        return await delivery
+        while True:
+            try:
+                delivery = self.send_nowait(
+                    topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+                )
+            except BufferFullError:
+                await self.wait_for_room()
+            else:
+                return await delivery
 
     def send_nowait(
         self,
@@ -343,44 +228,42 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: RecordHeaders = (),
-        # Bound at definition: locals in the fast path.
-        _new: Any = object.__new__,
-        _delivery: type[Delivery] = Delivery,
-        _overhead: int = RECORD_OVERHEAD_BYTES,
     ) -> Delivery:
         """Put one record into its partition's batch, which leaves after linger.ms or when it is full.
 
-        Returns at once. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError, ClientClosedError,
-        TypeError. Everything later is told by the delivery, or by flush() and close().
+        Returns at once. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
+        ClientClosedError, RecordError. All later failures are told by the delivery, or by flush() and
+        close().
         """
         if partition is None and timestamp_ms is None and not headers and value.__class__ is bytes:
             try:
                 if key is None:
-                    batch = self._keyless[topic]
-                    size_bytes = batch.size_bytes + len(value) + _overhead  # type: ignore[arg-type]
-                    keys = batch.keys
+                    batch: Any = self._keyless[topic]
+                    size_bytes = batch.size_bytes + len(value) + _OVERHEAD
                 else:
-                    batch = self._keyed[topic][key].open  # type: ignore[assignment]
-                    size_bytes = batch.size_bytes + len(value) + len(key) + _overhead  # type: ignore[arg-type]
+                    batch = self._keyed[topic][key].open
+                    size_bytes = batch.size_bytes + len(value) + len(key) + _OVERHEAD
+                values = batch.values
+                index = len(values)
+                if size_bytes <= batch.limit_bytes and index < batch.limit_records and batch.is_plain:
                     keys = batch.keys
-                    if keys is None:
-                        raise KeyError  # the first key of a batch: the column has to be made
-                index = len(batch.values)
-                if size_bytes <= batch.limit_bytes and index < batch.limit_records and batch.headers is None:
-                    batch.size_bytes = size_bytes
-                    batch.values.append(value)
-                    batch.timestamps.append(self._time_ns() // 1_000_000)
                     if keys is not None:
                         keys.append(key)
-                    delivery: Delivery = _new(_delivery)
+                    elif key is not None:
+                        batch.keys = [None] * index
+                        batch.keys.append(key)
+                    values.append(value)
+                    batch.timestamps.append(self._time_ns() // 1_000_000)
+                    batch.size_bytes = size_bytes
+                    delivery = _new(Delivery)
                     delivery.batch = batch
                     delivery.index = index
                     return delivery
-            except (KeyError, AttributeError):
-                pass
-        return self._append(topic, value, key, partition, timestamp_ms, headers)
+            except (KeyError, AttributeError, TypeError):
+                pass  # a new topic or key, no open batch, a key that is no bytes: _put sees to it
+        return self._put(topic, value, key, partition, timestamp_ms, headers)
 
-    def _append(
+    def _put(
         self,
         topic: str,
         value: bytes | None,
@@ -391,219 +274,35 @@ class Producer:
     ) -> Delivery:
         """The whole of send_nowait: checks, unknown topics, opening and closing of batches, sending."""
         self._check_open()
-        value = _as_bytes("value", value)
-        key = _as_bytes("key", key)
-        checked = _as_headers(headers) if headers else ()
-        size_bytes = record_size(value, key, checked)
-        if size_bytes > self.config.max_request_size:
+        value, key = _as_bytes("value", value), _as_bytes("key", key)
+        own_headers = _as_headers(headers) if headers else ()
+        size_bytes = record_size(value, key, own_headers)
+        limit_bytes = self.config.max_request_size
+        if size_bytes > limit_bytes:
             raise RecordTooLargeError(
-                f"a record of {size_bytes} bytes for topic {topic!r}; max.request.size is {self.config.max_request_size}",
+                f"a record of {size_bytes} bytes for topic {topic!r}; max.request.size is {limit_bytes}",
                 hint="raise max.request.size, and the topic's max.message.bytes with it",
             )
         if timestamp_ms is None:
             timestamp_ms = self._time_ns() // 1_000_000
-        record = _Record(value, key, partition, timestamp_ms, checked, size_bytes)
-        known = self._topics.get(topic) or self._know(topic)
-        if known is None or topic in self._parked:
-            return self._park(topic, record)
-        batch, index = self._place(known, record, forced=False)
-        if self._accumulator.has_ready:
-            self._drain()
-        else:
-            self._arm_timer()
-        return Delivery(batch, index)
-
-    def _place(self, topic: _Topic, record: _Record, *, forced: bool) -> tuple[PendingBatch, int]:
-        """Choose a partition, and append to its open batch or to a new one. Raises BufferFullError."""
-        accumulator, now_ms = self._accumulator, self._now_ms()
-        queue = topic.queues[self._partition(topic, record.key, record.value, record.partition)]
-        batch = queue.open
-        if batch is not None and not batch.has_room(record.size_bytes):
-            accumulator.close_batch(queue, now_ms)
-            batch = None
-            if record.key is None and record.partition is None:
-                # A full batch is when a keyless record moves on to the next partition.
-                queue = topic.queues[self._partition(topic, None, record.value, None)]
-                batch = queue.open
-                if batch is not None and not batch.has_room(record.size_bytes):
-                    accumulator.close_batch(queue, now_ms)
-                    batch = None
-        if batch is None:
-            batch = accumulator.open_batch(queue, record.size_bytes, now_ms, forced=forced)
-            if batch is None:
-                self._drain()
-                raise BufferFullError(
-                    f"buffer.memory ({self.config.buffer_memory} bytes) is full of records not yet acknowledged",
-                    hint="await wait_for_room() or flush(), or raise buffer.memory",
-                )
-        if record.partition is None:
-            if record.key is None:
-                if self._is_keyless_by_batch:
-                    self._keyless[topic.name] = batch
-            elif self._is_keyed_by_hash:
-                self._remember_key(topic.name, record.key, queue)
-        return batch, batch.append(record.value, record.key, record.timestamp_ms, record.headers, record.size_bytes)
-
-    def _remember_key(self, topic: str, key: bytes, queue: PartitionQueue) -> None:
-        queues = self._keyed.setdefault(topic, {})
-        if len(queues) >= _MAX_REMEMBERED_KEYS:
-            queues.clear()
-        queues[key] = queue
-
-    def _partition(self, topic: _Topic, key: bytes | None, value: bytes | None, partition: int | None) -> int:
-        """The partition of one record. Raises UnknownTopicOrPartitionError for one that does not exist."""
-        count = len(topic.queues)
-        if partition is None:
-            if key is None:
-                self._note_closed(topic.name)
-            partition = self._partitioner.partition(topic.name, key, value, count)
-        if not 0 <= partition < count:
-            self._cluster.request_refresh()
-            raise UnknownTopicOrPartitionError(
-                f"topic {topic.name!r} has partitions 0 to {count - 1}, not {partition}"
-            )
-        return partition
-
-    def _note_closed(self, topic: str) -> None:
-        """Tell the partitioner when the batch it sent keyless records to has closed since."""
-        batch = self._keyless.get(topic)
-        if batch is not None and batch.closed:
-            del self._keyless[topic]
-            self._partitioner.on_batch_closed(topic, batch.partition)
-
-    # --- topics not known yet ------------------------------------------------------------------
-
-    def _know(self, name: str) -> _Topic | None:
-        """The topic's queues, made when its metadata is there; None, and asked for, when not."""
-        count = self._cluster.metadata.partition_count(name)
-        if count is None:
-            self._cluster.track(name)
-            return None
-        self._cluster.track(name)
-        topic = self._topics.setdefault(name, _Topic(name))
-        for partition in range(len(topic.queues), count):
-            topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
-        self._keyed.pop(name, None)
-        return topic
-
-    def _park(self, topic: str, record: _Record) -> Delivery:
-        accumulator = self._accumulator
-        if not accumulator.has_room(record.size_bytes):
-            raise BufferFullError(
-                f"buffer.memory ({self.config.buffer_memory} bytes) is full while topic {topic!r} is looked up",
-                hint="await wait_for_room() or flush(), or raise buffer.memory",
-            )
-        parked = self._parked.get(topic)
-        if parked is None:
-            parked = self._parked[topic] = _Parked(topic, self._now_ms() + self.config.max_block_ms)
-            self._cluster.request_refresh(urgent=True)
-        accumulator.free_bytes -= record.size_bytes
-        parked.reserved_bytes += record.size_bytes
-        delivery = Delivery(parked.batch, len(parked.records))
-        parked.records.append((delivery, record))
-        self._arm_timer()
-        return delivery
-
-    def _unpark(self, name: str, topic: _Topic) -> None:
-        """Move the records of a topic just learned to where they belong, in the order they came."""
-        parked = self._parked.pop(name)
-        self._accumulator.free_bytes += parked.reserved_bytes
-        refused: list[tuple[Delivery, Exception]] = []
-        for delivery, record in parked.records:
-            try:
-                delivery.batch, delivery.index = self._place(topic, record, forced=True)
-            except Exception as error:  # of this record only: no such partition, or the user's partitioner
-                refused.append((delivery, error))
-        for index, listener in parked.batch.listeners:
-            if index == WHOLE_BATCH:
-                listener()
-                continue
-            delivery = parked.records[index][0]
-            if delivery.batch is not parked.batch:
-                delivery.batch.listeners.append((delivery.index, listener))
-        for delivery, error in refused:
-            self._refuse(delivery, parked.batch, error)
-
-    def _refuse(self, delivery: Delivery, parked: PendingBatch, error: Exception) -> None:
-        """Fail one parked record on its own."""
-        batch = PendingBatch(parked.topic, -1, limit_bytes=0, limit_records=0)
-        batch.close()
-        batch.record_count = 1
-        batch.listeners = [(0, listener) for index, listener in parked.listeners if index == delivery.index]
-        delivery.batch, delivery.index = batch, 0
-        batch.settle(error=error)
-        self._finish([batch])
-
-    def _fail_parked(self, topic: str, error: Exception) -> None:
-        parked = self._parked.pop(topic)
-        self._accumulator.free_bytes += parked.reserved_bytes
-        parked.batch.close()
-        parked.batch.record_count = len(parked.records)
-        parked.batch.settle(error=error)
-        self._finish([parked.batch])
-
-    def _on_cluster_change(self) -> None:
-        """Metadata came, or a connection came or went."""
-        if self._state not in {"open", "closing"} or self._loop is None:
-            return
-        metadata = self._cluster.metadata
-        for name, known in list(self._topics.items()):
-            if (metadata.partition_count(name) or 0) > len(known.queues):
-                self._know(name)
-        for name in list(self._parked):
-            topic = self._know(name)
-            fatal = metadata.fatal_error(name)
-            if topic is not None:
-                self._unpark(name, topic)
-            elif fatal is not None:
-                self._fail_parked(name, broker_error(*fatal))
-            else:
-                self._cluster.request_refresh()
-        self._drain()
-
-    # --- room ----------------------------------------------------------------------------------
+        record = OutgoingRecord(value, key, partition, timestamp_ms, own_headers, size_bytes)
+        try:
+            return self._placement.put(topic, record)
+        finally:
+            self._sender.drain()
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
         """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
         self._check_open()
-        if timeout_ms is None:
-            timeout_ms = self.config.max_block_ms
-        await self._wait_for_bytes(self.config.batch_size, self._now_ms() + timeout_ms)
+        await self._wait_for_bytes(self.config.batch_size, timeout_ms)
 
-    async def _wait_for_bytes(self, size_bytes: int, deadline_ms: int) -> None:
-        """Return when ``size_bytes`` are free. Whoever came first goes first."""
-        assert self._loop is not None
-        first = True
-        while not self._accumulator.has_room(size_bytes) or (first and self._room_waiters):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            if first:
-                self._room_waiters.append(waiter)
-            else:
-                self._room_waiters.appendleft(waiter)
-            first = False
-            try:
-                async with asyncio.timeout(max(0, deadline_ms - self._now_ms()) / 1000):
-                    await waiter
-            except TimeoutError:
-                raise BufferFullError(
-                    f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms",
-                    hint="the broker takes less than you send; raise buffer.memory or max.block.ms",
-                ) from None
-            finally:
-                if waiter in self._room_waiters:
-                    self._room_waiters.remove(waiter)
-            self._check_open()
-        self._wake_for_room()
+    async def _wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
+        self._sender.drain()
+        await self._sender.wait_for_bytes(
+            size_bytes, self.config.max_block_ms if timeout_ms is None else timeout_ms
+        )
 
-    def _wake_for_room(self) -> None:
-        """Wake the first in line; it wakes the next when it has what it needs."""
-        while self._room_waiters:
-            waiter = self._room_waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    # --- sending many --------------------------------------------------------------------------
+    # --- many records --------------------------------------------------------------------------
 
     async def send_many(
         self,
@@ -617,26 +316,147 @@ class Producer:
     ) -> list[BatchMetadata]:
         """Send columns of records, and return when all are acknowledged.
 
-        The fast path: records become batches of up to max.request.size without an object each. Keyless records go
-        to one partition per batch; keyed ones to the partition of their key, in order. Waits for room as
-        ``send``. Returns one entry per batch; raises the first error, and then what was acknowledged stays.
+        The fast path: records become batches of up to max.request.size without an object each. Keyless
+        records go to one partition per batch, keyed ones to the partition of their key, in order. Waits for
+        room as ``send``. Returns one entry per batch. Raises RecordError and RecordTooLargeError before
+        anything is sent, and the first batch's error when all batches are done: what the others sent is in
+        the log then.
         """
         self._check_open()
-        if not values:
-            return []
-        count = await self._partition_count(topic)
         if timestamps_ms is None:
             timestamps_ms = self._time_ns() // 1_000_000
-        chunk = ColumnChunk(partition, list(values), _as_list(keys), _as_column(timestamps_ms), _as_list(headers))
-        chunk.check()
-        batches = []
+        columns = RecordColumns(values, keys, timestamps_ms, headers)
+        columns.check()
+        if not len(columns):
+            return []
+        target = await self._placement.topic(topic)
+        plan = self._plan(target, columns, partition)
+        batches: list[PendingBatch] = []
         try:
-            for part in split_columns(chunk, self._partition_column(topic, chunk, count), self.config.max_request_size):
-                batches.append(await self._send_chunk(topic, part))
+            for chosen, part in plan:
+                encoded = build_batch(
+                    part.values,
+                    part.keys,
+                    part.timestamps_ms,
+                    part.headers,
+                    codec=self.config.codec,
+                    level=self.config.compression_level,
+                )
+                if chosen is None:
+                    chosen = self._placement.next_partition(target)
+                first_ms = (
+                    part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
+                )
+                batches.append(await self._send_built(topic, chosen, encoded, len(part), first_ms))
         finally:
             for batch in batches:
                 await wait_done(batch)
         for batch in batches:
-            if batch.error is not None:
-                batch.observe_all()
+            batch.observe_all()
         return [batch_metadata(batch) for batch in batches]
+
+    def _plan(
+        self, topic: TopicQueues, columns: RecordColumns, partition: int | None
+    ) -> list[tuple[int | None, RecordColumns]]:
+        """(partition, records) of each batch; None leaves the choice to the time of sending."""
+        by_partition: list[tuple[int | None, RecordColumns]] = []
+        if partition is not None:
+            by_partition.append((self._placement.choose(topic, None, None, partition), columns))
+        elif columns.keys is None and self._placement.places_batches:
+            by_partition.append((None, columns))
+        else:
+            chosen = self._placement.choose_all(topic, columns.keys, columns.values)
+            by_partition.extend(split_by_partition(columns, chosen))
+        limit_records = self.config.batch_max_messages or MAX_RECORDS_PER_BATCH
+        return [
+            (chosen_partition, part)
+            for chosen_partition, share in by_partition
+            for part in split_by_size(share, self.config.max_request_size, limit_records)
+        ]
+
+    async def send_batch(
+        self,
+        topic: str,
+        partition: int,
+        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
+    ) -> BatchMetadata:
+        """Send one batch built elsewhere, as it is, and return when it is acknowledged.
+
+        The buffer must not change before that. Raises CorruptBatchError when it is no batch,
+        RecordTooLargeError when it is above max.request.size, and else as ``send``.
+        """
+        self._check_open()
+        encoded: bytes | bytearray | memoryview
+        if isinstance(batch, RecordBatchBuilder):
+            encoded = batch.build()
+        elif isinstance(batch, RecordBatch):
+            encoded = batch.buffer
+        else:
+            encoded = batch
+        header = parse_header(encoded)
+        if len(encoded) > self.config.max_request_size:
+            raise RecordTooLargeError(
+                f"a batch of {len(encoded)} bytes; max.request.size is {self.config.max_request_size}",
+                hint="build smaller batches, or raise max.request.size and the topic's max.message.bytes",
+            )
+        target = await self._placement.topic(topic)
+        self._placement.choose(target, None, None, partition)
+        sent = await self._send_built(
+            topic, partition, encoded, header.record_count, header.base_timestamp_ms
+        )
+        await wait_done(sent)
+        return batch_metadata(sent)
+
+    async def _send_built(
+        self,
+        topic: str,
+        partition: int,
+        encoded: bytes | bytearray | memoryview,
+        record_count: int,
+        timestamp_ms: int,
+    ) -> PendingBatch:
+        """Hand a built batch to the sender when there is room for it."""
+        sender = self._sender
+        if not sender.accumulator.has_room(len(encoded)):
+            await self._wait_for_bytes(len(encoded))
+            self._check_open()
+        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
+        batch.prebuilt = encoded
+        batch.size_bytes = len(encoded)
+        batch.common_timestamp_ms = timestamp_ms
+        batch.close()
+        batch.record_count = record_count
+        queue = sender.accumulator.queue(TopicPartition(topic, partition))
+        sender.accumulator.add_batch(queue, batch, sender.now_ms())
+        sender.drain()
+        return batch
+
+
+# As module globals these cost the fast path one cached lookup.
+_OVERHEAD: Final = RECORD_OVERHEAD_BYTES
+_new: Final = object.__new__
+
+
+def _as_bytes(what: str, value: Any) -> bytes | None:
+    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise RecordError(
+        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
+        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
+    )
+
+
+def _as_headers(headers: Any) -> Headers:
+    """Checked here, where the caller is, and not in the batch it would spoil. Raises RecordError."""
+    try:
+        pairs = tuple((name, content) for name, content in headers)
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is None or not all(
+        isinstance(name, str) and (content is None or isinstance(content, bytes)) for name, content in pairs
+    ):
+        raise RecordError(f"headers must be (name, bytes or None) pairs, not {headers!r}")
+    return pairs

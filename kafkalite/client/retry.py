@@ -20,7 +20,10 @@ class Backoff:
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """The pause after ``failures`` (1 or more) failures in a row. ``chance`` is in [0, 1): 0.5 is no jitter."""
+        """The pause after ``failures`` (1 or more) failures in a row.
+
+        ``chance`` is in [0, 1): 0.5 is no jitter.
+        """
         assert failures >= 1, "nothing failed, so nothing to wait for"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))
@@ -29,7 +32,10 @@ class Backoff:
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether the same request may succeed later: Kafka's retriable codes, lost connections, no answer in time."""
+    """Whether the same request may succeed later.
+
+    Kafka's retriable codes, lost connections, no answer in time.
+    """
     if isinstance(error, BrokerError):
         return error.retriable
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)

@@ -51,7 +51,15 @@ class MetadataCache:
     ``generation`` grows with every change that can matter to routing: brokers, partition counts, leaders.
     """
 
-    __slots__ = ("addresses", "cluster_id", "controller_id", "errors", "generation", "refreshed_at_ms", "topics")
+    __slots__ = (
+        "addresses",
+        "cluster_id",
+        "controller_id",
+        "errors",
+        "generation",
+        "refreshed_at_ms",
+        "topics",
+    )
 
     def __init__(self) -> None:
         self.cluster_id = ""
@@ -92,7 +100,8 @@ class MetadataCache:
     def _update_topic(self, topic: TopicMetadata) -> None:
         if topic.error_code != ErrorCode.NONE:
             self.errors[topic.name] = (topic.error_code, topic.error_message or "")
-            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self.topics.pop(topic.name, None):
+            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.name in self.topics:
+                del self.topics[topic.name]
                 self.generation += 1
             return
         self.errors.pop(topic.name, None)
@@ -120,7 +129,10 @@ class MetadataCache:
         self.generation += 1
 
     def leader(self, tp: TopicPartition) -> Leader:
-        """Who leads ``tp``; a Leader with NO_NODE when the topic, the partition or its leader is not known."""
+        """Who leads ``tp``.
+
+        a Leader with NO_NODE when the topic, the partition or its leader is not known.
+        """
         topic = self.topics.get(tp.topic)
         if topic is None or not 0 <= tp.partition < topic.partition_count:
             return _NOBODY

@@ -6,7 +6,7 @@ Keys are Kafka's where Kafka has the API.
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from kafkalite.protocol.messages import admin, data, metadata
 from kafkalite.protocol.structs import Struct
@@ -29,35 +29,37 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_CLUSTER = 60
 
 
-class Api(NamedTuple):
+class Api(Struct):
     key: ApiKey
     request: type[Struct]
     response: type[Struct]
-    min_version: int = 0  #: inclusive
-    max_version: int = 0  #: inclusive
+    min_version: int  #: inclusive
+    max_version: int  #: inclusive
 
 
 APIS: Final[dict[int, Api]] = {
     api.key: api
     for api in (
-        Api(ApiKey.PRODUCE, data.ProduceRequest, data.ProduceResponse),
-        Api(ApiKey.FETCH, data.FetchRequest, data.FetchResponse),
-        Api(ApiKey.LIST_OFFSETS, data.ListOffsetsRequest, data.ListOffsetsResponse),
-        Api(ApiKey.METADATA, metadata.MetadataRequest, metadata.MetadataResponse),
-        Api(ApiKey.API_VERSIONS, metadata.ApiVersionsRequest, metadata.ApiVersionsResponse),
-        Api(ApiKey.CREATE_TOPICS, admin.CreateTopicsRequest, admin.CreateTopicsResponse),
-        Api(ApiKey.DELETE_TOPICS, admin.DeleteTopicsRequest, admin.DeleteTopicsResponse),
-        Api(ApiKey.DELETE_RECORDS, data.DeleteRecordsRequest, data.DeleteRecordsResponse),
+        Api(ApiKey.PRODUCE, data.ProduceRequest, data.ProduceResponse, 0, 0),
+        Api(ApiKey.FETCH, data.FetchRequest, data.FetchResponse, 0, 0),
+        Api(ApiKey.LIST_OFFSETS, data.ListOffsetsRequest, data.ListOffsetsResponse, 0, 0),
+        Api(ApiKey.METADATA, metadata.MetadataRequest, metadata.MetadataResponse, 0, 0),
+        Api(ApiKey.API_VERSIONS, metadata.ApiVersionsRequest, metadata.ApiVersionsResponse, 0, 0),
+        Api(ApiKey.CREATE_TOPICS, admin.CreateTopicsRequest, admin.CreateTopicsResponse, 0, 0),
+        Api(ApiKey.DELETE_TOPICS, admin.DeleteTopicsRequest, admin.DeleteTopicsResponse, 0, 0),
+        Api(ApiKey.DELETE_RECORDS, data.DeleteRecordsRequest, data.DeleteRecordsResponse, 0, 0),
         Api(
             ApiKey.OFFSETS_FOR_LEADER_EPOCH,
             data.OffsetsForLeaderEpochRequest,
             data.OffsetsForLeaderEpochResponse,
+            0,
+            0,
         ),
-        Api(ApiKey.DESCRIBE_CONFIGS, admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
-        Api(ApiKey.DESCRIBE_LOG_DIRS, admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse),
-        Api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse),
-        Api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse),
-        Api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse),
+        Api(ApiKey.DESCRIBE_CONFIGS, admin.DescribeConfigsRequest, admin.DescribeConfigsResponse, 0, 0),
+        Api(ApiKey.DESCRIBE_LOG_DIRS, admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse, 0, 0),
+        Api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse, 0, 0),
+        Api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse, 0, 0),
+        Api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse, 0, 0),
     )
 }
 

@@ -27,14 +27,12 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, Union, get_args, ge
 import msgpack
 
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
-from kafkalite.limits import MAX_ITEMS_PER_REQUEST, MAX_NESTING
+from kafkalite.limits import MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST, MAX_NESTING
 from kafkalite.protocol.structs import Struct
 
 SMALL_ENVELOPE_BYTES: Final = 512
 MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself can't say anything below -2**63
 
-# What one unpacked element may hold when it is unpacked as a whole: the widest struct of scalars, with room.
-_MAX_FLAT_WIDTH: Final = 32
 _NIL: Final = 0xC0
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -61,7 +59,7 @@ class ResponseHead(Struct):
 
 
 def encode(value: Any) -> bytes:
-    """A message, or a tuple of scalars and messages, as msgpack. Raises LocalProtocolError."""
+    """A message, or a tuple of leaves and messages, as msgpack. Raises LocalProtocolError."""
     try:
         return msgpack.packb(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError) as error:
@@ -160,13 +158,12 @@ class Stream:
         self._items_left = max_items
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=self._end,
-            max_array_len=_MAX_FLAT_WIDTH,
-            max_map_len=_MAX_FLAT_WIDTH,
+            max_array_len=MAX_INTEGERS_PER_LIST,
+            max_map_len=0,
             max_ext_len=0,
-            object_pairs_hook=_dict_of_unique,
         )
         self._unpacker.feed(data)
-        #: The next element, whole: a scalar or a struct of scalars.
+        #: The next element, whole: a leaf or a struct of leaves; it can't claim more than those hold.
         self.value: Callable[[], Any] = self._unpacker.unpack
 
     def guarded(self, read: Callable[[Stream], Any]) -> Any:
@@ -179,7 +176,7 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """The scalars of an envelope of ``width`` fields, and this stream, standing before the last."""
+        """The leaves of an envelope of ``width`` fields, and this stream, standing before the last."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
@@ -237,17 +234,29 @@ class _Shape(Struct):
     read: Callable[[Stream], Any]  #: the stream's next element -> final value
     least_bytes: int  #: of its shortest encoding
     depth: int  #: arrays and maps inside one another
-    wrong: str  #: of a scalar: the Python expression over ``{v}`` that is true for a wrong value; else empty
+    wrong: str  #: of a leaf: the Python expression over ``{v}`` that is true of a wrong value; else empty
 
 
 _PLANS: dict[type[Struct], Plan] = {}
 _STRUCTS: dict[type[Struct], _Shape] = {}
 
-_SCALARS: Final[dict[Any, tuple[str, str]]] = {
+
+def _not_integers(value: Any) -> bool:
+    if type(value) is not list or len(value) > MAX_INTEGERS_PER_LIST:
+        return True
+    for element in value:  # noqa: SIM110 - any() with a generator takes twice as long
+        if type(element) is not int or element > MAX_INT:
+            return True
+    return False
+
+
+# The types that are tested in place: an expression over ``{v}`` that is true of a wrong value, and its words.
+_LEAVES: Final[dict[Any, tuple[str, str]]] = {
     int: (f"(type({{v}}) is not int or {{v}} > {MAX_INT})", "a signed 64-bit integer"),
     bool: ("type({v}) is not bool", "a boolean"),
     str: ("type({v}) is not str", "a string"),
     bytes: ("type({v}) is not bytes", "a byte string"),
+    list[int]: ("not_integers({v})", f"an array of at most {MAX_INTEGERS_PER_LIST} integers"),
 }
 
 
@@ -269,8 +278,8 @@ def plan_for(cls: type[Struct]) -> Plan:
 
 def _shape(hint: Any, where: str) -> _Shape:
     """The shape of a type hint. ``where`` is ``Struct.field``, for error messages."""
-    if hint in _SCALARS:
-        return _scalar(*_SCALARS[hint], where)
+    if hint in _LEAVES:
+        return _leaf(*_LEAVES[hint], where)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType) and len(arguments) == 2 and arguments[1] is NoneType:
         return _optional(arguments[0], where)
@@ -282,8 +291,10 @@ def _shape(hint: Any, where: str) -> _Shape:
     return _struct(hint)
 
 
-def _scalar(wrong: str, words: str, where: str) -> _Shape:
-    is_wrong: Callable[[Any], bool] = eval("lambda v: " + wrong.format(v="v"))  # noqa: S307 - our own text
+def _leaf(wrong: str, words: str, where: str) -> _Shape:
+    is_wrong: Callable[[Any], bool] = eval(  # noqa: S307 - the text is ours
+        "lambda v: " + wrong.format(v="v"), {"not_integers": _not_integers}
+    )
 
     def check(value: Any) -> Any:
         if is_wrong(value):
@@ -294,9 +305,9 @@ def _scalar(wrong: str, words: str, where: str) -> _Shape:
 
 
 def _optional(hint: Any, where: str) -> _Shape:
-    if hint in _SCALARS:
-        wrong, words = _SCALARS[hint]
-        return _scalar(f"({{v}} is not None and {wrong})", f"{words} or nil", where)
+    if hint in _LEAVES:
+        wrong, words = _LEAVES[hint]
+        return _leaf(f"({{v}} is not None and {wrong})", f"{words} or nil", where)
     inner = _shape(hint, where)
 
     def check(value: Any) -> Any:
@@ -361,7 +372,7 @@ def _reader(
     cls: type[Struct], fields: dict[str, _Shape], check: Callable[[Any], Any]
 ) -> Callable[[Stream], Any]:
     if all(field.wrong for field in fields.values()):
-        assert len(fields) <= _MAX_FLAT_WIDTH, f"{cls.__name__} is wider than a stream unpacks at once"
+        assert len(fields) <= MAX_INTEGERS_PER_LIST, f"{cls.__name__} is wider than a stream unpacks at once"
         return lambda stream: check(stream.value())
     new, readers = tuple.__new__, [field.read for field in fields.values()]
 
@@ -373,16 +384,16 @@ def _reader(
 
 
 def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[Any], Any]:
-    """The generated function from an unpacked row to an instance. For a struct of (int, list) it reads::
-
-    def check(row):
-        if type(row) is not list or len(row) != 2:
-            refuse(row)
-        v0, v1 = row
-        if (type(v0) is not int or v0 > 9223372036854775807):
-            refuse(row)
-        return new(cls, (v0, check_1(v1)))
-    """
+    """The generated function from an unpacked row to an instance."""
+    # Of a struct of an integer and a list of structs, the source is:
+    #
+    #     def check(row):
+    #         if type(row) is not list or len(row) != 2:
+    #             refuse(row)
+    #         v0, v1, = row
+    #         if (type(v0) is not int or v0 > 9223372036854775807):
+    #             refuse(row)
+    #         return new(cls, (v0, check_v1(v1),))
     names = [f"v{index}" for index in range(len(fields))]
     shapes = list(fields.values())
     tests = [shape.wrong.format(v=name) for name, shape in zip(names, shapes, strict=True) if shape.wrong]
@@ -409,7 +420,12 @@ def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[An
                 shape.check(value)
         raise AssertionError(f"{cls.__name__} refused a row without a wrong field: {row!r}")
 
-    scope: dict[str, Any] = {"new": tuple.__new__, "cls": cls, "refuse": refuse}
+    scope: dict[str, Any] = {
+        "new": tuple.__new__,
+        "cls": cls,
+        "refuse": refuse,
+        "not_integers": _not_integers,
+    }
     scope.update({f"check_{name}": shape.check for name, shape in zip(names, shapes, strict=True)})
     exec("\n".join(lines), scope)
     check: Callable[[Any], Any] = scope["check"]

@@ -14,7 +14,8 @@ The rules both ends live by:
 * Every request gets exactly one answer, ``acks=0`` included, and a server answers in the order of arrival.
 * An answer whose body is ``[error_code, error_message]`` says that the request as a whole failed.
 * A request the server can't understand inside a sound frame is answered with a named error, and the
-  connection goes on. Where the boundary of a frame itself is lost, the connection is over.
+  connection goes on. Where the boundary of a frame itself is lost, the connection is over; the server may
+  say why in an error answer with correlation id -1.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from kafkalite.protocol.messages.metadata import ApiVersionsRequest, ApiVersions
 from kafkalite.protocol.structs import Struct
 
 MAX_CORRELATION_ID: Final = 2**31 - 1
+NO_CORRELATION_ID: Final = -1
 
 
 class Request(Struct):
@@ -89,14 +91,7 @@ class ServerConnection:
     ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) hold once the client has sent ApiVersions.
     """
 
-    __slots__ = (
-        "_error",
-        "_is_open",
-        "_max_envelope_bytes",
-        "_max_payload_bytes",
-        "_reader",
-        "has_handshake",
-    )
+    __slots__ = ("_is_open", "_max_envelope_bytes", "_max_payload_bytes", "_reader", "has_handshake")
 
     def __init__(
         self, *, max_envelope_bytes: int = MAX_ENVELOPE_BYTES, max_payload_bytes: int = MAX_PAYLOAD_BYTES
@@ -110,7 +105,6 @@ class ServerConnection:
         #: Whether ApiVersions has arrived.
         self.has_handshake = False
         self._is_open = True
-        self._error: RemoteProtocolError | None = None
 
     def __repr__(self) -> str:
         state = "closing" if not self._is_open else "ready" if self.has_handshake else "before handshake"
@@ -123,27 +117,24 @@ class ServerConnection:
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
         """``byte_count`` bytes were written to the last ``get_buffer()``: the requests they complete.
 
-        Raises RemoteProtocolError when no frame boundary can be found any more; close then. When whole
-        requests stand before the damage they are returned, and the next call, or ``eof``, raises.
+        Raises RemoteProtocolError when the stream makes no sense any more; close then. When whole requests
+        stand before the damage they are returned, and behind them, in place of the exception, a fatal
+        BadRequest whose correlation id is NO_CORRELATION_ID.
         """
         events: list[Request | BadRequest] = []
-        if self._error is not None:
-            raise self._error
         self._reader.received(byte_count)
         try:
             while self._is_open and (frame := self._reader.next_frame()) is not None:
                 events.append(self._understand(frame))
         except RemoteProtocolError as error:
             self._is_open = False
-            self._error = error
             if not events:
                 raise
+            events.append(_damage(error))
         return events
 
     def eof(self) -> None:
         """The client sends no more. Raises RemoteProtocolError when that cuts a frame off."""
-        if self._error is not None:
-            raise self._error
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -292,6 +283,9 @@ class ClientConnection:
     def _understand(self, frame: Frame) -> Response:
         head = codec.decode_response_head(frame.envelope)
         api = self._awaited.pop(head.correlation_id, None)
+        if api is None and head.correlation_id == NO_CORRELATION_ID:
+            farewell = codec.decode_body(RequestError, head.body)
+            raise RemoteProtocolError(f"the broker refused what it was sent: {farewell.error_message}")
         if api is None:
             raise RemoteProtocolError(
                 f"an answer to a request never sent: correlation id {head.correlation_id}"
@@ -312,6 +306,11 @@ def _bad(
     return BadRequest(
         head.correlation_id, int(error_code), error_message, head.api_key, head.api_version, fatal
     )
+
+
+def _damage(error: RemoteProtocolError) -> BadRequest:
+    """What to tell a client whose stream makes no sense any more."""
+    return BadRequest(NO_CORRELATION_ID, int(ErrorCode.INVALID_REQUEST), error.message, -1, -1, True)
 
 
 def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:

@@ -36,7 +36,7 @@ from kafkalite.storage.checkpoints import (
     decode_log_state,
 )
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.leader_epochs import LeaderEpochs
+from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
@@ -65,27 +65,31 @@ class _Stop(NamedTuple):
 
 
 def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> OpenedLog:
-    """Open after an orderly stop: lists the directory, opens no segment. Raises CorruptLogError."""
+    """Open after an orderly stop: lists the directory, reads no batch. Raises CorruptLogError."""
     state = read_log_state(fs, directory)
-    bases = _segment_bases(fs, directory)
-    path = layout.join(directory, layout.segment_file_name(end.log_end_offset, layout.LOG_SUFFIX))
-    if (bases[-1] if bases else 0) > end.log_end_offset or (not bases and end != (end[1], end[1])):
+    names = fs.list_dir(directory)
+    bases = _segment_bases(names)
+    start, log_end_offset = state.log_start_offset, end.log_end_offset
+    first, last = (bases[0], bases[-1]) if bases else (log_end_offset, log_end_offset)
+    if first > start or last > log_end_offset:
         raise CorruptLogError(
-            path=path,
+            path=layout.join(directory, layout.segment_file_name(start, layout.LOG_SUFFIX)),
             position=0,
-            expected=f"segments of a log with offsets [{end.log_start_offset}, {end.log_end_offset})",
-            actual=f"base offsets {bases[:1]} to {bases[-1:]}",
+            expected=f"segments of a log with offsets [{start}, {log_end_offset})",
+            actual=f"segments from {first} to {last}",
         )
-    while len(bases) > 1 and bases[1] <= state.log_start_offset:
+    _remove_leftovers(fs, directory, names)
+    while len(bases) > 1 and bases[1] <= start:
         _remove_segment(fs, directory, bases.pop(0))
     segments = [
         _closed_segment(fs, directory, config, state, base, next_offset)
-        for base, next_offset in zip(bases, [*bases[1:], end.log_end_offset], strict=True)
+        for base, next_offset in zip(bases, [*bases[1:], log_end_offset], strict=bool(bases))
     ]
-    epochs, saved = _epochs_below(fs, directory, state, segments, end.log_end_offset)
-    epochs.truncate_from_end(end.log_end_offset)
-    epochs.truncate_from_start(state.log_start_offset)
-    return OpenedLog(segments, state, end.log_end_offset, epochs, saved)
+    saved = _saved_epochs(fs, directory, state)
+    epochs = LeaderEpochs(saved or _walk_epochs(segments, log_end_offset).entries())
+    epochs.truncate_from_end(log_end_offset)
+    epochs.truncate_from_start(start)
+    return OpenedLog(segments, state, log_end_offset, epochs, epochs.entries() == saved)
 
 
 def recover(fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint) -> OpenedLog:
@@ -133,72 +137,68 @@ class _Recovery:
         self._segments: list[Segment] = []
         self._offset = state.log_start_offset
         self._epochs = LeaderEpochs()
-        self._cut: dict[str, object] | None = None
+        self._cut: str | None = None
 
     def run(self) -> OpenedLog:
-        fs, directory, start = self._fs, self._directory, self._state.log_start_offset
-        found = _segment_bases(fs, directory)
-        first_kept = max(bisect_right(found, start) - 1, 0)
-        self._bases = found[first_kept:]
-        first_read = max(bisect_right(self._bases, self._proven) - 1, 0)
-        saved = self._read_segments(first_read)
-        if self._offset < start:  # everything left was deleted, and what was to follow is not there
-            self._refuse_below_proven(self._offset, "the log to reach its start offset", "its end")
+        start = self._state.log_start_offset
+        names = self._fs.list_dir(self._directory)
+        found = _segment_bases(names)
+        self._bases = found[max(bisect_right(found, start) - 1, 0) :]
+        saved = _saved_epochs(self._fs, self._directory, self._state)
+        self._read_segments(saved)
+        if self._offset < start:  # what was left had been deleted, and what followed was never synced
             self._segments.clear()
             self._offset = start
-        changed = self._apply(found)
+        changed = self._apply(names, found)
         self._epochs.truncate_from_end(self._offset)
         self._epochs.truncate_from_start(start)
         self._sync(changed)
-        return OpenedLog(self._segments, self._state, self._offset, self._epochs, saved)
+        return OpenedLog(
+            self._segments, self._state, self._offset, self._epochs, self._epochs.entries() == saved
+        )
 
     # --- reading ---------------------------------------------------------------------------------------
 
-    def _read_segments(self, first_read: int) -> bool:
-        """Fill ``_segments`` up to the end of the intact log. Returns whether the saved epochs served."""
-        bases, state = self._bases, self._state
-        for base, next_offset in zip(bases[:first_read], bases[1:], strict=False):
-            segment = _closed_segment(self._fs, self._directory, self._config, state, base, next_offset)
+    def _read_segments(self, saved_epochs: list[EpochEntry] | None) -> None:
+        """Fill ``_segments`` up to the end of the intact log, and ``_epochs`` with it."""
+        bases, start = self._bases, self._state.log_start_offset
+        first = max(bisect_right(bases, self._proven) - 1, 0)
+        candidates = {base: self._open_segment(base) for base in bases[first:]}
+        self._proven = max([self._proven, *(one.saved_end_offset() for one in candidates.values())])
+        first = max(bisect_right(bases, self._proven) - 1, 0)
+        for base, next_offset in zip(bases[:first], bases[1:], strict=False):
+            segment = _closed_segment(self._fs, self._directory, self._config, self._state, base, next_offset)
             self._segments.append(segment)
-        candidates = [self._open_segment(base) for base in bases[first_read:]]
-        self._proven = max([self._proven, *(segment.saved_end_offset() for segment in candidates)])
-        self._offset = bases[first_read] if first_read else state.log_start_offset
-        if candidates and not first_read:
-            self._offset = min(candidates[0].base_offset, state.log_start_offset)
-            if candidates[0].base_offset > state.log_start_offset:
-                self._offset = state.log_start_offset
-        saved = True
-        for number, segment in enumerate(candidates):
+        self._offset = min(bases[0], start) if bases else start
+        if bases and bases[0] > start and first:
+            raise candidates[bases[first]].damaged(
+                0, f"a segment with offset {start}", f"none below {bases[0]}"
+            )
+        if first:
+            self._offset = bases[first]
+        for number in range(first, len(bases)):
+            segment = candidates[bases[number]]
             if segment.base_offset != self._offset:
-                self._stop_at_gap(segment, candidates[number:])
-                break
-            resume = self._take_saved_indexes(segment)
-            if number == 0:
-                epochs_from = self._segments
-                self._epochs, saved = self._saved_epochs(segment, resume, epochs_from)
-            stop = self._read_batches(segment, *resume)
+                self._stop_at_gap(segment, len(bases) - number)
+                return
+            position, offset = self._resume(segment)
+            if number == first:
+                self._take_epochs(saved_epochs, segment, offset)
+            stop = self._read_batches(segment, position, offset)
             self._segments.append(segment)
             self._offset = stop.offset
             if stop.problem is not None:
-                self._stop_at_tear(segment, stop, candidates[number + 1 :])
-                break
-        if self._cut is None:
-            self._refuse_below_proven(self._offset, f"batches up to offset {self._proven}", "the log's end")
-        return saved
+                self._stop_at_tear(segment, stop, len(bases) - number - 1)
+                return
+        self._refuse_early_end()
 
-    def _open_segment(self, base_offset: int) -> Segment:
+    def _open_segment(self, base: int) -> Segment:
         return Segment(
-            self._fs,
-            self._directory,
-            base_offset,
-            self._config,
-            self._state,
-            next_offset=base_offset,
-            size_bytes=0,
+            self._fs, self._directory, base, self._config, self._state, next_offset=base, size_bytes=0
         )
 
-    def _take_saved_indexes(self, segment: Segment) -> tuple[int, int]:
-        """(position, offset) from which ``segment`` must be read: a batch start that is proven."""
+    def _resume(self, segment: Segment) -> tuple[int, int]:
+        """(position, offset) from which ``segment`` must be read: its last index entry, which is proven."""
         end_offset, _ = segment.take_saved_indexes(self._proven)
         index = segment.offset_index
         length = segment.file.size()
@@ -206,18 +206,14 @@ class _Recovery:
             raise segment.damaged(length, f"batches up to offset {end_offset}", "the end of the file")
         return index.last_position, segment.base_offset + index.last_relative_offset
 
-    def _saved_epochs(
-        self, segment: Segment, resume: tuple[int, int], before: Sequence[Segment]
-    ) -> tuple[LeaderEpochs, bool]:
-        """The epochs of the batches that are not read: all that start below the first one that is."""
-        _, offset = resume
-        epochs, saved = _epochs_below(self._fs, self._directory, self._state, [*before, segment], offset)
-        return epochs, saved
+    def _take_epochs(self, saved: list[EpochEntry] | None, segment: Segment, offset: int) -> None:
+        """The epochs of all batches below ``offset``, which are not read."""
+        self._epochs = LeaderEpochs(saved) if saved else _walk_epochs([*self._segments, segment], offset)
+        self._epochs.truncate_from_end(offset)
 
     def _read_batches(self, segment: Segment, position: int, offset: int) -> _Stop:
         """Check and index the batches of ``segment`` from ``position`` on."""
-        length = segment.file.size()
-        segment.allocated_bytes = segment.size_bytes = length
+        length = segment.size_bytes = segment.file.size()
         view = segment.view()
         problem: str | None = None
         while position < length:
@@ -233,7 +229,7 @@ class _Recovery:
                 self._epochs.assign(header.leader_epoch, offset)
             position += header.length_bytes
             offset = header.next_offset
-        segment.size_bytes, segment.next_offset = position, offset
+        segment.size_bytes, segment.next_offset, segment.indexes_loaded = position, offset, True
         if problem is None and not _only_zeros(segment, position, length):
             problem = "bytes that are no batch"
         return _Stop(position, offset, problem)
@@ -254,87 +250,85 @@ class _Recovery:
         if header.base_offset != offset:
             raise CorruptBatchError(f"base offset {header.base_offset}")
         if header.leader_epoch < self._epochs.latest_epoch:
-            raise CorruptBatchError(
-                f"leader epoch {header.leader_epoch} behind {self._epochs.latest_epoch}"
-            )
+            raise CorruptBatchError(f"leader epoch {header.leader_epoch} behind {self._epochs.latest_epoch}")
         return header
 
     # --- judging ---------------------------------------------------------------------------------------
 
-    def _stop_at_tear(self, segment: Segment, stop: _Stop, behind: Sequence[Segment]) -> None:
+    def _stop_at_tear(self, segment: Segment, stop: _Stop, segments_behind: int) -> None:
         if stop.offset < self._proven:
-            raise segment.damaged(stop.position, f"an intact batch with offset {stop.offset}", str(stop.problem))
-        self._note_cut(segment, stop.position, str(stop.problem), behind)
-
-    def _stop_at_gap(self, segment: Segment, behind: Sequence[Segment]) -> None:
-        if self._offset < self._proven:
             raise segment.damaged(
-                0, f"a segment that starts with offset {self._offset}", f"one that starts with {segment.base_offset}"
+                stop.position, f"an intact batch with offset {stop.offset}", str(stop.problem)
             )
-        last = self._segments[-1] if self._segments else segment
-        position = last.size_bytes if self._segments else 0
-        self._note_cut(last, position, f"the next segment starts with {segment.base_offset}", behind)
+        self._note_cut(segment, segments_behind, str(stop.problem))
 
-    def _refuse_below_proven(self, offset: int, expected: str, actual: str) -> None:
-        if offset >= self._proven:
+    def _stop_at_gap(self, segment: Segment, segments_behind: int) -> None:
+        expected, actual = f"a segment with base offset {self._offset}", f"base offset {segment.base_offset}"
+        if self._offset < self._proven:
+            raise segment.damaged(0, expected, actual)
+        self._note_cut(self._segments[-1] if self._segments else segment, segments_behind, actual)
+
+    def _refuse_early_end(self) -> None:
+        if self._offset >= self._proven:
             return
-        name = layout.segment_file_name(offset, layout.LOG_SUFFIX)
-        last = self._segments[-1] if self._segments else None
-        path = last.path() if last is not None else layout.join(self._directory, name)
-        position = last.size_bytes if last is not None else 0
-        raise CorruptLogError(path=path, position=position, expected=expected, actual=f"{actual} at {offset}")
+        last = self._segments[-1] if self._segments else self._open_segment(self._offset)
+        raise last.damaged(
+            last.size_bytes, f"batches up to offset {self._proven}", f"the end at {self._offset}"
+        )
 
-    def _note_cut(self, segment: Segment, position: int, problem: str, behind: Sequence[Segment]) -> None:
-        length = segment.file.size() if segment in self._segments else 0
-        self._cut = {
-            "path": segment.path(),
-            "position": position,
-            "offset": self._offset,
-            "bytes": max(length - position, 0),
-            "segments_removed": len(behind),
-            "problem": repr(problem),
-        }
+    def _note_cut(self, segment: Segment, segments_behind: int, problem: str) -> None:
+        self._cut = (
+            f"event=torn_tail_cut path={segment.path()} position={segment.size_bytes} offset={self._offset}"
+            f" bytes={segment.allocated_bytes - segment.size_bytes} segments_removed={segments_behind}"
+            f" problem={problem!r}"
+        )
 
     # --- changing --------------------------------------------------------------------------------------
 
-    def _apply(self, found: Sequence[int]) -> bool:
-        """Make the files say what was found. Returns whether a name was removed."""
+    def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
+        """Make the names say what was found. Returns whether one was removed."""
         if self._cut is not None:
-            fields = " ".join(f"{name}={value}" for name, value in self._cut.items())
-            logger.warning("event=torn_tail_cut %s", fields)
+            logger.warning(self._cut)
         kept = {segment.base_offset for segment in self._segments}
-        changed = False
         for base_offset in reversed(found):
             if base_offset not in kept:
                 _remove_segment(self._fs, self._directory, base_offset)
-                changed = True
-        for name in self._fs.list_dir(self._directory):
-            parsed = layout.parse_segment_file_name(name)
-            orphan = parsed is not None and parsed.base_offset not in kept
-            if orphan or layout.is_leftover(name):
-                self._fs.unlink(layout.join(self._directory, name))
-                changed = True
-        return changed
+        orphans = [
+            name
+            for name, parsed in zip(names, map(layout.parse_segment_file_name, names), strict=True)
+            if parsed is not None and parsed.base_offset not in kept and parsed.base_offset not in found
+        ]
+        for name in orphans:
+            self._fs.unlink(layout.join(self._directory, name))
+        leftovers = _remove_leftovers(self._fs, self._directory, names)
+        return leftovers or bool(orphans) or len(kept) != len(found)
 
     def _sync(self, changed: bool) -> None:
-        """Cut the files to their contents, and sync what might not have been."""
-        moved = self._offset > self._point.recovery_point or self._cut is not None
+        """Cut the files to their contents, and sync what may not have been."""
+        unproven = self._offset > self._proven or self._cut is not None
         for segment in self._segments:
             if not segment.indexes_loaded:
                 continue  # not read: proven, and left as it is
             cut = segment.allocated_bytes != segment.size_bytes
             segment.close_for_append()
-            if cut or moved:
+            if cut or unproven:
                 segment.file.sync()
             segment.release()
-        if changed or moved:
+        if changed or unproven:
             self._fs.sync_dir(self._directory)
 
 
-def _segment_bases(fs: FileSystem, directory: str) -> list[int]:
+def _segment_bases(names: Sequence[str]) -> list[int]:
     """Base offsets of the segments, ascending."""
-    parsed = map(layout.parse_segment_file_name, fs.list_dir(directory))
-    return [name.base_offset for name in parsed if name is not None and name.suffix == layout.LOG_SUFFIX]
+    parsed = map(layout.parse_segment_file_name, names)
+    return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
+
+
+def _remove_leftovers(fs: FileSystem, directory: str, names: Sequence[str]) -> bool:
+    leftovers = [name for name in names if layout.is_leftover(name)]
+    for name in leftovers:
+        fs.unlink(layout.join(directory, name))
+    return bool(leftovers)
 
 
 def _closed_segment(
@@ -342,9 +336,7 @@ def _closed_segment(
 ) -> Segment:
     path = layout.join(directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
     size_bytes = fs.file_size(path)
-    return Segment(
-        fs, directory, base_offset, config, state, next_offset=next_offset, size_bytes=size_bytes
-    )
+    return Segment(fs, directory, base_offset, config, state, next_offset=next_offset, size_bytes=size_bytes)
 
 
 def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
@@ -354,26 +346,21 @@ def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
             fs.unlink(path)
 
 
-def _epochs_below(
-    fs: FileSystem, directory: str, state: LogState, segments: Sequence[Segment], end_offset: int
-) -> tuple[LeaderEpochs, bool]:
-    """(the epochs of batches below ``end_offset``, whether the checkpoint served).
+def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:
+    """The entries of the checkpoint, or None where it is missing, damaged or empty.
 
-    The checkpoint is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so
-    it is complete wherever it is intact; where it is missing or damaged, the headers are walked.
+    It is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so where it is
+    intact it knows every epoch that began below the proven end.
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
         entries, truncations = decode_leader_epochs(fs.read_bytes(path), path)
     except FileNotFoundError:
-        pass
+        return None
     except (CorruptLogError, ValueError) as error:
         logger.warning("event=leader_epochs_rebuilt path=%s error=%r", path, str(error))
-    else:
-        epochs = LeaderEpochs(entries)
-        epochs.truncate_from_end(min(end_offset, state.cap(end_offset, truncations)))
-        return epochs, True
-    return _walk_epochs(segments, end_offset), False
+        return None
+    return [entry for entry in entries if state.cap(entry.start_offset + 1, truncations) > entry.start_offset]
 
 
 def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:

@@ -8,7 +8,7 @@ planned together with a roll, so that a log always has one. A segment without an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kafkalite.model import NO_TIMESTAMP
@@ -24,40 +24,39 @@ class SegmentSummary(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """Remove the ``count`` oldest segments, after a roll if ``roll_active``; then the log starts there."""
+    """Remove the ``count`` oldest segments, all of them only after a roll; then the log starts there."""
 
     count: int
-    roll_active: bool
     log_start_offset: int
 
 
 def plan_retention(
-    segments: Sequence[SegmentSummary],
+    segments: Iterable[SegmentSummary],
     *,
+    log_size_bytes: int,
     log_start_offset: int,
     up_to: int,
     retention_ms: int,
     retention_bytes: int,
     now_ms: int,
 ) -> RetentionPlan:
-    """Plan for ``segments``, oldest first, the last one active. -1 switches a rule off.
+    """Plan for ``segments``, oldest first, the active one last; taken from only while one more goes.
 
-    ``now_ms`` is wall-clock time, as the records' timestamps; ``up_to`` is exclusive.
+    ``log_size_bytes`` is of all of them. -1 switches a rule off. ``now_ms`` is wall-clock time, as the
+    records' timestamps; ``up_to`` is exclusive.
     """
-    count = 0
-    excess_bytes = sum(segment.size_bytes for segment in segments) - retention_bytes
+    count, start = 0, log_start_offset
+    excess_bytes = log_size_bytes - retention_bytes
     for segment in segments:
         if segment.next_offset > up_to or segment.next_offset == segment.base_offset:
             break
-        started = segment.next_offset <= log_start_offset
+        passed = segment.next_offset <= log_start_offset
         aged = 0 <= retention_ms < now_ms - segment.max_timestamp_ms
         expired = aged and segment.max_timestamp_ms != NO_TIMESTAMP
         oversize = retention_bytes >= 0 and excess_bytes >= segment.size_bytes
-        if not (started or expired or oversize):
+        if not (passed or expired or oversize):
             break
         excess_bytes -= segment.size_bytes
+        start = max(start, segment.next_offset)
         count += 1
-    if count == 0:
-        return RetentionPlan(0, False, log_start_offset)
-    start = max(log_start_offset, segments[count - 1].next_offset)
-    return RetentionPlan(count, count == len(segments), start)
+    return RetentionPlan(count, start)

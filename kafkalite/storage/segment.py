@@ -76,7 +76,6 @@ class Segment:
         "_index_saved_bytes",
         "_index_saved_entries",
         "_indexed_position",
-        "_indexes_loaded",
         "_interval_bytes",
         "_last_base_offset",
         "_last_position",
@@ -89,6 +88,7 @@ class Segment:
         "base_offset",
         "boundary_bytes_scanned",
         "first_append_ms",
+        "indexes_loaded",
         "lookup_bytes_scanned",
         "max_timestamp_ms",
         "max_timestamp_offset",
@@ -130,8 +130,15 @@ class Segment:
         self._saved_end_position = 0
         self._index_saved_bytes = self._time_saved_bytes = 0
         self._index_saved_entries = self._time_saved_entries = 0
-        self._forget_indexes()
-        self._indexes_loaded = size_bytes == 0
+        self._indexed_position = self._last_position = 0
+        self._last_base_offset = _UNKNOWN
+        self._hint_offset = self._hint_position = NO_OFFSET
+        self._end_limit_offset = self._end_limit_position = NO_OFFSET
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_offset = NO_OFFSET
+        self.offset_index = OffsetIndex()
+        self.time_index = TimeIndex()
+        self.indexes_loaded = size_bytes == 0
 
     def __repr__(self) -> str:
         return f"<Segment {self._directory} [{self.base_offset}, {self.next_offset}) {self.size_bytes} bytes>"
@@ -171,7 +178,7 @@ class Segment:
         position = self.size_bytes
         end = position + len(batches)
         file = self._file
-        if file is None or not self._indexes_loaded:
+        if file is None or not self.indexes_loaded:
             self.load_indexes()
             file = self.file
         if end > self.allocated_bytes:
@@ -270,7 +277,7 @@ class Segment:
 
         Walks less than one index interval. Raises CorruptLogError.
         """
-        if not self._indexes_loaded:
+        if not self.indexes_loaded:
             self.load_indexes()
         if offset >= self._last_base_offset:
             return Found(self._last_position, self._last_base_offset)
@@ -315,9 +322,7 @@ class Segment:
         """(position, offset) of the last batch start not above ``target``; of the second batch at least."""
         from_position = max(self.offset_index.position_before_position(target), start)
         end, next_offset = start, start_offset
-        for position, base_offset, last_delta, _, length in scan(
-            self.view(), from_position, self.size_bytes
-        ):
+        for position, base_offset, last_delta, _, length in scan(self.view(), from_position, self.size_bytes):
             if position > target:
                 break
             end, next_offset = position, base_offset
@@ -354,7 +359,7 @@ class Segment:
     def _forget_indexes(self) -> None:
         self.offset_index = OffsetIndex()
         self.time_index = TimeIndex()
-        self._indexes_loaded = False
+        self.indexes_loaded = False
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
@@ -374,7 +379,7 @@ class Segment:
 
         Raises CorruptLogError when the batches don't lead to ``next_offset`` and ``size_bytes``.
         """
-        if self._indexes_loaded:
+        if self.indexes_loaded:
             return
         self.take_saved_indexes(self.next_offset)
         # The blocks may reach further than the last entry; the walk from there also finds the last batch.
@@ -389,13 +394,11 @@ class Segment:
             raise self.damaged(
                 self.size_bytes, f"the batches to end at offset {self.next_offset}", f"offset {reached}"
             )
-        self._indexes_loaded = True
+        self.indexes_loaded = True
 
     def _walk(self, position: int, offset: int) -> int:
         """Index the batches from ``position``, which starts with ``offset``. Returns the offset reached."""
-        for position, base_offset, last_delta, max_ms, length in scan(
-            self.view(), position, self.size_bytes
-        ):
+        for position, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
             if base_offset != offset or last_delta < 0 or length <= 0:
                 return offset
             self.note_batch(position, base_offset, max_ms)
@@ -492,7 +495,7 @@ class Segment:
         ``final``: all of it, since nothing more is to come. Otherwise only if SAVE_INDEX_ENTRIES gathered.
         Plain writes; an index that can't be written is rebuilt from the log, so errors are only logged.
         """
-        if not self._indexes_loaded:
+        if not self.indexes_loaded:
             return
         index = self.offset_index
         if final:

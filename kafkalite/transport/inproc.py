@@ -8,10 +8,10 @@ What one end writes waits in the other end's ``_arrived`` queue, uncopied, until
 end from a socket, and is never called from inside its peer's call.
 
 Two threads share an end without a lock. Each field has one writing side, named below; a deque's append
-and popleft are atomic; and whoever goes to sleep looks again after saying so: the reader clears
-``_is_scheduled`` and then looks at the queue, the writer appends and then looks at ``_is_scheduled``; a writer
-sets ``_is_paused`` and then looks at what is taken, the reader counts what it took and then looks at
-``_is_paused``. So no wake-up is lost, and one too many does nothing.
+and popleft are atomic; and whoever goes to sleep looks again after saying so. The reader clears
+``_is_scheduled`` and then looks at the queue, the writer appends and then looks at ``_is_scheduled``. The
+writer sets ``_is_paused`` and then looks at what was taken, the reader counts what it took and then looks
+at ``_is_paused``. So no wake-up is lost, and one too many does nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ _DELIVERY_BYTES: Final = 1 * MIB
 _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
-# Marks in the queue, behind the data they follow.
+# In the queue, behind the data it follows. Data is never empty.
 _EOF: Final = memoryview(b"")
-_RESET: Final = memoryview(b"")
 
 
 class InprocTransport:
@@ -107,10 +106,14 @@ class InprocListener:
         return
 
     def _open(self, end: InprocEnd) -> None:
-        if _listeners.get(self.address) is self:
-            end.open(self._factory())
-        else:
+        if _listeners.get(self.address) is not self:
             end.refuse()
+            return
+        try:
+            end.open(self._factory())
+        except Exception:
+            end.refuse()
+            raise
 
 
 class InprocEnd(asyncio.Transport):
@@ -135,14 +138,14 @@ class InprocEnd(asyncio.Transport):
         self._sent_bytes = 0
         self._is_paused = False
         # Written by the peer's side as well:
-        self._arrived: deque[memoryview] = deque()
+        self._arrived: deque[memoryview] = deque()  # the peer appends, this side takes
         self._is_scheduled = False
+        self._was_reset = False  # set by the peer, once
 
     def __repr__(self) -> str:
         state = "closing" if self._is_closing else "open" if self._is_open else "opening"
-        return (
-            f"<InprocEnd {self.get_extra_info('sockname')} {state}, {self.get_write_buffer_size()} to send>"
-        )
+        name, number = self.get_extra_info("sockname")
+        return f"<InprocEnd {name}#{number} {state}, {self.get_write_buffer_size()} bytes to send>"
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ class InprocEnd(asyncio.Transport):
     def refuse(self) -> None:
         """The listener was closed before this end was opened."""
         self._is_closing = True
-        self._peer._receive(_RESET)
+        self._peer._reset()
 
     # --- asyncio.Transport: state -------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class InprocEnd(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Hand ``data`` over. It is not copied: the caller changes it no more."""
-        if self._is_closing or self._has_sent_eof or not data:
+        if self._is_closing or self._has_sent_eof or self._peer._is_closing or not data:
             return
         view = memoryview(data)
         if view.format != "B" or view.ndim != 1:
@@ -208,8 +211,8 @@ class InprocEnd(asyncio.Transport):
             self._peer._receive(_EOF)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes written that the peer's protocol has not been given."""
-        return self._sent_bytes - self._peer._taken_bytes
+        """Bytes written that the peer's protocol has not been given, and may still be."""
+        return 0 if self._peer._is_closing else self._sent_bytes - self._peer._taken_bytes
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._low_water_bytes, self._high_water_bytes
@@ -259,34 +262,49 @@ class InprocEnd(asyncio.Transport):
         self._is_scheduled = True
         try:
             self._call(self._deliver, context=self._context)
-        except RuntimeError:  # this end's loop was closed without closing its connections
-            self._is_closing = True
-            self._peer._arrived.append(_RESET)
-            self._peer._wake()
+        except RuntimeError:  # this end's loop was closed before its connections
+            if not self._is_closing:
+                self._is_closing = True
+                self._peer._reset()
+
+    def _reset(self) -> None:
+        """The peer's side: it is gone, and what it wrote with it."""
+        self._was_reset = True
+        self._wake()
 
     def _deliver(self) -> None:
         """Give the protocol what arrived, as far as it reads, and no more than its share of the loop."""
         self._is_scheduled = False
         left = _DELIVERY_BYTES
-        while self._arrived and self._is_open and self._is_reading and not self._is_closing:
-            if left <= 0:
+        while self._is_open and not self._is_closing:
+            if self._was_reset:
+                self._end(ConnectionResetError("the other end is gone"))
+            elif not self._arrived or not self._is_reading:
+                break
+            elif left <= 0:
                 self._wake()
                 break
-            head = self._arrived[0]
-            if not head:
-                self._arrived.popleft()
-                self._on_mark(head)
-            else:
+            elif self._arrived[0]:
                 left -= self._fill()
-        if self._peer._is_paused and self._peer.get_write_buffer_size() <= self._peer._low_water_bytes:
-            self._peer._call_resume()
+            else:
+                self._arrived.popleft()
+                self._on_eof()
+        self._resume_peer()
+
+    def _resume_peer(self) -> None:
+        peer = self._peer
+        if peer._is_paused and peer.get_write_buffer_size() <= peer._low_water_bytes:
+            try:
+                peer._call(peer._resume_if_drained, context=peer._context)
+            except RuntimeError:  # its loop is closed: there is nobody to resume
+                return
 
     def _fill(self) -> int:
         """One read: as much of the queue as the protocol's buffer takes. Returns how many bytes."""
         assert self._protocol is not None
         filled = 0
         try:
-            buffer = self._protocol.get_buffer(len(self._arrived[0]))
+            buffer: Any = self._protocol.get_buffer(len(self._arrived[0]))
             size = len(buffer)
             if not size:
                 raise RuntimeError("get_buffer() returned an empty buffer")
@@ -305,11 +323,8 @@ class InprocEnd(asyncio.Transport):
             self._fail(error)
         return filled
 
-    def _on_mark(self, mark: memoryview) -> None:
+    def _on_eof(self) -> None:
         assert self._protocol is not None
-        if mark is _RESET:
-            self._end(ConnectionResetError("the other end is gone"), _RESET)
-            return
         try:
             keep_open = self._protocol.eof_received()
         except Exception as error:
@@ -318,27 +333,21 @@ class InprocEnd(asyncio.Transport):
             if not keep_open:
                 self.close()
 
-    def _call_resume(self) -> None:
-        """The peer's side: it took enough of what this end wrote."""
-        try:
-            self._call(self._resume_if_drained, context=self._context)
-        except RuntimeError:  # its loop is closed, there is nobody to resume
-            return
-
     # --- asyncio.Transport: closing -------------------------------------------------------------------
 
     def close(self) -> None:
         """End the stream: the peer gets what was written, then the end; ``connection_lost`` comes soon."""
         if not self._is_closing:
-            self._end(None, _EOF if not self._has_sent_eof else None)
+            self.write_eof()
+            self._end(None)
 
     def abort(self) -> None:
         """End the stream at once: what the peer was not given yet is lost."""
         if not self._is_closing:
-            self._peer._arrived.clear()
-            self._end(None, _RESET)
+            self._peer._reset()
+            self._end(None)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """The protocol raised: tell the loop, as asyncio does, and break the connection."""
         self._loop.call_exception_handler(
             {
@@ -349,18 +358,17 @@ class InprocEnd(asyncio.Transport):
             }
         )
         if not self._is_closing:
-            self._peer._arrived.clear()
-            self._end(error, _RESET)
+            self._peer._reset()
+            self._end(error)
 
-    def _end(self, error: BaseException | None, mark: memoryview | None) -> None:
+    def _end(self, error: Exception | None) -> None:
         self._is_closing = True
         self._arrived.clear()
-        if mark is not None:
-            self._peer._receive(mark)
+        self._resume_peer()
         self._loop.call_soon(self._lose, error, context=self._context)
 
-    def _lose(self, error: BaseException | None) -> None:
+    def _lose(self, error: Exception | None) -> None:
         protocol, self._protocol = self._protocol, None
         self._is_open = False
         if protocol is not None:
-            protocol.connection_lost(error if isinstance(error, Exception) else None)
+            protocol.connection_lost(error)

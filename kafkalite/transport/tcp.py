@@ -69,7 +69,7 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            # A name such as localhost has an IPv4 and an IPv6 address; clients try both, IPv4 is always there.
+            # A name such as localhost has an IPv4 and an IPv6 address. Clients try both; take IPv4.
             family, kind, protocol, _, place = min(found, key=lambda info: info[0] != socket.AF_INET)
             listening = socket.socket(family, kind, protocol)
         except (OSError, UnicodeError) as error:

@@ -28,7 +28,11 @@ def values_of(blocks: list[Block]) -> list[bytes | None]:
     return [value for block in blocks for value in block.values]
 
 
-@given(st.binary(max_size=60).map(lambda data: data.replace(b"\x01", b"\n")), st.integers(1, 7), st.integers(1, 5))
+@given(
+    st.binary(max_size=60).map(lambda data: data.replace(b"\x01", b"\n")),
+    st.integers(1, 7),
+    st.integers(1, 5),
+)
 @settings(derandomize=True, deadline=None)
 def test_lines_do_not_depend_on_chunks(data: bytes, step: int, most: int) -> None:
     chunks = [data[start : start + step] for start in range(0, len(data), step)]
@@ -96,7 +100,9 @@ def test_jsonl_groups_by_topic_and_partition_in_order() -> None:
 
 
 def test_the_command_line_wins_over_topic_and_partition_and_adds_headers() -> None:
-    line = b'{"topic":"a","partition":0,"value":"1","headers":[["h","x"]]}\n{"value":"2","timestamp":"word"}\n'
+    line = (
+        b'{"topic":"a","partition":0,"value":"1","headers":[["h","x"]]}\n{"value":"2","timestamp":"word"}\n'
+    )
     blocks = blocks_of("jsonl", line, partition=7, key=b"k", headers=(("z", None),))
     assert blocks == [
         Block("t", 7, [b"1", b"2"], [b"k", b"k"], [99, 4], [(("h", b"x"), ("z", None)), (("z", None),)])
@@ -121,8 +127,8 @@ def test_json_is_arrays_or_records_one_after_another(text: bytes) -> None:
     ("how", "data", "problem"),
     [
         ("jsonl", b'{"value":"1"}\n{"key":1}\n', 'file:2: a record needs a "value"'),
-        ("jsonl", b'\n\nplain text\n', "file:3: not JSON: Expecting value at column 1"),
-        ("jsonl", b'\xff\n', "file:1: not JSON: not UTF-8"),
+        ("jsonl", b"\n\nplain text\n", "file:3: not JSON: Expecting value at column 1"),
+        ("jsonl", b"\xff\n", "file:1: not JSON: not UTF-8"),
         ("json", b'[{"value":"1"},{"key":1}]', 'file: record 2: a record needs a "value"'),
         ("json", b'{"value":"1"', "file: record 1: not JSON"),
         ("json", b"\xff", "file: record 1: not JSON: not UTF-8"),

@@ -61,7 +61,24 @@ def test_range(text: str, expected: OffsetRange) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "x", "1:x", "x:1", "--1", "+", "1:2:3", "@", "@:", "@x", "@-1h:x", "@x:-1h", "@:x", "@-1h:+x", "1" * 19],
+    [
+        "",
+        ":",
+        "x",
+        "1:x",
+        "x:1",
+        "--1",
+        "+",
+        "1:2:3",
+        "@",
+        "@:",
+        "@x",
+        "@-1h:x",
+        "@x:-1h",
+        "@:x",
+        "@-1h:+x",
+        "1" * 19,
+    ],
 )
 def test_what_is_no_range_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is not a range; write for example start, end"):
@@ -69,7 +86,9 @@ def test_what_is_no_range_is_refused_with_examples(text: str) -> None:
 
 
 def test_a_length_needs_a_beginning() -> None:
-    assert parsed("@:+1h") == OffsetRange(START, at(NOW + HOUR))  # from now, as there is nothing to count from
+    assert parsed("@:+1h") == OffsetRange(
+        START, at(NOW + HOUR)
+    )  # from now, as there is nothing to count from
 
 
 def test_timestamps_to_ask_for() -> None:
@@ -80,7 +99,13 @@ def test_timestamps_to_ask_for() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("start", START), ("end", END), ("-1h", at(NOW - HOUR)), ("@-1h", at(NOW - HOUR)), (" today ", at(DAY_START))],
+    [
+        ("start", START),
+        ("end", END),
+        ("-1h", at(NOW - HOUR)),
+        ("@-1h", at(NOW - HOUR)),
+        (" today ", at(DAY_START)),
+    ],
 )
 def test_limit(text: str, expected: Bound) -> None:
     assert parse_limit(text, now_ms=NOW, zone=UTC) == expected

@@ -1,0 +1,17 @@
+"""CreateTopics: decided by the controller; answered when this broker hosts what it shall host.
+
+Errors, per topic: those of ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER,
+REQUEST_TIMED_OUT (``timeout_ms`` passed; the topics may come into being all the same), KAFKA_STORAGE_ERROR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kafkalite.broker.answers import Answer
+from kafkalite.broker.services import Client, Services, submit
+from kafkalite.protocol.connection import Request
+
+
+def handle(services: Services, request: Request, _client: Client) -> Awaitable[Answer]:
+    return submit(services, request.message, timeout_ms=request.message.timeout_ms)

@@ -1,0 +1,38 @@
+"""ListOffsets: where a partition begins, ends, or passes a time.
+
+Behaviour: LATEST is the high watermark. A time gives the first batch whose max timestamp is not less: its
+base offset and max timestamp; the client looks for the record inside. Batches above the high watermark do not
+count. NO_OFFSET (-1) when every record is older.
+
+Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
+INVALID_REQUEST (a negative time without a meaning), KAFKA_STORAGE_ERROR.
+"""
+
+from __future__ import annotations
+
+from kafkalite.broker.answers import Reply
+from kafkalite.broker.outcomes import translate
+from kafkalite.broker.services import Client, Services
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.data import (
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
+
+
+def handle(services: Services, request: Request, _client: Client) -> Reply:
+    message: ListOffsetsRequest = request.message
+    return Reply(ListOffsetsResponse(0, None, [_list(services, asked) for asked in message.partitions]))
+
+
+def _list(services: Services, asked: ListOffsetsPartition) -> ListedOffset:
+    topic, number, leader_epoch, timestamp_ms = asked
+    try:
+        hosted = services.partitions.leader(topic, number, leader_epoch)
+        offset, found_ms, found_epoch = hosted.partition.list_offset(timestamp_ms)
+        return ListedOffset(topic, number, 0, None, found_ms, offset, found_epoch)
+    except Exception as error:
+        return ListedOffset(topic, number, *translate(error), NO_TIMESTAMP, NO_OFFSET, NO_EPOCH)

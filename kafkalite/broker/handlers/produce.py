@@ -1,0 +1,161 @@
+"""Produce: one record batch per partition, appended as it came.
+
+Behaviour: each partition is on its own; one that is refused does not keep the others from being appended.
+``acks=0`` is answered when the batch is handed to the operating system, though its producer does not wait;
+``acks=1`` and ``all`` when the high watermark has passed the batch, which with ``durability=fsync`` is when
+it is on the disk, or after ``timeout_ms`` with REQUEST_TIMED_OUT (the batch stays in the log).
+
+Deviation from Kafka: ``acks=0`` is answered too, and so tells of errors.
+
+Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, CORRUPT_MESSAGE (header, length, CRC),
+UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD (control or transactional
+batch), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of the whole
+request INVALID_REQUIRED_ACKS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kafkalite.broker.answers import Pending, Reply
+from kafkalite.broker.outcomes import translate
+from kafkalite.broker.partitions import HostedPartition
+from kafkalite.broker.services import Client, Services
+from kafkalite.broker.waiters import ReachedWaiter
+from kafkalite.errors import (
+    CorruptBatchError,
+    InvalidRequiredAcksError,
+    RequestTimedOutError,
+    UnsupportedCompressionTypeError,
+)
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks
+from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, ProduceResponse
+from kafkalite.records import header as batch_header
+from kafkalite.storage.log import Appended
+
+MAX_TIMEOUT_MS: Final = 2**31 - 1
+
+
+def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
+    message: ProduceRequest = request.message
+    acks = message.acks
+    if acks not in (Acks.LEADER, Acks.ALL, Acks.NONE):
+        raise InvalidRequiredAcksError(f"acks must be one of 0, 1, -1 (all); it is {acks}")
+    now_ms = services.clock.wall_ms()
+    results: list[ProducedPartition] = []
+    waiting: _Acknowledgement | None = None
+    start = 0
+    for topic, number, length_bytes in message.partitions:
+        end = start + length_bytes
+        batch = request.payload[start:end]
+        start = end
+        try:
+            hosted = services.partitions.leader(topic, number)
+            appended = append(hosted, batch, now_ms, acks)
+        except Exception as error:
+            results.append(_refused(topic, number, error))
+            continue
+        services.metrics.appended_batches += 1
+        services.metrics.appended_bytes += length_bytes
+        if acks and hosted.high_watermark <= appended.last_offset:
+            if waiting is None:
+                waiting = _Acknowledgement(results)
+            waiting.add(services, hosted, appended.last_offset + 1, len(results))
+        results.append(
+            ProducedPartition(
+                topic,
+                number,
+                0,
+                None,
+                appended.base_offset,
+                appended.log_append_time_ms,
+                hosted.log_start_offset,
+            )
+        )
+    if waiting is None:
+        return Reply(ProduceResponse(0, None, results))
+    return waiting.begin(services, message.timeout_ms)
+
+
+def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> Appended:
+    """Check one batch and append it. Raises what the module's errors are made of."""
+    try:
+        header = batch_header.check(batch)
+    except CorruptBatchError as error:
+        raise _unknown_codec(batch) or error from None
+    return hosted.append(batch, header, now_ms, acks)
+
+
+def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
+    """The better error for a header whose fault is a codec nobody knows."""
+    if len(batch) < batch_header.HEADER_BYTES:
+        return None
+    attributes = int.from_bytes(
+        batch[batch_header.ATTRIBUTES_POSITION : batch_header.ATTRIBUTES_POSITION + 2], "big"
+    )
+    codec = attributes & batch_header.CODEC_MASK
+    if codec == batch_header.COLUMNAR:
+        codec = attributes >> batch_header.COLUMN_CODEC_SHIFT & batch_header.CODEC_MASK
+    if codec < len(batch_header.Codec):
+        return None
+    known = ", ".join(str(codec) for codec in batch_header.Codec)
+    return UnsupportedCompressionTypeError(f"compression codec {codec} is not known; these are: {known}")
+
+
+def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:
+    code, message = translate(error)
+    return ProducedPartition(topic, number, code, message, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
+
+
+class _Acknowledgement:
+    """A produce request that waits for the high watermarks of its partitions to pass its batches."""
+
+    __slots__ = ("_pending", "_results", "_timer", "_waiters")
+
+    def __init__(self, results: list[ProducedPartition]) -> None:
+        self._results = results
+        self._waiters: dict[int, ReachedWaiter] = {}
+        self._pending = Pending(self._release)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, services: Services, hosted: HostedPartition, offset: int, index: int) -> None:
+        """Wait until ``offset`` is passed for ``results[index]``."""
+
+        def on_reached(error: Exception | None) -> None:
+            if self._waiters.pop(index, None) is not None:
+                if error is not None:
+                    self._fail(index, error)
+                self._finish_when_complete()
+
+        self._waiters[index] = services.waiters.reached(hosted.key, offset, on_reached)
+
+    def begin(self, services: Services, timeout_ms: int) -> Pending:
+        seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
+        self._timer = services.waiters.loop.call_later(seconds, self._expire, timeout_ms)
+        return self._pending
+
+    def _finish_when_complete(self) -> None:
+        if not self._waiters:
+            self._pending.resolve(Reply(ProduceResponse(0, None, self._results)))
+
+    def _expire(self, timeout_ms: int) -> None:
+        error = RequestTimedOutError(f"not acknowledged within {timeout_ms} ms; the batch is in the log")
+        for index, waiter in self._waiters.items():
+            waiter.is_cancelled = True
+            self._fail(index, error)
+        self._waiters.clear()
+        self._finish_when_complete()
+
+    def _fail(self, index: int, error: Exception) -> None:
+        result = self._results[index]
+        self._results[index] = _refused(result.topic, result.partition, error)
+
+    def _release(self) -> None:
+        """Resolved, or the client is gone: the batches stay, nobody is told."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiters.values():
+            waiter.is_cancelled = True
+        self._waiters.clear()

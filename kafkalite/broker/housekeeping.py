@@ -1,0 +1,94 @@
+"""What a broker does every so often: roll and delete segments, remove retired files, write recovery points.
+
+Every wait goes through the Clock seam. A pass over thousands of logs gives way to requests every
+LOGS_PER_TURN logs. No log has a timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kafkalite.broker.events import Fields
+from kafkalite.broker.partitions import HostedPartition, Partitions
+from kafkalite.clock import Clock
+from kafkalite.errors import StorageError
+from kafkalite.storage.log_store import LogStore
+
+logger = logging.getLogger(__name__)
+
+LOGS_PER_TURN: Final = 50
+
+
+class Housekeeping:
+    """The periodic passes of one broker."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        partitions: Partitions,
+        store: LogStore,
+        *,
+        initial_delay_ms: int,
+        retention_interval_ms: int,
+        checkpoint_interval_ms: int,
+    ) -> None:
+        self._clock = clock
+        self._partitions = partitions
+        self._store = store
+        self._initial_delay_ms = initial_delay_ms
+        self._retention_interval_ms = retention_interval_ms
+        self._checkpoint_interval_ms = checkpoint_interval_ms
+
+    async def retain_forever(self) -> None:
+        """The retention pass, every ``log.retention.check.interval.ms``."""
+        await self._clock.sleep_ms(self._initial_delay_ms)
+        while True:
+            await self.retain()
+            await self._clock.sleep_ms(self._retention_interval_ms)
+
+    async def checkpoint_forever(self) -> None:
+        """Recovery points, every ``log.flush.offset.checkpoint.interval.ms``."""
+        while True:
+            await self._clock.sleep_ms(self._checkpoint_interval_ms)
+            self.checkpoint()
+
+    async def retain(self) -> None:
+        """One pass: roll what is old enough, delete what is too old or too much, remove retired files."""
+        for number, hosted in enumerate(list(self._partitions), 1):
+            if hosted.log.offline_reason is None:
+                self._guarded(hosted, self._retain_one)
+            if number % LOGS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._store.remove_retired(self._clock.wall_ms())
+
+    def _retain_one(self, hosted: HostedPartition) -> None:
+        now_ms = self._clock.wall_ms()
+        hosted.log.maybe_roll(now_ms)
+        deleted = hosted.log.apply_retention(now_ms)
+        if deleted:
+            logger.info(
+                "segments deleted %s",
+                Fields(
+                    partition=hosted.key,
+                    count=len(deleted),
+                    log_start_offset=hosted.log_start_offset,
+                ),
+            )
+
+    def _guarded(self, hosted: HostedPartition, action: Callable[[HostedPartition], None]) -> None:
+        """A disk error is one log's; the pass goes on to the next."""
+        try:
+            action(hosted)
+        except (StorageError, OSError) as error:
+            logger.error("housekeeping failed %s", Fields(partition=hosted.key, error=error))
+            if hosted.log.offline_reason is not None:
+                hosted.on_offline()
+
+    def checkpoint(self) -> None:
+        try:
+            self._store.checkpoint(self._clock.wall_ms())
+        except (StorageError, OSError) as error:
+            logger.error("recovery points not written %s", Fields(error=error))

@@ -1,0 +1,142 @@
+"""``kl dev``: a broker to develop against, with its topics, in one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.config import parse_overrides
+from kafkalite.cli.exit_codes import UsageError
+from kafkalite.cli.invocation import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, debug_option
+from kafkalite.cli.output import plural
+from kafkalite.cli.serving import serve
+from kafkalite.model import topic_name_problem
+
+if TYPE_CHECKING:
+    from kafkalite.broker.broker import Broker
+
+_DEFAULT_PORT: Final = 9092
+
+
+class TopicWish(NamedTuple):
+    """``NAME[:PARTITIONS[:REPLICAS]]``; -1 leaves the number to the broker."""
+
+    name: str
+    partition_count: int
+    replication_factor: int
+
+
+def parse_topic_wish(text: str) -> TopicWish:
+    """Raises UsageError."""
+    name, *numbers = text.split(":")
+    problem = topic_name_problem(name)
+    if (
+        problem is None
+        and len(numbers) <= 2
+        and all(number.isascii() and number.isdigit() for number in numbers)
+    ):
+        counts = [int(number) for number in numbers] + [-1, -1]
+        if 0 not in counts[: len(numbers)]:
+            return TopicWish(name, counts[0], counts[1])
+    raise UsageError(
+        f"--topic {text!r} is not NAME:PARTITIONS:REPLICAS, for example events:3:1", hint=problem or ""
+    )
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kl dev                                  in memory, on localhost:9092
+  kl dev --topic events:3 --topic users   with topics
+  kl dev --data ./data                    on disk, there again next time
+  kl dev --port 0 --print-env             any free port; prints export lines"""
+)
+@click.option(
+    "--topic", "topics", multiple=True, metavar="NAME:P:R", help="A topic to have: partitions, replicas."
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="Keep data here.  [default: in memory]"
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, show_default=True, help="0: any free one."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
+)
+@click.option(
+    "--print-env", is_flag=True, help="Only 'export NAME=value' lines on stdout; the rest on stderr."
+)
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any setting of the broker.")
+@debug_option
+def dev(
+    topics: tuple[str, ...],
+    data: Path | None,
+    port: int,
+    host: str,
+    print_env: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Start a broker in the foreground; Ctrl-C stops it."""
+    from kafkalite.broker.config import BrokerConfig
+
+    wishes = [parse_topic_wish(text) for text in topics]
+    settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{port}"}
+    if data is not None:
+        settings["log.dirs"] = str(data)
+    config = BrokerConfig.from_settings(settings | parse_overrides(overrides), source="--set")
+
+    async def when_up(broker: Broker) -> None:
+        await _create(broker, wishes)
+        _greet(broker, config.log_dirs, wishes, print_env=print_env)
+
+    invocation.run(lambda: serve(config, when_up))
+    click.echo("stopped.", err=True)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+async def _create(broker: Broker, wishes: list[TopicWish]) -> None:
+    from kafkalite.client.admin import Admin
+    from kafkalite.errors import TopicAlreadyExistsError
+
+    if not wishes:
+        return
+    async with Admin(broker.bootstrap_servers) as admin:
+        for wish in wishes:
+            try:
+                await admin.create_topic(wish.name, wish.partition_count, wish.replication_factor)
+            except TopicAlreadyExistsError:  # --data from the last time
+                continue
+
+
+def _greet(broker: Broker, log_dirs: str | None, wishes: list[TopicWish], *, print_env: bool) -> None:
+    from kafkalite import __version__
+
+    servers = broker.bootstrap_servers
+    if print_env:
+        click.echo(f"export {BOOTSTRAP_VARIABLE}={servers}")
+    home = f"data in {log_dirs}" if log_dirs else "in memory: what it holds is gone when it stops"
+    topic = wishes[0].name if wishes else "greetings"
+    is_default = servers.replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
+    address = "" if is_default else f" -b {servers}"
+    lines = [f"kafkalite {__version__} is up on {servers} ({home})"]
+    if wishes:
+        names = ", ".join(
+            f"{wish.name} ({plural(max(1, wish.partition_count), 'partition')})" for wish in wishes
+        )
+        lines.append(f"topics: {names}")
+    lines += [
+        "",
+        "In another terminal:",
+        f"  echo hello | kl produce {topic}{address}",
+        f"  kl consume {topic}{address}",
+        f"  kl topic list{address}",
+        f'In Python: kafkalite.Producer("{servers}")',
+        "Ctrl-C stops it.",
+    ]
+    click.echo("\n".join(lines), err=print_env)

@@ -1,0 +1,358 @@
+"""``bin/quickstart [FILE]``: the main job, start to end, with tables about what happened.
+
+A broker with the embedded defaults (durability fsync) on a temporary data directory, a topic of three
+partitions, every line of the file produced under its first word as the key, everything consumed back and
+compared: as many records out as in, and every key's records in the order they went in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.donuts import purchases
+from kafkalite.cli.exit_codes import CheckFailedError
+from kafkalite.cli.figures import percentile, show_ms, show_rate
+from kafkalite.cli.invocation import debug_option
+from kafkalite.cli.progress import bar_on
+from kafkalite.model import Record, TopicPartition
+from kafkalite.rng import seeded_rng
+
+if TYPE_CHECKING:
+    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.producer import Producer
+
+PARTITION_COUNT: Final = 3
+_LINES_PER_SEND: Final = 250
+_ROUND_TRIPS: Final = 100
+_POLL_MS: Final = 10_000
+# Apache's "combined" and "common" formats: client, identity, user, [time], "request", status, size …
+_ACCESS_LOG_LINE = re.compile(rb'(\S+) \S+ \S+ \[[^\]]*\] "(?:[^"\\]|\\.)*" ([0-9]{3}) ')
+
+Keyed = tuple[bytes | None, bytes]
+
+
+@click.command(
+    epilog="""\b
+Without FILE it makes up the purchases of a donut shop, keyed by country.
+With FILE every line is a record keyed by its first word: in an access log, the client."""
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--records", type=click.IntRange(min=1), default=10_000, show_default=True, help="Purchases to make up."
+)
+@click.option("--seed", type=int, default=7, show_default=True, help="Of the purchases.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@debug_option
+def quickstart(file: Path | None, records: int, seed: int, output: str) -> None:
+    """Start a broker, send a file through it, look at what came out."""
+    job = _Job(file, records, seed, quiet=output == "json")
+    with tempfile.TemporaryDirectory(prefix="kafkalite-quickstart-") as directory:
+        invocation.run(lambda: job.run(directory))
+    if output == "json":
+        click.echo(json.dumps(job.document(), indent=2))
+    else:
+        _print_tables(job)
+    problems = job.problems()
+    if problems:
+        raise CheckFailedError("what came out is not what went in: " + "; ".join(problems))
+
+
+# --- the job ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """One side's view of the stream. Equal tallies: the same records, each key's in the same order."""
+
+    count: int = 0
+    size_bytes: int = 0
+    per_key: dict[bytes | None, int] = field(default_factory=dict)  #: a running checksum over a key's values
+
+    def add(self, key: bytes | None, value: bytes) -> None:
+        self.count += 1
+        self.size_bytes += len(value)
+        self.per_key[key] = zlib.crc32(len(value).to_bytes(4, "big") + value, self.per_key.get(key, 0))
+
+
+@dataclass(slots=True)
+class _Job:
+    file: Path | None
+    made_up_count: int
+    seed: int
+    quiet: bool = False
+    startup_seconds: float = 0.0
+    sent: Tally = field(default_factory=Tally)
+    received: Tally = field(default_factory=Tally)
+    produce_seconds: float = 0.0
+    consume_seconds: float = 0.0
+    ack_seconds: list[float] = field(default_factory=list)
+    round_trip_seconds: list[float] = field(default_factory=list)
+    per_partition: Counter[int] = field(default_factory=Counter)
+    partitions_of_key: dict[bytes | None, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    unparseable_count: int = 0
+    strayed: int = 0  #: records of a key outside the partition of its first
+
+    @property
+    def topic(self) -> str:
+        return "Purchases" if self.file is None else "access-log"
+
+    @property
+    def counted_by(self) -> str:
+        return "country" if self.file is None else "status"
+
+    async def run(self, directory: str) -> None:
+        from kafkalite import Admin, Broker, Consumer, Producer
+
+        started = time.perf_counter()
+        async with Broker(listeners=("127.0.0.1:0",), log_dirs=directory) as broker:
+            self.startup_seconds = time.perf_counter() - started
+            servers = broker.bootstrap_servers
+            self._tell(f"A broker is up on {servers}, {show_ms(self.startup_seconds)} after its start.")
+            async with Admin(servers) as admin:
+                await admin.create_topic(self.topic, PARTITION_COUNT, 1)
+                await admin.create_topic("round-trip", 1, 1)
+            self._tell(f"Topic {self.topic!r} has {PARTITION_COUNT} partitions. Acknowledged means: on disk.")
+            async with Producer(servers, linger_ms=0) as producer:
+                await self._produce(producer)
+                async with Consumer(bootstrap_servers=servers, max_poll_records=10_000) as consumer:
+                    await self._consume(consumer)
+                async with Consumer(bootstrap_servers=servers) as consumer:
+                    await self._round_trips(producer, consumer)
+
+    def _tell(self, text: str) -> None:
+        if not self.quiet:
+            click.echo(text)
+
+    async def _produce(self, producer: Producer) -> None:
+        total_bytes = None if self.file is None else self.file.stat().st_size
+        bar = bar_on(sys.stderr, "in ", total_bytes=total_bytes, total_records=self.made_up_count)
+        started = time.perf_counter()
+        source = iter(self._source())
+        try:
+            while part := list(islice(source, _LINES_PER_SEND)):
+                sent_at = time.perf_counter()
+                await producer.send_many(self.topic, [value for _, value in part], [key for key, _ in part])
+                self.ack_seconds.append(time.perf_counter() - sent_at)
+                for key, value in part:
+                    self.sent.add(key, value)
+                bar.advance_records(len(part))
+                bar.advance_bytes(sum(len(value) + 1 for _, value in part))
+        finally:
+            bar.close()
+        self.produce_seconds = time.perf_counter() - started
+
+    def _source(self) -> Iterable[Keyed]:
+        if self.file is None:
+            return purchases(self.made_up_count, seeded_rng(self.seed))
+        return _keyed_lines(self.file)
+
+    async def _consume(self, consumer: Consumer) -> None:
+        consumer.assign([TopicPartition(self.topic, partition) for partition in range(PARTITION_COUNT)])
+        await consumer.seek_to_beginning()
+        bar = bar_on(sys.stderr, "out", total_records=self.sent.count)
+        started = time.perf_counter()
+        try:
+            while self.received.count < self.sent.count:
+                records = await consumer.get_many(10_000, timeout_ms=_POLL_MS)
+                if not records:
+                    return
+                for record in records:
+                    self._take(record)
+                bar.advance_records(len(records))
+        finally:
+            bar.close()
+            self.consume_seconds = time.perf_counter() - started
+
+    def _take(self, record: Record) -> None:
+        value = record.value or b""
+        self.received.add(record.key, value)
+        self.per_partition[record.partition] += 1
+        if (
+            record.key is not None
+            and self.partitions_of_key.setdefault(record.key, record.partition) != record.partition
+        ):
+            self.strayed += 1
+        label = _label(value) if self.file is not None else (record.key or b"").decode()
+        if label is None:
+            self.unparseable_count += 1
+        else:
+            self.counts[label] += 1
+
+    async def _round_trips(self, producer: Producer, consumer: Consumer) -> None:
+        """One record at a time, from send to the consumer that waits for it in a long poll."""
+        partition = TopicPartition("round-trip", 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning()
+        for number in range(_ROUND_TRIPS):
+            sent_at = time.perf_counter()
+            acknowledged = producer.send_nowait(partition.topic, b"%d" % number, partition=0)
+            await consumer.get_many(1, timeout_ms=_POLL_MS)
+            self.round_trip_seconds.append(time.perf_counter() - sent_at)
+            await acknowledged
+
+    # --- what came of it
+
+    def problems(self) -> list[str]:
+        found: list[str] = []
+        if self.received.count != self.sent.count:
+            found.append(f"{self.sent.count:,} records in, {self.received.count:,} out")
+        differing = sum(
+            self.sent.per_key.get(key) != self.received.per_key.get(key)
+            for key in self.sent.per_key.keys() | self.received.per_key.keys()
+            if key is not None  # records without a key are spread and have no order of their own
+        )
+        if differing:
+            found.append(f"{differing:,} keys whose records differ or changed their order")
+        if self.strayed:
+            found.append(f"{self.strayed:,} records in another partition than the first of their key")
+        return found
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "records_in": self.sent.count,
+            "records_out": self.received.count,
+            "bytes": self.sent.size_bytes,
+            "keys": len(self.received.per_key),
+            "in_equals_out": not self.problems(),
+            "records_per_partition": {str(p): self.per_partition[p] for p in range(PARTITION_COUNT)},
+            f"count_by_{self.counted_by}": dict(sorted(self.counts.items())),
+            "unparseable": self.unparseable_count,
+            "broker_start_ms": self.startup_seconds * 1e3,
+            "produce_per_second": self.sent.count / self.produce_seconds if self.produce_seconds else None,
+            "consume_per_second": self.received.count / self.consume_seconds
+            if self.consume_seconds
+            else None,
+            "acknowledged_ms": _p50_p99(self.ack_seconds),
+            "round_trip_ms": _p50_p99(self.round_trip_seconds),
+        }
+
+
+def _p50_p99(seconds: list[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    return {"p50": percentile(seconds, 50) * 1e3, "p99": percentile(seconds, 99) * 1e3}
+
+
+def _keyed_lines(path: Path) -> Iterator[Keyed]:
+    """Each line without its newline, under its first word."""
+    with path.open("rb") as stream:
+        for line in stream:
+            value = line.removesuffix(b"\n")
+            words = value.split(None, 1)
+            yield (words[0] if words else None), value
+
+
+def _label(line: bytes) -> str | None:
+    """The status of an access log's line; None for a line of another shape."""
+    match = _ACCESS_LOG_LINE.match(line)
+    return None if match is None else match.group(2).decode()
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+def _print_tables(job: _Job) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print()
+    console.print(_speed_table(job))
+    console.print()
+    console.print(_share_table(f"records per partition of {job.topic!r}", "partition", _per_partition(job)))
+    if job.counts:
+        console.print()
+        console.print(
+            _share_table(f"records by {job.counted_by}", job.counted_by, sorted(job.counts.items()))
+        )
+        if job.file is not None:
+            console.print(f"lines of another shape: {job.unparseable_count:,}")
+    else:
+        console.print("No line looks like an access log's, so nothing is counted by status.")
+    console.print()
+    if not job.problems():
+        keys = len(job.received.per_key)
+        console.print(
+            f"[bold green]{job.sent.count:,} records in, {job.received.count:,} out[/]; "
+            f"each of the {keys:,} keys kept its partition and its order."
+        )
+    console.print(_next_steps(job), markup=False, soft_wrap=True)
+
+
+def _per_partition(job: _Job) -> list[tuple[str, int]]:
+    return [(str(partition), job.per_partition[partition]) for partition in range(PARTITION_COUNT)]
+
+
+def _speed_table(job: _Job) -> Any:
+    from rich.table import Table
+
+    table = Table(title="speed", title_justify="left")
+    table.add_column("step")
+    for title in ("records", "time", "rate", "p50", "p99"):
+        table.add_column(title, justify="right")
+
+    def row(step: str, count: int, seconds: float, samples: list[float]) -> None:
+        p50, p99 = (show_ms(percentile(samples, percent)) if samples else "-" for percent in (50, 99))
+        table.add_row(step, f"{count:,}", show_ms(seconds), show_rate(count, seconds), p50, p99)
+
+    row(
+        f"produce, {_LINES_PER_SEND} at a time, to acknowledged",
+        job.sent.count,
+        job.produce_seconds,
+        job.ack_seconds,
+    )
+    row("consume", job.received.count, job.consume_seconds, [])
+    trips = job.round_trip_seconds
+    row("one record, sent to consumed", len(trips), sum(trips), trips)
+    return table
+
+
+def _share_table(title: str, what: str, rows: list[tuple[str, int]]) -> Any:
+    from rich.table import Table
+
+    total = sum(count for _, count in rows) or 1
+    table = Table(title=title, title_justify="left")
+    table.add_column(what)
+    table.add_column("records", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    for name, count in rows:
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}", "█" * round(30 * count / total))
+    return table
+
+
+def _next_steps(job: _Job) -> str:
+    program = os.environ.get("KL_PROGRAM", "kl")
+    if job.file is None:
+        feed = f'echo \'{{"country":"CA","donut":"maple"}}\' | {program} produce Purchases -k CA'
+    else:
+        feed = f"{program} produce {job.topic} '{job.file}' --progress"
+    return f"""
+That broker is gone again, with its data. To go on:
+  {program} dev --topic {job.topic}:{PARTITION_COUNT}        a broker that stays, on localhost:9092
+  {feed}
+  {program} consume {job.topic} -e -f '%p %o %k %s\\n' | head
+  {program} topic describe {job.topic}
+  {program} --help"""
+
+
+if __name__ == "__main__":
+    from kafkalite.cli.app import run
+
+    sys.exit(run(sys.argv[1:], command=quickstart, name="quickstart"))

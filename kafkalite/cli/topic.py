@@ -1,0 +1,387 @@
+"""``kl topic``: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import PartialFailureError, UsageError
+from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.output import Column, human_bytes, plural, print_listing, write
+from kafkalite.cli.positions import extents, partitions_of
+from kafkalite.errors import KafkaliteError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin import Admin
+
+_LIST_COLUMNS: Final = (
+    Column("name", "NAME"),
+    Column("partitions", "PARTITIONS"),
+    Column("replication_factor", "REPLICAS"),
+    Column("size_bytes", "SIZE", wide=True, show=human_bytes),
+    Column("topic_id", "ID", wide=True),
+)
+_PARTITION_COLUMNS: Final = (
+    Column("partition", "PARTITION"),
+    Column("leader", "LEADER"),
+    Column("replicas", "REPLICAS"),
+    Column("isr", "ISR"),
+    Column("earliest", "EARLIEST"),
+    Column("latest", "LATEST"),
+    Column("size_bytes", "SIZE", show=human_bytes),
+    Column("segments", "SEGMENTS", wide=True),
+    Column("leader_epoch", "EPOCH", wide=True),
+)
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+def _names(positional: tuple[str, ...], flags: tuple[str, ...], verb: str, rest: str = "") -> tuple[str, ...]:
+    """Names as arguments or, as in Kafka's scripts, by --topic. Raises UsageError when there are none."""
+    names = tuple(dict.fromkeys((*positional, *flags)))
+    if not names:
+        raise UsageError("which topic? Give NAME as an argument", hint="kl topic list shows them")
+    if flags:
+        invocation.short_form(f"kl topic {verb} {' '.join(names)}{rest}")
+    return names
+
+
+def _settings(texts: Iterable[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{text!r} is not name=value, for example -c retention.ms=86400000")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
+    """Act on every name. One failure of one name is raised as it is; of several names, in sum."""
+    failures: list[KafkaliteError] = []
+    for name in names:
+        try:
+            await act(name)
+        except KafkaliteError as error:
+            failures.append(error)
+            if len(names) > 1:
+                invocation.say(f"{name}: {error}")
+    if not failures:
+        return
+    if len(failures) == len(names):
+        raise failures[0]
+    raise PartialFailureError(f"{len(failures)} of {len(names)} topics failed")
+
+
+# --- create ----------------------------------------------------------------------------------------
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  kl topic create events
+  kl topic create events -p 3 -c retention.ms=86400000
+  kl topic create events --if-not-exists"""
+)
+@click.argument("names", nargs=-1, metavar="NAME…")
+@click.option("--topic", "flags", multiple=True, hidden=True)
+@click.option("-p", "--partitions", type=click.IntRange(min=1), help="How many.  [default: the broker's]")
+@click.option(
+    "-r", "--replication-factor", type=click.IntRange(min=1), help="Copies of each.  [default: the broker's]"
+)
+@click.option(
+    "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
+)
+@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no error.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check it, create nothing.")
+@client_options
+def create(
+    names: tuple[str, ...],
+    flags: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    dry_run: bool,
+) -> None:
+    """Create topics."""
+    rest = f" -p {partitions}" if partitions is not None else ""
+    rest += f" -r {replication_factor}" if replication_factor not in {None, 1} else ""
+    wanted = _names(names, flags, "create", rest)
+    settings = _settings(configs)
+    current = invocation.current()
+
+    async def main() -> None:
+        async with connect.admin(current) as admin:
+
+            async def act(name: str) -> None:
+                try:
+                    created = await admin.create_topic(
+                        name,
+                        partitions if partitions is not None else -1,
+                        replication_factor if replication_factor is not None else -1,
+                        configs=settings,
+                        validate_only=dry_run,
+                    )
+                except TopicAlreadyExistsError:
+                    if not if_not_exists:
+                        raise
+                    invocation.say(f"topic {name} exists already")
+                    return
+                verb = "would be created" if dry_run else "created"
+                click.echo(f"{name}: {verb}, {plural(created.num_partitions, 'partition')}")
+
+            await _each(wanted, act)
+
+    invocation.run_command(main)
+
+
+# --- list and describe -----------------------------------------------------------------------------
+
+
+@topic.command("list")
+@client_options
+@output_option
+def list_topics() -> None:
+    """List topics."""
+    current = invocation.current()
+
+    async def main() -> list[dict[str, Any]]:
+        async with connect.admin(current) as admin:
+            sizes: dict[str, int] = {}
+            for log in await admin.describe_log_dirs():
+                sizes[log.topic] = sizes.get(log.topic, 0) + log.size_bytes
+            return [
+                {
+                    "name": each.name,
+                    "partitions": len(each.partitions),
+                    "replication_factor": len(each.partitions[0].replicas) if each.partitions else 0,
+                    "size_bytes": sizes.get(each.name, 0),
+                    "topic_id": each.topic_id,
+                }
+                for each in sorted(await admin.list_topics(), key=lambda each: each.name)
+            ]
+
+    rows = invocation.run_command(main)
+    if not rows and current.output in {"table", "wide"}:
+        invocation.say("no topics yet; try: kl topic create events")
+    print_listing(rows, _LIST_COLUMNS, current.output)
+
+
+@topic.command()
+@click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
+@click.option("--topic", "flags", multiple=True, hidden=True)
+@click.option("--all-configs", is_flag=True, help="Every setting in force, not only the topic's own.")
+@client_options
+@output_option
+def describe(names: tuple[str, ...], flags: tuple[str, ...], all_configs: bool) -> None:
+    """Say all about topics: settings, partitions, offsets, sizes."""
+    wanted = _names(names, flags, "describe")
+    current = invocation.current()
+    documents: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        async with connect.admin(current) as admin:
+
+            async def act(name: str) -> None:
+                documents.append(await _description(current, admin, name, all_configs=all_configs))
+
+            await _each(wanted, act)
+
+    try:
+        invocation.run_command(main)
+    finally:
+        _print_descriptions(documents, current.output)
+
+
+async def _description(current: Invocation, admin: Admin, name: str, *, all_configs: bool) -> dict[str, Any]:
+    (described,) = await admin.describe_topics([name])
+    configs = await admin.describe_configs("topic", name)
+    logs = {log.partition: log for log in await admin.describe_log_dirs([name])}
+    async with connect.consumer(current) as consumer:
+        known = await extents(consumer, await partitions_of(admin, [name]))
+    partitions = []
+    for (_, number), extent in known.items():
+        state = described.partitions[number]
+        log = logs.get(number)
+        partitions.append(
+            {
+                "partition": number,
+                "leader": state.leader_id,
+                "leader_epoch": state.leader_epoch,
+                "replicas": list(state.replicas),
+                "isr": list(state.isr),
+                "earliest": extent.log_start_offset,
+                "latest": extent.log_end_offset,
+                "size_bytes": log.size_bytes if log is not None else 0,
+                "segments": log.segment_count if log is not None else 0,
+                "offline_reason": log.offline_reason if log is not None else None,
+            }
+        )
+    return {
+        "name": name,
+        "topic_id": described.topic_id,
+        "records": sum(extent.log_end_offset - extent.log_start_offset for extent in known.values()),
+        "size_bytes": sum(each["size_bytes"] for each in partitions),
+        "configs": {
+            entry.name: {"value": entry.value, "source": entry.source}
+            for entry in configs.values()
+            if all_configs or entry.source == "topic"
+        },
+        "partitions": partitions,
+    }
+
+
+def _print_descriptions(documents: list[dict[str, Any]], output: str) -> None:
+    if output not in {"table", "wide"}:
+        print_listing(documents, (), output)
+        return
+    for number, document in enumerate(documents):
+        configs = [
+            f"{name}={entry['value']}" + ("" if entry["source"] == "topic" else f" ({entry['source']})")
+            for name, entry in document["configs"].items()
+        ]
+        write(
+            ("\n" if number else "")
+            + f"topic     {document['name']}\n"
+            + f"id        {document['topic_id']}\n"
+            + f"records   {document['records']:,}\n"
+            + f"size      {human_bytes(document['size_bytes'])}\n"
+            + f"settings  {(chr(10) + ' ' * 10).join(configs) or 'none of its own'}\n\n"
+        )
+        print_listing(document["partitions"], _PARTITION_COLUMNS, output)
+        for partition in document["partitions"]:
+            if partition["offline_reason"]:
+                write(f"partition {partition['partition']} is offline: {partition['offline_reason']}\n")
+
+
+# --- alter -----------------------------------------------------------------------------------------
+
+
+@topic.command(
+    epilog="""\b
+Examples:
+  kl topic alter events -c retention.ms=86400000
+  kl topic alter events --unset retention.ms
+  kl topic alter events -p 6                  more partitions; never fewer"""
+)
+@click.argument("name", required=False, shell_complete=complete_topics)
+@click.option("--topic", "flag", hidden=True)
+@click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number, above the present one.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Back to the broker's value.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check it, change nothing.")
+@client_options
+def alter(
+    name: str | None,
+    flag: str | None,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    unset: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Change a topic's settings or its number of partitions."""
+    (wanted,) = _names((name,) if name else (), (flag,) if flag else (), "alter")
+    changes: dict[str, str | None] = {**_settings(configs), **dict.fromkeys(unset)}
+    if partitions is None and not changes:
+        raise UsageError("change what? Give -c NAME=VALUE, --unset NAME or -p COUNT")
+    current = invocation.current()
+    invocation.run_command(lambda: _alter(current, wanted, partitions, changes, dry_run=dry_run))
+
+
+async def _alter(
+    current: Invocation, name: str, partitions: int | None, changes: dict[str, str | None], *, dry_run: bool
+) -> None:
+    would = " (dry run)" if dry_run else ""
+    async with connect.admin(current) as admin:
+        (before,) = await admin.describe_topics([name])
+        if changes:
+            old = await admin.describe_configs("topic", name)
+            await admin.alter_configs("topic", name, changes, validate_only=dry_run)
+            new = await admin.describe_configs("topic", name)
+            for key, value in changes.items():
+                was = old[key].value if key in old else "-"
+                now = value if dry_run and value is not None else new[key].value if key in new else "-"
+                click.echo(f"{name}: {key} {was} -> {now}{would}")
+        if partitions is not None:
+            await admin.create_partitions(name, partitions, validate_only=dry_run)
+            click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")
+            invocation.say("records with a key may now go to another partition than those before them")
+
+
+# --- delete ----------------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
+@click.option("--topic", "flags", multiple=True, hidden=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="A topic that is not there is no error.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
+@client_options
+def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
+    """Delete topics and all their records."""
+    wanted = _names(names, flags, "delete")
+    current = invocation.current()
+    found, missing = invocation.run_command(lambda: _weigh(current, wanted))
+    for name, weight in found.items():
+        click.echo(f"{name}: {weight}", err=not dry_run)
+    if not dry_run and found:
+        if not yes:
+            _ask(f"Delete {plural(len(found), 'topic')}, for ever?")
+        invocation.run_command(lambda: _delete(current, tuple(found)))
+    if missing and not if_exists:
+        _report_missing(missing, len(wanted))
+
+
+def _report_missing(missing: dict[str, KafkaliteError], wanted_count: int) -> None:
+    if len(missing) == wanted_count:
+        raise next(iter(missing.values()))
+    for name, error in missing.items():
+        invocation.say(f"{name}: {error}")
+    raise PartialFailureError(f"{len(missing)} of {wanted_count} topics failed")
+
+
+async def _weigh(
+    current: Invocation, names: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
+    """What would be lost, by topic; and the topics that are not there."""
+    found: dict[str, str] = {}
+    missing: dict[str, KafkaliteError] = {}
+    async with connect.admin(current) as admin, connect.consumer(current) as consumer:
+        for name in names:
+            try:
+                partitions = await partitions_of(admin, [name])
+            except UnknownTopicOrPartitionError as error:
+                missing[name] = error
+                continue
+            known = await extents(consumer, partitions)
+            records = sum(end - start for start, end in known.values())
+            found[name] = f"{plural(len(partitions), 'partition')}, {plural(records, 'record')}"
+    return found, missing
+
+
+def _ask(question: str) -> None:
+    """Raises KafkaliteError unless somebody says yes."""
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline().strip().lower()
+    if answer not in {"y", "yes"}:
+        raise KafkaliteError("nothing was deleted", hint="--yes deletes without asking")
+
+
+async def _delete(current: Invocation, names: tuple[str, ...]) -> None:
+    async with connect.admin(current) as admin:
+
+        async def act(name: str) -> None:
+            await admin.delete_topics([name])
+            click.echo(f"{name}: deleted")
+
+        await _each(names, act)

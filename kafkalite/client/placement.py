@@ -1,0 +1,279 @@
+"""Which batch a record goes to: partitions, open batches, and records whose topic is not known yet.
+
+``keyless`` and ``keyed`` are what the producer's fast path looks at; they hold only what is certain to be
+right as long as the batch has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkalite.client.accumulator import WHOLE_BATCH, PartitionQueue, PendingBatch
+from kafkalite.client.delivery import Delivery
+from kafkalite.client.sender import Sender
+from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
+from kafkalite.model import Headers, TopicPartition
+from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
+
+MAX_REMEMBERED_KEYS: Final = 100_000  # of one topic, then all are forgotten: the hash is computed anew
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRecord:
+    """A record checked. ``size_bytes`` is the estimate of ``accumulator.record_size``."""
+
+    value: bytes | None
+    key: bytes | None
+    partition: int | None
+    timestamp_ms: int
+    headers: Headers
+    size_bytes: int
+
+
+class TopicQueues:
+    """Invariant: ``queues[n].tp.partition == n``."""
+
+    __slots__ = ("name", "queues")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queues: list[PartitionQueue] = []
+
+
+class _Parked:
+    """Records of a topic whose metadata has not come yet. ``batch`` only carries those who wait for them."""
+
+    __slots__ = ("batch", "records", "reserved_bytes", "timer")
+
+    def __init__(self, topic: str, timer: asyncio.TimerHandle) -> None:
+        self.batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
+        self.records: list[tuple[Delivery, OutgoingRecord]] = []
+        self.reserved_bytes = 0
+        self.timer = timer
+
+
+class Placement:
+    """Puts records into batches of the sender's accumulator.
+
+    Invariant: a topic is parked or placed, never both, so records keep their order when its metadata comes.
+    """
+
+    def __init__(self, sender: Sender, partitioner: Partitioner) -> None:
+        self._last_keyless: dict[str, PendingBatch] = {}
+        self.keyed: dict[str, dict[bytes, PartitionQueue]] = {}
+        self._sender = sender
+        self._accumulator = sender.accumulator
+        self._cluster = sender.cluster
+        self._partitioner = partitioner
+        self._keeps_keyless = isinstance(partitioner, RoundRobinPerBatch | Sticky)
+        self.keyless = self._last_keyless if self._keeps_keyless else {}
+        self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
+        self._topics: dict[str, TopicQueues] = {}
+        self._parked: dict[str, _Parked] = {}
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    # --- placing -------------------------------------------------------------------------------
+
+    def put(self, topic: str, record: OutgoingRecord) -> Delivery:
+        """Add ``record`` to its batch, or park it. Raises BufferFullError, UnknownTopicOrPartitionError."""
+        known = self._topics.get(topic) or self._know(topic)
+        if known is None:
+            return self._park(topic, record)
+        return Delivery(*self._place(known, record, forced=False))
+
+    def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
+        accumulator, now_ms = self._accumulator, self._sender.now_ms()
+        is_keyless = record.key is None and record.partition is None
+        queue = topic.queues[self.choose(topic, record.key, record.value, record.partition)]
+        if queue.open is not None and not queue.open.has_room(record.size_bytes):
+            accumulator.close_batch(queue, now_ms)
+            if is_keyless and self._keeps_keyless:  # a full batch is when to go to the next partition
+                queue = topic.queues[self.choose(topic, None, record.value, None)]
+                if queue.open is not None and not queue.open.has_room(record.size_bytes):
+                    accumulator.close_batch(queue, now_ms)
+        batch = queue.open
+        if batch is None:
+            batch = accumulator.open_batch(queue, record.size_bytes, now_ms, forced=forced)
+        if batch is None:
+            raise self._buffer_full()
+        if is_keyless:
+            self._note_closed(topic.name)
+            self._last_keyless[topic.name] = batch
+        elif record.key is not None and record.partition is None and self._hashes_keys:
+            self._remember_key(topic.name, record.key, queue)
+        index = batch.append(record.value, record.key, record.timestamp_ms, record.headers, record.size_bytes)
+        return batch, index
+
+    def choose(
+        self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
+    ) -> int:
+        """The partition of one record. Raises UnknownTopicOrPartitionError for one that does not exist."""
+        count = len(topic.queues)
+        if partition is None:
+            if key is None:
+                self._note_closed(topic.name)
+            partition = self._partitioner.partition(topic.name, key, value, count)
+        if partition is None or not 0 <= partition < count:
+            self._cluster.request_refresh()
+            raise UnknownTopicOrPartitionError(
+                f"topic {topic.name!r} has partitions 0 to {count - 1}, not {partition}"
+            )
+        return partition
+
+    def choose_all(
+        self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
+    ) -> list[int]:
+        """The partition of each record.
+
+        where the key decides, each key is looked at once. Raises as ``choose``.
+        """
+        if keys is None:
+            return [self.choose(topic, None, value, None) for value in values]
+        if not self._hashes_keys:
+            return [self.choose(topic, key, value, None) for key, value in zip(keys, values, strict=True)]
+        partition_of = {key: self.choose(topic, key, None, None) for key in set(keys)}
+        return [partition_of[key] for key in keys]
+
+    def next_partition(self, topic: TopicQueues) -> int:
+        """The partition of a whole batch of keyless records; the batch after it goes to another."""
+        partition = self.choose(topic, None, None, None)
+        self._last_keyless.pop(topic.name, None)
+        self._partitioner.on_batch_closed(topic.name, partition)
+        return partition
+
+    @property
+    def places_batches(self) -> bool:
+        """Whether keyless records go to a partition by the batch, not one by one."""
+        return self._keeps_keyless
+
+    def _note_closed(self, topic: str) -> None:
+        """Tell the partitioner when the batch that keyless records went to has closed since."""
+        batch = self._last_keyless.get(topic)
+        if batch is not None and batch.closed:
+            del self._last_keyless[topic]
+            self._partitioner.on_batch_closed(topic, batch.partition)
+
+    def _remember_key(self, topic: str, key: bytes, queue: PartitionQueue) -> None:
+        queues = self.keyed.setdefault(topic, {})
+        if len(queues) >= MAX_REMEMBERED_KEYS:
+            queues.clear()
+        queues[key] = queue
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> TopicQueues:
+        """The topic, when its metadata is there. Raises its BrokerError, latest after max.block.ms."""
+        deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
+        await self._cluster.topic_partition_count(name, deadline_ms)
+        topic = self._topics.get(name) or self._know(name)
+        assert topic is not None, "its partition count was just told"
+        return topic
+
+    def _know(self, name: str) -> TopicQueues | None:
+        """The topic with a queue per partition, if its metadata is there; else it is asked for."""
+        self._cluster.track(name)
+        count = self._cluster.metadata.partition_count(name)
+        if count is None:
+            return None
+        topic = self._topics.setdefault(name, TopicQueues(name))
+        for partition in range(len(topic.queues), count):
+            topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
+        self.keyed.pop(name, None)  # more partitions: a key may belong to another one now
+        if name in self._parked:
+            self._unpark(name, topic)
+        return topic
+
+    def on_cluster_change(self) -> None:
+        """Metadata came: partitions added, topics learned, topics that can't be."""
+        metadata = self._cluster.metadata
+        for name, topic in self._topics.items():
+            if (metadata.partition_count(name) or 0) > len(topic.queues):
+                self._know(name)
+        for name in list(self._parked):
+            fatal = metadata.fatal_error(name)
+            if fatal is not None:
+                self.fail_parked(name, broker_error(*fatal))
+            elif self._know(name) is None:
+                self._cluster.request_refresh()
+
+    # --- parked records ------------------------------------------------------------------------
+
+    @property
+    def parked_batches(self) -> list[PendingBatch]:
+        return [parked.batch for parked in self._parked.values()]
+
+    def _park(self, topic: str, record: OutgoingRecord) -> Delivery:
+        if not self._accumulator.has_room(record.size_bytes):
+            raise self._buffer_full()
+        parked = self._parked.get(topic)
+        if parked is None:
+            parked = self._parked[topic] = _Parked(topic, self._give_up_later(topic))
+            self._cluster.request_refresh(urgent=True)
+        self._accumulator.free_bytes -= record.size_bytes
+        parked.reserved_bytes += record.size_bytes
+        delivery = Delivery(parked.batch, len(parked.records))
+        parked.records.append((delivery, record))
+        return delivery
+
+    def _give_up_later(self, topic: str) -> asyncio.TimerHandle:
+        def give_up() -> None:
+            self.fail_parked(topic, self._cluster.topic_error(topic))
+
+        return asyncio.get_running_loop().call_later(self._sender.config.max_block_ms / 1000, give_up)
+
+    def _take_parked(self, name: str) -> _Parked:
+        parked = self._parked.pop(name)
+        parked.timer.cancel()
+        self._accumulator.free_bytes += parked.reserved_bytes
+        return parked
+
+    def _unpark(self, name: str, topic: TopicQueues) -> None:
+        """Move the records of a topic just learned to where they belong, in the order they came."""
+        parked = self._take_parked(name)
+        refused: list[tuple[Delivery, Exception]] = []
+        for delivery, record in parked.records:
+            try:
+                delivery.batch, delivery.index = self._place(topic, record, forced=True)
+            except Exception as cause:  # of this record only: no such partition, or the user's partitioner
+                refused.append((delivery, cause))
+        listeners: dict[int, list[Callable[[], None]]] = {}
+        for index, listener in parked.batch.listeners:
+            listeners.setdefault(index, []).append(listener)
+        for delivery, error in refused:
+            index = delivery.index
+            delivery.batch, delivery.index = PendingBatch(name, -1, limit_bytes=0, limit_records=0), 0
+            delivery.batch.listeners = [(0, listener) for listener in listeners.pop(index, [])]
+            self._fail(delivery.batch, 1, error)
+        for index, waiting in listeners.items():
+            for listener in waiting:
+                if index == WHOLE_BATCH:
+                    listener()
+                else:
+                    delivery = parked.records[index][0]
+                    delivery.batch.listeners.append((delivery.index, listener))
+
+    def fail_parked(self, topic: str, error: Exception) -> None:
+        parked = self._take_parked(topic)
+        self._fail(parked.batch, len(parked.records), error)
+
+    def fail_all_parked(self, error: Exception) -> None:
+        for topic in list(self._parked):
+            self.fail_parked(topic, error)
+
+    def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
+        batch.close()
+        batch.record_count = record_count
+        batch.settle(error=error)
+        self._sender.finish([batch])
+
+    def _buffer_full(self) -> KafkaliteError:
+        return BufferFullError(
+            f"buffer.memory ({self._sender.config.buffer_memory} bytes) is full of unacknowledged records",
+            hint="await wait_for_room() or flush(), or raise buffer.memory",
+        )

@@ -1,0 +1,380 @@
+"""LogStore: one data directory, and the logs in it.
+
+Formatted once with a cluster id, a node id and an id of its own; a strange one is refused. One process at
+a time holds its lock. Directories nobody asked for are left alone and reported; data is deleted only by
+``delete_log``, which names the topic id (R25).
+
+A start after an orderly stop reads the marker and touches no log. Any other start recovers each log from
+its recovery point. A log that can't be recovered is offline, with the reason; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
+from kafkalite.model import TopicPartition
+from kafkalite.rng import Rng, system_rng
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import (
+    CleanEnd,
+    CleanShutdown,
+    NodeIdentity,
+    RecoveryPoint,
+    decode_clean_shutdown,
+    decode_node,
+    decode_recovery_points,
+    encode_clean_shutdown,
+    encode_node,
+    encode_partition,
+    encode_recovery_points,
+)
+from kafkalite.storage.filesystem import FileSystem, Lock
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+
+logger = logging.getLogger(__name__)
+
+NO_BROKER_EPOCH: Final = -1
+
+
+def format_data_dir(
+    fs: FileSystem, path: str, *, cluster_id: str | None, node_id: int, rng: Rng | None = None
+) -> NodeIdentity:
+    """Make ``path`` a data directory; without ``cluster_id`` of a new cluster. Durable on return.
+
+    Raises DataDirectoryError when it is one already, or holds anything else.
+    """
+    rng = rng or system_rng()
+    fs.make_dirs(path)
+    names = [name for name in fs.list_dir(path) if name != layout.LOCK_FILE and not layout.is_leftover(name)]
+    if layout.NODE_FILE in names:
+        raise DataDirectoryError(f"{path} is formatted already", hint="use it as it is, or choose another")
+    if names:
+        raise DataDirectoryError(
+            f"{path} is not empty: it holds {', '.join(names[:3])}", hint="choose an empty directory"
+        )
+    identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
+    fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
+    fs.sync_dir(layout.parent(path))
+    return identity
+
+
+def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
+    """Whose data directory ``path`` is, or None when it is not formatted. Raises DataDirectoryError."""
+    node_path = layout.join(path, layout.NODE_FILE)
+    try:
+        return decode_node(fs.read_bytes(node_path), node_path)
+    except FileNotFoundError:
+        return None
+
+
+class CheckpointWork:
+    """A checkpoint to write. ``run`` blocks and may run in any thread."""
+
+    __slots__ = ("_data", "_fs", "_path", "points")
+
+    def __init__(self, fs: FileSystem, path: str, points: dict[str, RecoveryPoint]) -> None:
+        self._fs = fs
+        self._path = path
+        self._data = encode_recovery_points(points)
+        self.points = points
+
+    def run(self) -> None:
+        self._fs.write_atomically(self._path, self._data)
+
+
+class LogStore:
+    """The logs of one data directory by topic and partition. Made by ``open``; closed once.
+
+    ``clean_start``: the last session ended in order. ``last_broker_epoch``: what its marker said (R21),
+    NO_BROKER_EPOCH without one. ``unknown_directories``: found, not asked for, left alone.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
+        self._fs = fs
+        self._path = path
+        self._lock = lock
+        self._logs: dict[TopicPartition, Log] = {}
+        self._names: dict[TopicPartition, str] = {}
+        self._points: dict[str, RecoveryPoint] = {}
+        self._clean_ends: dict[str, CleanEnd] = {}
+        self._retired: list[tuple[str, int | None]] = []
+        self._checkpointing = False
+        self._closed = False
+        self.identity = identity
+        self.clean_start = False
+        self.last_broker_epoch = NO_BROKER_EPOCH
+        self.unknown_directories: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<LogStore {self._path} of node {self.identity.node_id}, {len(self._logs)} logs>"
+
+    # --- opening and closing ---------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        path: str,
+        *,
+        cluster_id: str | None = None,
+        node_id: int,
+        rng: Rng | None = None,
+        format_if_empty: bool = True,
+    ) -> LogStore:
+        """Open a data directory; an empty or missing one is formatted first.
+
+        ``cluster_id`` None accepts any. The clean-shutdown marker is taken and durably removed here,
+        before anything is appended (R21). Raises DataDirectoryError, CorruptLogError for an unreadable
+        checkpoint, OSError.
+        """
+        path = path.rstrip("/") or "/"
+        fs.make_dirs(path)
+        lock = fs.lock(layout.join(path, layout.LOCK_FILE))
+        try:
+            identity = read_identity(fs, path)
+            if identity is None:
+                if not format_if_empty:
+                    raise DataDirectoryError(
+                        f"{path} is not formatted", hint="run 'kl server format' once for it"
+                    )
+                identity = format_data_dir(fs, path, cluster_id=cluster_id, node_id=node_id, rng=rng)
+            _refuse_strange(path, identity, cluster_id, node_id)
+            store = cls(fs, path, identity, lock)
+            store._read_checkpoints()
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    def _read_checkpoints(self) -> None:
+        points_path = self._join(layout.RECOVERY_POINTS_FILE)
+        if self._fs.exists(points_path):
+            self._points = decode_recovery_points(self._fs.read_bytes(points_path), points_path)
+        marker_path = self._join(layout.CLEAN_SHUTDOWN_FILE)
+        if not self._fs.exists(marker_path):
+            return
+        try:
+            marker = decode_clean_shutdown(self._fs.read_bytes(marker_path), marker_path)
+        except (CorruptLogError, ValueError) as error:  # recovery does without it
+            logger.warning("event=clean_shutdown_marker_ignored path=%s error=%r", marker_path, str(error))
+        else:
+            self.clean_start = True
+            self.last_broker_epoch = marker.broker_epoch
+            self._clean_ends = marker.ends
+        self._fs.unlink(marker_path)
+        self._fs.sync_dir(self._path)
+
+    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]]) -> None:
+        """Open the named logs, {topic and partition: (topic id, configuration)}; missing ones are made.
+
+        After an orderly stop that costs no file access per log. A log that is damaged, or whose directory
+        is gone although the checkpoint knows it, is offline.
+        """
+        names = set(self._fs.list_dir(self._path))
+        for tp, (topic_id, config) in logs.items():
+            name = layout.log_directory_name(topic_id, tp.partition)
+            if tp in self._logs:
+                continue
+            if name in names:
+                self._add(tp, name, self._open_log(name, config))
+            elif self._known_to_hold_records(name):
+                reason = f"{self._join(name)} is missing, but the checkpoint knows records in it"
+                self._add(tp, name, Log.offline(self._fs, self._join(name), config, reason))
+            else:
+                self.create_log(tp, topic_id, config)
+        self._look_around(names)
+
+    def _open_log(self, name: str, config: LogConfig) -> Log:
+        directory = self._join(name)
+        end = self._clean_ends.pop(name, None)
+        if end is not None:
+            return Log.open_clean(self._fs, directory, config, end)
+        try:
+            return Log.recover(self._fs, directory, config, self._points.get(name))
+        except (StorageError, OSError, ValueError) as error:
+            return Log.offline(self._fs, directory, config, str(error))
+
+    def _known_to_hold_records(self, name: str) -> bool:
+        end = self._clean_ends.get(name)
+        point = self._points.get(name, RecoveryPoint())
+        return point.recovery_point > 0 or (end is not None and end.log_end_offset > 0)
+
+    def _look_around(self, names: Iterable[str]) -> None:
+        """Report what was not asked for; remove what an earlier life had deleted already."""
+        ours = set(self._names.values())
+        unknown: list[str] = []
+        for name in sorted(names):
+            if name.endswith(layout.DELETED_SUFFIX):
+                if layout.parse_log_directory_name(name.removesuffix(layout.DELETED_SUFFIX)):
+                    self._fs.remove_tree(self._join(name))
+            elif layout.parse_log_directory_name(name) and name not in ours:
+                unknown.append(name)
+        for name in unknown:
+            if name not in self.unknown_directories:
+                logger.warning("event=unknown_directory path=%s action=left_alone", self._join(name))
+        self.unknown_directories = unknown
+
+    def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
+        """Close every log and give the directory back. Idempotent.
+
+        With ``clean`` all is synced, then checkpointed, and last of all the marker is written (R21). What
+        can't be synced is left out of the marker, and will be recovered.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for log in self._logs.values():
+                try:
+                    log.close(clean=clean)
+                except (OSError, DiskFullError) as error:
+                    logger.error("event=log_not_closed directory=%s error=%r", log.directory, str(error))
+            if clean:
+                self._write_marker(broker_epoch)
+        finally:
+            self._lock.release()
+
+    def _write_marker(self, broker_epoch: int) -> None:
+        ends = dict(self._clean_ends)
+        for tp, log in self._logs.items():
+            end = log.clean_end
+            if end is not None:
+                ends[self._names[tp]] = end
+        marker = encode_clean_shutdown(CleanShutdown(broker_epoch, ends))
+        try:
+            self.checkpoint()
+            self._fs.write_atomically(self._join(layout.CLEAN_SHUTDOWN_FILE), marker)
+        except (OSError, DiskFullError) as error:
+            logger.error("event=clean_shutdown_not_marked path=%s error=%r", self._path, str(error))
+
+    # --- logs ------------------------------------------------------------------------------------------
+
+    def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
+        """A new, empty log; the existing one if it is of the same topic id. Durable with its first sync.
+
+        Raises DataDirectoryError if ``tp`` belongs to another topic id; DiskFullError.
+        """
+        name = layout.log_directory_name(topic_id, tp.partition)
+        existing = self._logs.get(tp)
+        if existing is not None:
+            if self._names[tp] != name:
+                raise DataDirectoryError(
+                    f"{tp} is the log in {existing.directory}, not {name}", hint="delete that one first"
+                )
+            return existing
+        directory = self._join(name)
+        if self._fs.exists(directory):
+            log = self._open_log(name, config)
+        else:
+            log = Log.create(self._fs, directory, config)
+            file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)
+            file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
+            file.close()
+        self._add(tp, name, log)
+        return log
+
+    def _add(self, tp: TopicPartition, name: str, log: Log) -> None:
+        self._logs[tp] = log
+        self._names[tp] = name
+
+    def get(self, tp: TopicPartition) -> Log | None:
+        return self._logs.get(tp)
+
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        """All logs, offline ones included. A live view: don't keep it over a change."""
+        return self._logs
+
+    def offline_logs(self) -> dict[TopicPartition, str]:
+        """{topic and partition: reason} of the logs that are offline."""
+        logs = self._logs.items()
+        return {tp: log.offline_reason for tp, log in logs if log.offline_reason is not None}
+
+    def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
+        """Retire a log with all its records, durably; its files go in a later ``remove_retired``.
+
+        With ``topic_id`` only if it is of that one (R25). Nothing happens if there is no such log.
+        """
+        log, name = self._logs.get(tp), self._names.get(tp)
+        if log is None or name is None:
+            return
+        if topic_id is not None and name != layout.log_directory_name(topic_id, tp.partition):
+            raise DataDirectoryError(f"{tp} is the log in {log.directory}, not one of topic id {topic_id}")
+        log.close(clean=False)
+        del self._logs[tp]
+        del self._names[tp]
+        self._points.pop(name, None)
+        if self._fs.exists(log.directory):
+            self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
+            self._fs.sync_dir(self._path)
+            self._retired.append((log.directory + layout.DELETED_SUFFIX, None))
+
+    def remove_retired(self, now_ms: int, delay_ms: int = 60_000) -> None:
+        """Remove the directories of logs deleted ``delay_ms`` ago or longer."""
+        dated = [(path, now_ms + delay_ms if due is None else due) for path, due in self._retired]
+        self._retired = [(path, due) for path, due in dated if due > now_ms]
+        for path, due in dated:
+            if due <= now_ms:
+                self._fs.remove_tree(path)
+
+    # --- passes ----------------------------------------------------------------------------------------
+
+    def unsynced_logs(self) -> list[Log]:
+        """The logs for which ``begin_sync`` has something to do."""
+        return [log for log in self._logs.values() if log.has_unsynced and log.offline_reason is None]
+
+    def release_idle(self) -> int:
+        """Let go of files and maps that nobody used since the last call. Returns how many."""
+        return sum(log.release_idle() for log in self._logs.values())
+
+    def begin_checkpoint(self) -> CheckpointWork | None:
+        """The recovery points to write, or None: nothing has moved, or one is being written."""
+        if self._checkpointing:
+            return None
+        points = dict(self._points)
+        for tp, log in self._logs.items():
+            if log.is_open:
+                points[self._names[tp]] = log.recovery_point
+        if points == self._points:
+            return None
+        self._checkpointing = True
+        return CheckpointWork(self._fs, self._join(layout.RECOVERY_POINTS_FILE), points)
+
+    def finish_checkpoint(self, work: CheckpointWork, error: BaseException | None) -> None:
+        """Take the outcome of ``work.run()``. A checkpoint that failed leaves the old one, which holds."""
+        self._checkpointing = False
+        if error is None:
+            self._points = work.points
+        else:
+            logger.warning("event=checkpoint_failed path=%s error=%r", self._path, str(error))
+
+    def checkpoint(self, now_ms: int = 0) -> None:
+        """Write the recovery points that have moved. Raises OSError, DiskFullError."""
+        work = self.begin_checkpoint()
+        if work is None:
+            return
+        try:
+            work.run()
+        except BaseException as error:
+            self.finish_checkpoint(work, error)
+            raise
+        self.finish_checkpoint(work, None)
+
+    def _join(self, name: str) -> str:
+        return layout.join(self._path, name)
+
+
+def _refuse_strange(path: str, identity: NodeIdentity, cluster_id: str | None, node_id: int) -> None:
+    if cluster_id is not None and identity.cluster_id != cluster_id:
+        raise DataDirectoryError(
+            f"{path} belongs to cluster {identity.cluster_id}, not {cluster_id}",
+            hint="use the directory of this cluster, or an empty one",
+        )
+    if identity.node_id != node_id:
+        raise DataDirectoryError(
+            f"{path} belongs to node {identity.node_id}, not {node_id}",
+            hint="use the directory of this node, or an empty one",
+        )

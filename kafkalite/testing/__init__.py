@@ -1,0 +1,39 @@
+"""For tests, ours and yours: a broker in your process, a clock you move, faults on request.
+
+Loaded when first used: the pytest plugin costs nothing in a run that does not ask for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafkalite.testing.cluster import Cluster as Cluster
+    from kafkalite.testing.faults import delay_next as delay_next
+    from kafkalite.testing.faults import disconnect_next as disconnect_next
+    from kafkalite.testing.faults import drop_next as drop_next
+    from kafkalite.testing.faults import fail_next as fail_next
+    from kafkalite.testing.sync_cluster import SyncCluster as SyncCluster
+    from kafkalite.testing.virtual_clock import VirtualClock as VirtualClock
+
+_HOME = {
+    "Cluster": "kafkalite.testing.cluster",
+    "SyncCluster": "kafkalite.testing.sync_cluster",
+    "VirtualClock": "kafkalite.testing.virtual_clock",
+    "delay_next": "kafkalite.testing.faults",
+    "disconnect_next": "kafkalite.testing.faults",
+    "drop_next": "kafkalite.testing.faults",
+    "fail_next": "kafkalite.testing.faults",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kafkalite.testing' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

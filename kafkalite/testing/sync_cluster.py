@@ -1,0 +1,109 @@
+"""SyncCluster: a Cluster in a thread of its own, for tests without an event loop, and for those with one.
+
+Its broker listens on ``inproc`` across threads: clients in any loop of the process reach it at
+``bootstrap_servers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kafkalite.broker.metrics import BrokerStatistics
+from kafkalite.model import Record
+from kafkalite.protocol.api import ApiKey
+from kafkalite.testing.cluster import Cluster
+from kafkalite.testing.faults import Fault
+from kafkalite.testing.loop_thread import LoopThread
+
+
+class SyncCluster:
+    """The blocking twin of Cluster. Takes the same arguments."""
+
+    def __init__(self, brokers: int = 1, **settings: Any) -> None:
+        self._cluster = Cluster(brokers, **settings)
+        self._thread: LoopThread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._cluster)[1:]}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = LoopThread("kafkalite-cluster")
+        self._in_thread.run(self._cluster.start())
+
+    def stop(self) -> None:
+        self._in_thread.run(self._cluster.stop())
+
+    def restart(self) -> None:
+        self._in_thread.run(self._cluster.restart())
+
+    def crash(self) -> None:
+        self._in_thread.run(self._cluster.crash())
+
+    def close(self) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.run(self._cluster.close())
+            finally:
+                self._thread.close()
+                self._thread = None
+
+    @property
+    def _in_thread(self) -> LoopThread:
+        assert self._thread is not None, "the cluster is not started"
+        return self._thread
+
+    @property
+    def cluster(self) -> Cluster:
+        """The Cluster inside. It lives in another thread: read it, and leave changes to this object."""
+        return self._cluster
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What the clients of any thread and event loop take."""
+        return self._cluster.bootstrap_servers
+
+    @property
+    def address(self) -> str:
+        return self._cluster.broker.address
+
+    def statistics(self) -> BrokerStatistics:
+        async def ask() -> BrokerStatistics:
+            return self._cluster.statistics()
+
+        return self._in_thread.run(ask())
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        self._in_thread.run(self._cluster.create_topic(name, partitions, configs))
+
+    def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
+        """Send ``values`` and wait until all are acknowledged."""
+        self._in_thread.run(self._cluster.produce(topic, values, partition=partition))
+
+    def records(self, topic: str) -> list[Record]:
+        """Every record of the topic that can be read now, partition by partition."""
+        return self._in_thread.run(self._cluster.records(topic))
+
+    def intercept(self, api: ApiKey, fault: Fault | None) -> None:
+        async def take() -> None:
+            self._cluster.intercept(api, fault)
+
+        self._in_thread.run(take())
+
+    def advance(self, duration_ms: int) -> None:
+        """Move the virtual clock; the cluster must have been given one."""
+        self._in_thread.run(self._cluster.advance(duration_ms))

@@ -1,0 +1,66 @@
+"""VirtualClock: the Clock seam moved by hand. Days pass as fast as what they trigger can run."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from itertools import count
+from typing import Final
+
+# Turns of the event loop that what was woken gets before time goes on: a pass over many logs gives way
+# every so often, and must not be outrun.
+_SETTLE_TURNS: Final = 100
+
+
+class VirtualClock:
+    """Stands still until ``advance``. Belongs to one event loop, that of the broker it drives.
+
+    Starts at the real time by default, so that records stamped by clients fit in.
+    """
+
+    def __init__(self, *, wall_ms: int | None = None) -> None:
+        self._wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
+        self._now_ms = 0
+        self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock at {self._now_ms} ms, {len(self._sleepers)} sleepers>"
+
+    def wall_ms(self) -> int:
+        return self._wall_ms + self._now_ms
+
+    def monotonic_ms(self) -> int:
+        return self._now_ms
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now_ms + max(duration_ms, 0), next(self._order), woken))
+        await woken
+
+    async def advance(self, duration_ms: int) -> None:
+        """Let ``duration_ms`` pass: whoever sleeps is woken at its time, in order, and runs until it waits."""
+        end_ms = self._now_ms + duration_ms
+        await _settle(self)
+        while self._sleepers and self._sleepers[0][0] <= end_ms:
+            due_ms, _, woken = heapq.heappop(self._sleepers)
+            self._now_ms = max(self._now_ms, due_ms)
+            if not woken.done():
+                woken.set_result(None)
+                await _settle(self)
+        self._now_ms = end_ms
+
+    @property
+    def sleeper_count(self) -> int:
+        """How many wait for this clock."""
+        return len(self._sleepers)
+
+
+async def _settle(clock: VirtualClock) -> None:
+    """Give what was just woken its turns: until somebody sleeps again, but not for ever."""
+    before = clock.sleeper_count
+    for _ in range(_SETTLE_TURNS):
+        await asyncio.sleep(0)
+        if clock.sleeper_count > before:
+            break

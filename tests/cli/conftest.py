@@ -1,0 +1,120 @@
+"""kl in this process: arguments in, exit code and bytes out; a broker on a thread of its own to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kafkalite.cli.app import run
+
+
+class Result(NamedTuple):
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+    @property
+    def told(self) -> str:
+        return self.err.decode()
+
+
+Kl = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """The bootstrap servers of an embedded broker that lives as long as the module."""
+    from kafkalite import Broker
+
+    up = threading.Event()
+    found: list[str] = []
+    ends: list[Callable[[], None]] = []
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with Broker(listeners=("127.0.0.1:0",)) as broker:
+            found.append(broker.bootstrap_servers)
+            ends.append(lambda: loop.call_soon_threadsafe(stop.set))
+            up.set()
+            await stop.wait()
+
+    def main() -> None:
+        try:
+            asyncio.run(live())
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=main, name="test-broker")
+    thread.start()
+    up.wait()
+    assert found, "the broker did not start"
+    yield found[0]
+    ends[0]()
+    thread.join()
+
+
+@pytest.fixture
+def kl(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Kl]:
+    """Run a command line in this process."""
+    monkeypatch.delenv("KL_BOOTSTRAP_SERVERS", raising=False)
+
+    def invoke(*arguments: str | Path, stdin: bytes = b"") -> Result:
+        source = tmp_path / "stdin"
+        source.write_bytes(stdin)
+        with source.open() as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            capfdbinary.readouterr()
+            code = run([str(argument) for argument in arguments])
+            out, err = capfdbinary.readouterr()
+        return Result(code, out, err)
+
+    yield invoke
+
+
+@pytest.fixture
+def at(kl: Kl, servers: str, monkeypatch: pytest.MonkeyPatch) -> Kl:
+    """``kl`` that finds the broker by its environment."""
+    monkeypatch.setenv("KL_BOOTSTRAP_SERVERS", servers)
+    return kl
+
+
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def spawn(repository: Path) -> Iterator[Spawn]:
+    """Start kl as a process; killed at the end if it still runs."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str | Path, module: str = "kafkalite", **environment: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=repository,
+            env=os.environ | environment,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,238 @@
+"""Joined connections, one example of every message, and messages drawn from the types alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import strategies as st
+
+from kafkalite.protocol.api import ApiKey, supported_ranges
+from kafkalite.protocol.connection import (
+    BadRequest,
+    ClientConnection,
+    Request,
+    RequestError,
+    Response,
+    ServerConnection,
+)
+from kafkalite.protocol.messages import admin, data, metadata
+from kafkalite.protocol.structs import Struct
+
+BATCH = bytes(range(61)) + b"body"  # stands for a record batch: the protocol does not look inside
+TOPIC_ID = "0123456789abcdef0123456789abcdef"
+
+
+def feed(connection: Any, buffers: Iterable[Any], chunk: int = 1 << 30) -> list[Any]:
+    """Let ``connection`` receive the buffers, at most ``chunk`` bytes a read; what it makes of them."""
+    events: list[Any] = []
+    stream = memoryview(b"".join(bytes(buffer) for buffer in buffers))
+    while stream:
+        room = connection.get_buffer(-1)
+        count = min(len(room), len(stream), chunk)
+        assert count > 0
+        room[:count] = stream[:count]
+        stream = stream[count:]
+        events += connection.buffer_updated(count)
+    return events
+
+
+@pytest.fixture(name="feed", scope="session")
+def feed_fixture() -> Callable[..., list[Any]]:
+    return feed
+
+
+class ConnectionPair:
+    """A client's and a server's connection and the wire between: each assertion sees both ends."""
+
+    def __init__(self, *, chunk: int = 1 << 30, **server_limits: int) -> None:
+        self.chunk = chunk
+        self.client = ClientConnection("test-client")
+        self.server = ServerConnection(**server_limits)
+
+    def handshake(self) -> ConnectionPair:
+        _, buffers = self.client.handshake("tests", "1")
+        (request,) = feed(self.server, buffers, self.chunk)
+        answer = metadata.ApiVersionsResponse(0, None, "kafkalite", "1", supported_ranges())
+        (response,) = feed(self.client, self.server.send(request, answer), self.chunk)
+        assert response.message == answer
+        return self
+
+    def ask(self, message: Struct, payload: Iterable[bytes] = ()) -> Request | BadRequest:
+        """Send a request to the server; what arrives there."""
+        correlation_id, buffers = self.client.send(message, payload)
+        (event,) = feed(self.server, buffers, self.chunk)
+        assert event.correlation_id == correlation_id
+        return event
+
+    def answer(self, request: Request, message: Struct, payload: Iterable[bytes] = ()) -> Response:
+        """Answer a request; what arrives at the client."""
+        (response,) = feed(self.client, self.server.send(request, message, payload), self.chunk)
+        assert response.correlation_id == request.correlation_id
+        return response
+
+    def refuse(self, request: Request | BadRequest, code: int, text: str | None) -> RequestError:
+        (response,) = feed(self.client, self.server.send_error(request, code, text), self.chunk)
+        assert response.correlation_id == request.correlation_id
+        return response.message
+
+
+@pytest.fixture
+def pair() -> ConnectionPair:
+    """After the handshake."""
+    return ConnectionPair().handshake()
+
+
+@pytest.fixture
+def make_pair() -> type[ConnectionPair]:
+    return ConnectionPair
+
+
+def _examples() -> dict[int, tuple[Struct, Struct]]:
+    error = (3, "no such topic")
+    ok = (0, None)
+    broker = metadata.BrokerMetadata(1, "127.0.0.1:9092", "rack-a")
+    partition = metadata.PartitionMetadata(0, 0, 1, 7, [1, 2, 3], [1, 3])
+    size = len(BATCH)
+    return {
+        ApiKey.PRODUCE: (
+            data.ProduceRequest(-1, 30_000, [data.ProducePartition("orders", 3, size)]),
+            data.ProduceResponse(
+                *ok,
+                [
+                    data.ProducedPartition("orders", 3, *ok, 456_332, -1, 17),
+                    data.ProducedPartition("odrers", 0, *error, -1, -1, -1),
+                ],
+            ),
+        ),
+        ApiKey.FETCH: (
+            data.FetchRequest(500, 1, 1 << 20, 0, [data.FetchPartition("orders", 3, 7, 456_332, 1 << 20)]),
+            data.FetchResponse(*ok, [data.FetchedPartition("orders", 3, *ok, 456_340, 456_340, 17, size)]),
+        ),
+        ApiKey.LIST_OFFSETS: (
+            data.ListOffsetsRequest(0, [data.ListOffsetsPartition("orders", 3, -1, 1_700_000_000_000)]),
+            data.ListOffsetsResponse(
+                *ok, [data.ListedOffset("orders", 3, *ok, 1_700_000_000_123, 456_000, 7)]
+            ),
+        ),
+        ApiKey.METADATA: (
+            metadata.MetadataRequest(["orders"], False),
+            metadata.MetadataResponse(
+                *ok,
+                "cluster-1",
+                1,
+                [broker],
+                [
+                    metadata.TopicMetadata(*ok, "orders", TOPIC_ID, False, [partition]),
+                    metadata.TopicMetadata(*error, "odrers", "", False, []),
+                ],
+            ),
+        ),
+        ApiKey.API_VERSIONS: (
+            metadata.ApiVersionsRequest("kafkalite", "0.1.0"),
+            metadata.ApiVersionsResponse(*ok, "kafkalite", "0.1.0", supported_ranges()),
+        ),
+        ApiKey.CREATE_TOPICS: (
+            admin.CreateTopicsRequest(
+                30_000, False, [admin.NewTopic("orders", 3, -1, {"retention.ms": "604800000"})]
+            ),
+            admin.CreateTopicsResponse(*ok, [admin.CreatedTopic("orders", *ok, TOPIC_ID, 3, 1)]),
+        ),
+        ApiKey.DELETE_TOPICS: (
+            admin.DeleteTopicsRequest(30_000, ["orders", "odrers"]),
+            admin.DeleteTopicsResponse(
+                *ok, [admin.TopicResult("orders", *ok), admin.TopicResult("odrers", *error)]
+            ),
+        ),
+        ApiKey.DELETE_RECORDS: (
+            data.DeleteRecordsRequest(30_000, [data.DeleteRecordsPartition("orders", 3, 1000)]),
+            data.DeleteRecordsResponse(*ok, [data.DeletedRecords("orders", 3, *ok, 1000)]),
+        ),
+        ApiKey.OFFSETS_FOR_LEADER_EPOCH: (
+            data.OffsetsForLeaderEpochRequest([data.EpochPartition("orders", 3, 7, 6)]),
+            data.OffsetsForLeaderEpochResponse(*ok, [data.EpochEnd("orders", 3, *ok, 6, 400_000)]),
+        ),
+        ApiKey.DESCRIBE_CONFIGS: (
+            admin.DescribeConfigsRequest([admin.ConfigResource("topic", "orders")]),
+            admin.DescribeConfigsResponse(
+                *ok,
+                [
+                    admin.DescribedConfig(
+                        "topic",
+                        "orders",
+                        *ok,
+                        [admin.ConfigEntry("retention.ms", "604800000", "default", False, "How long.")],
+                    )
+                ],
+            ),
+        ),
+        ApiKey.DESCRIBE_LOG_DIRS: (
+            admin.DescribeLogDirsRequest(None),
+            admin.DescribeLogDirsResponse(
+                *ok, "/var/lib/kafkalite", [admin.LogDirPartition("orders", 3, 4096, 1, 0, 100, None)]
+            ),
+        ),
+        ApiKey.CREATE_PARTITIONS: (
+            admin.CreatePartitionsRequest(30_000, True, [admin.PartitionCount("orders", 6)]),
+            admin.CreatePartitionsResponse(*ok, [admin.TopicResult("orders", *ok)]),
+        ),
+        ApiKey.ALTER_CONFIGS: (
+            admin.AlterConfigsRequest(False, [admin.ConfigChange("topic", "orders", "retention.ms", None)]),
+            admin.AlterConfigsResponse(*ok, [admin.AlteredConfig("topic", "orders", *ok)]),
+        ),
+        ApiKey.DESCRIBE_CLUSTER: (
+            metadata.DescribeClusterRequest(),
+            metadata.DescribeClusterResponse(*ok, "cluster-1", 1, 42, [broker]),
+        ),
+    }
+
+
+@pytest.fixture(scope="session")
+def examples() -> dict[int, tuple[Struct, Struct]]:
+    """For each api key, a request and a response with every field set to something telling."""
+    return _examples()
+
+
+@pytest.fixture(scope="session")
+def payload_of() -> Callable[[Struct], tuple[bytes, ...]]:
+    """The payload parts that belong to an example."""
+
+    def parts(message: Struct) -> tuple[bytes, ...]:
+        if type(message) in (data.ProduceRequest, data.FetchResponse):
+            return (BATCH,) * len(message.partitions)  # type: ignore[attr-defined]
+        return ()
+
+    return parts
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def values_of(hint: Any, most: int = 4) -> st.SearchStrategy[Any]:
+    """Anything the type hint of a field allows; lists of up to ``most``."""
+    simple = {int: INT64, bool: st.booleans(), str: TEXT, bytes: st.binary(max_size=40)}
+    if hint in simple:
+        return simple[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        assert arguments[1] is NoneType
+        return st.none() | values_of(arguments[0], most)
+    if origin is list:
+        return st.lists(values_of(arguments[0], most), max_size=most)
+    if origin is dict:
+        return st.dictionaries(TEXT, TEXT, max_size=most)
+    return messages_of(hint, most)
+
+
+def messages_of(cls: type[Struct], most: int = 4) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, *(values_of(hints[name], most) for name in cls._fields))
+
+
+@pytest.fixture(scope="session", name="messages_of")
+def messages_of_fixture() -> Callable[..., st.SearchStrategy[Any]]:
+    """A hypothesis strategy for any struct, made from its type hints."""
+    return messages_of

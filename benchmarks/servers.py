@@ -42,15 +42,22 @@ class BareRpc(asyncio.Protocol):
 
 
 class BareAppend(asyncio.BufferedProtocol):
-    """Receives frames of one size straight into their buffer, checks, appends, answers."""
+    """Receives frames straight into their buffer, checks, appends, answers. A new file every GiB, as a log does."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.position = 0
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.file_count = 0
+        self.roll()
         self.head = bytearray(4)
         self.target = memoryview(self.head)
         self.filled = 0
         self.in_head = True
+
+    def roll(self) -> None:
+        self.file_count += 1
+        path = os.path.join(self.directory, f"bare-{self.file_count}.log")
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        self.position = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -67,8 +74,11 @@ class BareAppend(asyncio.BufferedProtocol):
             self.target = memoryview(bytearray(length))
         else:
             crc = crc32c.crc32c(self.target)
+            if self.position + len(self.target) > 1024 * MEBIBYTE:
+                os.close(self.fd)
+                self.roll()
             os.pwrite(self.fd, self.target, self.position)
-            self.position = (self.position + len(self.target)) % (1024 * MEBIBYTE)
+            self.position += len(self.target)
             self.transport.write(struct.pack(">IIQ", 12, crc, self.position))
             self.target = memoryview(self.head)
         self.in_head = not self.in_head
@@ -107,10 +117,10 @@ async def bare(kind: str, directory: str | None) -> None:
         if kind == "bare-rpc":
             await _serve_until_terminated(BareRpc)
             return
-        fd = os.open(os.path.join(scratch, "bare.log"), os.O_RDWR | os.O_CREAT)
         if kind == "bare-append":
-            await _serve_until_terminated(lambda: BareAppend(fd))
+            await _serve_until_terminated(lambda: BareAppend(scratch))
             return
+        fd = os.open(os.path.join(scratch, "bare.log"), os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, 64 * MEBIBYTE)
         mapped = memoryview(mmap.mmap(fd, 64 * MEBIBYTE, prot=mmap.PROT_READ))
         await _serve_until_terminated(lambda: BareSend(mapped))

@@ -22,8 +22,8 @@ MAX_ENVELOPE_BYTES: Final = 4 * MIB  # 100,000 partitions of metadata fit
 MAX_PAYLOAD_BYTES: Final = 128 * MIB  # above socket.request.max.bytes' default of 100 MiB
 MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE: Final = 64 * KIB  # ApiVersions needs a hundred bytes
 MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE: Final = 0
-# Elements in all the arrays of one request envelope. Each becomes an object of up to 200 bytes, so the
-# densest envelope that is accepted costs 20 MB, and one request may still fetch from 100,000 partitions.
+# Elements in all the arrays of one request envelope. Each becomes objects of up to 250 bytes, so
+# the densest envelope that is accepted costs 25 MB, and one request may still fetch from 100,000 partitions.
 MAX_ITEMS_PER_REQUEST: Final = 100_000
 MAX_INTEGERS_PER_LIST: Final = 128  # replicas of a partition: read as a whole, before its count is checked
 MAX_NESTING: Final = 16  # msgpack arrays in arrays; our deepest message has 5

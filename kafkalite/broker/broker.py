@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,6 +15,7 @@ from kafkalite.broker.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.events import Fields
 from kafkalite.broker.handlers import HANDLERS
 from kafkalite.broker.housekeeping import Housekeeping
+from kafkalite.broker.inline_executor import InlineExecutor
 from kafkalite.broker.metrics import BrokerStatistics, Metrics
 from kafkalite.broker.partitions import HostedPartition, Partitions
 from kafkalite.broker.server import Server
@@ -23,14 +24,14 @@ from kafkalite.broker.sync_scheduler import SyncScheduler
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.metadata.controller import ControllerSettings, RegisterBroker
+from kafkalite.metadata.controller import ControllerSettings, RegisterBroker, RegisteredBroker
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Broker:
         self._stopped = asyncio.Event()
         self._started_ms = 0
         self._is_clean = True
+        self._broker_epoch = NO_BROKER_EPOCH
 
     def __repr__(self) -> str:
         return f"<Broker {self.config.node_id} {self._state} at {', '.join(self._addresses) or 'no address'}>"
@@ -259,16 +261,18 @@ class Broker:
 
     async def _open_storage(self) -> None:
         loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix=f"kafkalite-sync-{self.config.node_id}")
-        self._started.append(("executor", self._close_executor))
         filesystem, is_memory = self._open_filesystem()
+        self._executor: Executor = (
+            InlineExecutor() if is_memory else ThreadPoolExecutor(2, f"kafkalite-sync-{self.config.node_id}")
+        )
+        self._started.append(("executor", self._close_executor))
         self._path = self.config.log_dirs or MEMORY_PATH
         self._store = LogStore.open(
             filesystem,
             self._path,
             cluster_id=self.config.cluster_id,
             node_id=self.config.node_id,
-            now_ms=self._clock.wall_ms(),
+            rng=self._rng,
         )
         self._started.append(("log store", self._close_store))
         self._quorum = SingleQuorum(
@@ -285,34 +289,32 @@ class Broker:
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """The disk, and whether syncing it costs nothing because it is memory."""
-        if self._filesystem is not None:
-            return self._filesystem, False
-        if self.config.log_dirs is None:
-            from kafkalite.storage.memory_filesystem import MemoryFileSystem
-
-            return MemoryFileSystem(), True
+        """The disk, and whether it is memory: then nothing blocks, and no other thread may touch it."""
         from kafkalite.storage.disk import RealFileSystem
+        from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-        return RealFileSystem(), False
+        filesystem = self._filesystem
+        if filesystem is None:
+            filesystem = MemoryFileSystem() if self.config.log_dirs is None else RealFileSystem()
+        return filesystem, isinstance(filesystem, MemoryFileSystem)
 
     async def _close_executor(self) -> None:
         self._executor.shutdown(wait=self._is_clean)
 
     async def _close_store(self) -> None:
-        self._store.close(clean=self._is_clean)
+        self._store.close(clean=self._is_clean, broker_epoch=self._broker_epoch)
 
     async def _load_metadata(self) -> None:
         config = self.config
         settings = ControllerSettings(config.num_partitions, config.default_replication_factor)
         controller = ControllerNode(self._quorum, config.node_id, self._clock, self._rng, settings)
         partitions = Partitions(
-            self._store, config.node_id, config.topic_defaults(), self._waiters, self._scheduler
+            self._store, self._path, config.node_id, config.topic_defaults(), self._waiters, self._scheduler
         )
         controller.publishers.append(partitions.publish)
         self._services = Services(
             config,
-            self._store.cluster_id,
+            self._store.identity.cluster_id,
             self._clock,
             self._metrics,
             self._waiters,
@@ -361,7 +363,8 @@ class Broker:
 
     async def _register(self) -> None:
         command = RegisterBroker(self.config.node_id, self._addresses, self.config.broker_rack)
-        await self._services.controller.submit(command)
+        registered: RegisteredBroker = await self._services.controller.submit(command)
+        self._broker_epoch = registered.broker_epoch
 
     async def _begin_housekeeping(self) -> None:
         config = self.config

@@ -62,12 +62,16 @@ class Housekeeping:
                 self._guarded(hosted, self._retain_one)
             if number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        self._store.remove_retired(self._clock.wall_ms())
+        try:
+            self._store.remove_retired(self._clock.wall_ms())
+            self._store.release_idle()
+        except (StorageError, OSError) as error:
+            logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> None:
         now_ms = self._clock.wall_ms()
         hosted.log.maybe_roll(now_ms)
-        deleted = hosted.log.apply_retention(now_ms)
+        deleted = hosted.log.apply_retention(now_ms, up_to=hosted.high_watermark)
         if deleted:
             logger.info(
                 "segments deleted %s",
@@ -88,7 +92,9 @@ class Housekeeping:
                 hosted.on_offline()
 
     def checkpoint(self) -> None:
+        """Write how far the logs are synced, and let what is not be synced for the next time."""
         try:
             self._store.checkpoint(self._clock.wall_ms())
         except (StorageError, OSError) as error:
             logger.error("recovery points not written %s", Fields(error=error))
+        self._partitions.mark_unsynced()

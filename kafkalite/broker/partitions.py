@@ -72,6 +72,22 @@ class HostedPartition:
             self._waiters.on_high_watermark(self.key, partition.high_watermark, len(batch))
         return appended
 
+    def stored(self) -> StoredPartition:
+        """What there is of it on the disk; of a log that can't be read, only why."""
+        log = self.log
+        try:
+            size_bytes, segment_count = log.size_bytes, log.segment_count
+        except StorageError as error:
+            return StoredPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
+        return StoredPartition(
+            *self.key,
+            size_bytes,
+            segment_count,
+            log.log_start_offset,
+            log.log_end_offset,
+            log.offline_reason,
+        )
+
     # --- what the sync scheduler calls
 
     def begin_sync(self) -> SyncWork | None:
@@ -82,6 +98,8 @@ class HostedPartition:
         self.log.finish_sync(work, error)
         if self.log.offline_reason is not None:
             self.on_offline()
+        elif error is not None:  # the disk is full: not durable, not lost; the next round tries again
+            self._waiters.on_failed(self.key, error)
         elif self.partition.on_synced():
             self._waiters.on_high_watermark(self.key, self.partition.high_watermark, self._syncing_bytes)
 
@@ -110,12 +128,14 @@ class Partitions:
     def __init__(
         self,
         store: LogStore,
+        path: str,
         node_id: int,
         topic_defaults: Mapping[str, Any],
         waiters: Waiters,
         scheduler: SyncScheduler[HostedPartition],
     ) -> None:
         self._store = store
+        self.path = path  #: the data directory
         self._node_id = node_id
         self._topic_defaults = dict(topic_defaults)
         self._waiters = waiters
@@ -129,11 +149,6 @@ class Partitions:
 
     def __iter__(self) -> Iterator[HostedPartition]:
         return iter(self._hosted.values())
-
-    @property
-    def path(self) -> str:
-        """The data directory."""
-        return self._store.path
 
     @property
     def offline_count(self) -> int:
@@ -169,16 +184,8 @@ class Partitions:
             hosted = self._hosted.get(key)
             if hosted is None:
                 yield StoredPartition(*key, 0, 0, 0, 0, self._unopened[key])
-                continue
-            log = hosted.log
-            yield StoredPartition(
-                *key,
-                log.size_bytes,
-                log.segment_count,
-                log.log_start_offset,
-                log.log_end_offset,
-                log.offline_reason,
-            )
+            else:
+                yield hosted.stored()
 
     # --- following the image
 
@@ -210,6 +217,12 @@ class Partitions:
         for name in names:
             self._reconfigure(name, image)
 
+    def mark_unsynced(self) -> None:
+        """Let the next round sync whatever is not: of page-cache logs, and after a disk was full."""
+        for hosted in self:
+            if hosted.log.has_unsynced and hosted.log.offline_reason is None:
+                self._scheduler.mark(hosted)
+
     def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
         return topic_settings(image, topic, self._topic_defaults, node_id=self._node_id)
 
@@ -240,7 +253,7 @@ class Partitions:
         self._scheduler.forget(hosted)
         self._waiters.on_failed(key, UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted"))
         try:
-            self._store.delete_log(key)
+            self._store.delete_log(key, local.topic_id)
         except (StorageError, OSError) as error:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 

@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._is_lost:
+        if self._is_lost or self._is_ending:
             return
         self.received_bytes += nbytes
         try:
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._receiving_bytes:
             self._server.free_bytes += self._receiving_bytes
             self._receiving_bytes = 0
-        if self._backlog or self._is_ending or not self._has_room():
+        if self._backlog or not self._has_room():
             self._hold_back(requests)
         else:
             self._serve(requests)
@@ -210,7 +210,8 @@ class Connection(asyncio.BufferedProtocol):
             answer.then(slot)
         else:
             slot.answer, slot.is_ready = answer, True
-            self._is_final = isinstance(answer, Refusal) and answer.closes
+            if isinstance(answer, Refusal) and answer.closes:
+                self._is_final = self._is_ending = True
 
     def on_answer(self, slot: _Slot) -> None:
         """A queued request has its answer. Answers at the head of the queue leave now."""

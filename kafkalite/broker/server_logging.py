@@ -42,7 +42,7 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
     if log_format == "json":
         after.append(structlog.processors.format_exc_info)
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=before, processors=[*after, renderer], keep_exc_info=True
+        foreign_pre_chain=before, processors=[*after, renderer], pass_foreign_args=True
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
@@ -54,8 +54,9 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor: the Fields that a record carries become keys of the event."""
     record: logging.LogRecord | None = event.get("_record")
-    if record is not None and isinstance(record.args, tuple):
-        for argument in record.args:
+    arguments = event.pop("positional_args", None)
+    if record is not None and isinstance(arguments, tuple):
+        for argument in arguments:
             if isinstance(argument, Fields):
                 event["event"] = str(record.msg).replace("%s", "").strip()
                 for name, value in argument.values.items():

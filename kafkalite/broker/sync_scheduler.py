@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from typing import Generic, Protocol, TypeVar
 
+from kafkalite.broker.events import Fields
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,7 +55,7 @@ class SyncScheduler(Generic[S]):
         self.synced_count = 0  #: logs synced, over all rounds; divided by rounds: how well commits group
 
     def mark(self, log: S) -> None:
-        """``log`` has bytes to sync: in a round from the next turn of the loop on, or the one that follows."""
+        """``log`` has bytes to sync: in a round that starts in the next turn of the loop or later."""
         self._dirty[log] = None
         if not self._is_busy:
             self._is_busy = True
@@ -99,7 +101,7 @@ class SyncScheduler(Generic[S]):
         try:
             for log, work, error in outcomes:
                 if error is not None:
-                    logger.error("sync failed: %r; the log takes no more until a restart", error)
+                    logger.error("sync failed %s", Fields(error=repr(error)))
                 log.finish_sync(work, error)
         except BaseException as error:
             self._on_broken(error)

@@ -180,7 +180,10 @@ def _show_error(error: KafkaliteError, invocation: Invocation) -> None:
 
 def _next_command(error: KafkaliteError) -> str:
     if isinstance(error, ConfigError):
-        return f"kl config explain {error.key}"
+        from kafkalite.cli.config import registries
+
+        known = any(error.key in registry for registry in registries().values())
+        return f"kl config explain {error.key}" if known else ""
     from kafkalite.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
     if isinstance(error, UnknownTopicOrPartitionError):

@@ -18,7 +18,7 @@ def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str)
         from kafkalite.cli import connect
 
         async with connect.admin(invocation) as admin:
-            return sorted(await admin.list_topics())
+            return sorted(topic.name for topic in await admin.list_topics())
 
     try:
         found = run(names, timeout_ms=_PATIENCE_MS)

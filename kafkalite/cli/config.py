@@ -188,13 +188,10 @@ def _client_value(option: Option, current: Invocation) -> tuple[Any, str]:
 def _topic_value(current: Invocation, topic: str, option: Option) -> tuple[Any, str]:
     async def ask() -> tuple[Any, str]:
         async with connect.admin(current) as admin:
-            for entry in await admin.describe_configs("topic", topic):
-                if entry.name == option.name:
-                    return (
-                        entry.value,
-                        f"{entry.source} ({topic})" if entry.source == "topic" else entry.source,
-                    )
-        raise NotFoundError(f"the broker says nothing about {option.name} of {topic!r}")
+            entry = (await admin.describe_configs("topic", topic)).get(option.name)
+        if entry is None:
+            raise NotFoundError(f"the broker says nothing about {option.name} of {topic!r}")
+        return entry.value, f"topic ({topic})" if entry.source == "topic" else entry.source
 
     return invocation.run_command(ask)
 

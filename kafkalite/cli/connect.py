@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.cli.exit_codes import NotFoundError
+from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.invocation import Invocation
 
 if TYPE_CHECKING:
@@ -17,32 +18,39 @@ if TYPE_CHECKING:
 IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
 
 
-def _settings(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments for one kind of client. Raises ConfigError for a property no client knows."""
-    from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
-
-    settings = {registry.get(name).python_name: value for name, value in (IMPATIENT | defaults).items()}
+def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
+    """A client's configuration by dotted names. Raises UsageError for a property no client knows."""
+    config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
     if invocation.timeout_ms is not None:
-        settings["default_api_timeout_ms"] = max(1, invocation.timeout_ms)
+        config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
     for name, text in invocation.properties.items():
         if name in registry:
             option = registry.get(name)
-            settings[option.python_name] = option.parse(text, source="-X")
-        elif name not in PRODUCER_OPTIONS:
-            CONSUMER_OPTIONS.get(name, source="-X")
-    settings.pop("bootstrap_servers", None)
-    return settings
+            config[option.name] = option.parse(text, source="-X")
+        else:
+            _check_known(name)
+    return config
 
 
-def servers(invocation: Invocation) -> str:
-    return invocation.properties.get("bootstrap.servers", invocation.bootstrap_servers)
+def _check_known(name: str) -> None:
+    """-X linger.ms=20 is no mistake of ``kl consume``; -X linger.sm=20 is everybody's."""
+    from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
+
+    if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:
+        return
+    names = [option.name for registry in (PRODUCER_OPTIONS, CONSUMER_OPTIONS) for option in registry]
+    near = get_close_matches(name, names, n=1)
+    raise UsageError(
+        f"-X {name}: no client has such a property",
+        hint=f"did you mean {near[0]}?" if near else "'kl config list producer' and 'consumer' show them all",
+    )
 
 
 def admin(invocation: Invocation) -> Admin:
     from kafkalite.client.admin import Admin
     from kafkalite.client.config import ADMIN_OPTIONS
 
-    return Admin(servers(invocation), **_settings(invocation, ADMIN_OPTIONS, {"client.id": "kl"}))
+    return Admin(config=_config(invocation, ADMIN_OPTIONS, {}))
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:
@@ -50,18 +58,15 @@ def producer(invocation: Invocation, **defaults: Any) -> Producer:
     from kafkalite.client.config import PRODUCER_OPTIONS
     from kafkalite.client.producer import Producer
 
-    settings = {"client.id": "kl", **defaults}
-    return Producer(servers(invocation), **_settings(invocation, PRODUCER_OPTIONS, settings))
+    return Producer(config=_config(invocation, PRODUCER_OPTIONS, defaults))
 
 
 def consumer(invocation: Invocation, **defaults: Any) -> Consumer:
     from kafkalite.client.config import CONSUMER_OPTIONS
     from kafkalite.client.consumer import Consumer
 
-    settings = {"client.id": "kl", "allow.auto.create.topics": False, **defaults}
-    return Consumer(
-        bootstrap_servers=servers(invocation), **_settings(invocation, CONSUMER_OPTIONS, settings)
-    )
+    defaults = {"allow.auto.create.topics": False, **defaults}
+    return Consumer(config=_config(invocation, CONSUMER_OPTIONS, defaults))
 
 
 def no_such_partition(topic: str, partition: int, count: int) -> NotFoundError:

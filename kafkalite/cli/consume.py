@@ -117,6 +117,7 @@ def consume(
         raise UsageError(str(problem)) from None
     current = invocation.current()
     job = _Job(topics, wanted, chosen, count, current.timeout_ms, printer)
+    invocation.listen_to_clients()
     try:
         invocation.run(lambda: job.run(current))
     except KeyboardInterrupt:
@@ -166,14 +167,14 @@ class _Job:
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         async with connect.admin(current) as admin:
             partitions = await partitions_of(admin, self.topics, self.wanted)
+            found = await spans(admin, partitions, self.range)
+        self._open = {
+            partition: span
+            for partition, span in found.items()
+            if span.stop_offset is None or span.first_offset < span.stop_offset
+        }
         settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS}
         async with connect.consumer(current, **settings) as consumer:
-            found = await spans(consumer, partitions, self.range)
-            self._open = {
-                partition: span
-                for partition, span in found.items()
-                if span.stop_offset is None or span.first_offset < span.stop_offset
-            }
             await self._read(consumer, deadline)
 
     async def _read(self, consumer: Consumer, deadline: float | None) -> None:

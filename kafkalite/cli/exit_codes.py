@@ -51,6 +51,10 @@ class NotFoundError(KafkaliteError):
     """What the user named is not there; for things the broker has no error code for."""
 
 
+class ExistsAlreadyError(KafkaliteError):
+    """What was to be made is there."""
+
+
 class TimedOutError(KafkaliteError):
     """``--timeout`` passed."""
 
@@ -78,6 +82,7 @@ _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UnknownTopicOrPartitionError, NOT_FOUND),
     (FileNotFoundError, NOT_FOUND),
     (TopicAlreadyExistsError, ALREADY_EXISTS),
+    (ExistsAlreadyError, ALREADY_EXISTS),
     (PermissionError, NOT_ALLOWED),
     (TimedOutError, TIMED_OUT),
     (RequestTimeoutError, TIMED_OUT),

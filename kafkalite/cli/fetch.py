@@ -56,7 +56,7 @@ async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[R
 async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Record:
     """Raises NotFoundError outside the log, and where no record has that offset."""
     (partition,) = await partitions_of(admin, [address.topic], [address.partition])
-    extent = (await extents(consumer, [partition]))[partition]
+    extent = (await extents(admin, [partition]))[partition]
     if not extent.log_start_offset <= address.offset < extent.log_end_offset:
         raise NotFoundError(f"there is no record {address}", hint=_extent_in_words(partition, extent))
     consumer.assign([partition])

@@ -183,8 +183,16 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
 
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """``run`` bounded by the invocation's --timeout."""
+    """``run`` for what talks to brokers, bounded by the invocation's --timeout."""
+    listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
+
+
+def listen_to_clients() -> None:
+    """Show the client library's warnings to the person."""
+    from kafkalite.cli.client_warnings import install
+
+    install(debug=current().debug)
 
 
 def say(message: str) -> None:

@@ -65,15 +65,15 @@ def offsets(
 async def _rows(
     current: Invocation, topics: tuple[str, ...], at_ms: int | None, which: str | None
 ) -> list[dict[str, Any]]:
-    async with connect.admin(current) as admin, connect.consumer(current) as consumer:
+    async with connect.admin(current) as admin:
         partitions = await partitions_of(admin, topics)
         rows: list[dict[str, Any]] = []
         if at_ms is not None:
-            at = await offsets_at(consumer, partitions, at_ms)
+            at = await offsets_at(admin, partitions, at_ms)
             for partition, offset in at.items():
                 rows.append(_row(partition) | {"offset": offset, "at": format_time(at_ms)})
             return rows
-        for partition, (start, end) in (await extents(consumer, partitions)).items():
+        for partition, (start, end) in (await extents(admin, partitions)).items():
             numbers = {"earliest": start, "latest": end, "count": end - start}
             rows.append(_row(partition) | {k: v for k, v in numbers.items() if which in {None, k}})
         return rows

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalite.cli import connect
-from kafkalite.cli.ranges import OffsetRange, resolve
-from kafkalite.model import TopicPartition
+from kafkalite.cli.ranges import Bound, OffsetRange, resolve
+from kafkalite.model import NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin import Admin
-    from kafkalite.client.consumer import Consumer
 
 
 class Extent(NamedTuple):
@@ -46,44 +45,39 @@ async def partitions_of(
     return found
 
 
-async def extents(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Extent]:
-    starts = await consumer.beginning_offsets(partitions)
-    ends = await consumer.end_offsets(partitions)
-    return {partition: Extent(starts[partition], ends[partition]) for partition in partitions}
+async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Extent]:
+    starts = await admin.list_offsets(partitions, "earliest")
+    ends = await admin.list_offsets(partitions, "latest")
+    return {partition: Extent(starts[partition].offset, ends[partition].offset) for partition in partitions}
 
 
 async def offsets_at(
-    consumer: Consumer, partitions: Sequence[TopicPartition], timestamp_ms: int
+    admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
     """The first offset whose timestamp is not less, by partition; None where all records are older."""
-    found = await consumer.offsets_for_times(dict.fromkeys(partitions, timestamp_ms))
-    at: dict[TopicPartition, int | None] = {}
-    for partition in partitions:
-        entry = found.get(partition)
-        at[partition] = None if entry is None else entry.offset
-    return at
+    found = await admin.list_offsets(partitions, timestamp_ms)
+    return {
+        partition: None if found[partition].offset == NO_OFFSET else found[partition].offset
+        for partition in partitions
+    }
 
 
 async def spans(
-    consumer: Consumer, partitions: Sequence[TopicPartition], wanted: OffsetRange
+    admin: Admin, partitions: Sequence[TopicPartition], wanted: OffsetRange
 ) -> dict[TopicPartition, Span]:
     """A range as offsets of each partition, at this moment."""
-    known = await extents(consumer, partitions)
-    by_time = {moment: await offsets_at(consumer, partitions, moment) for moment in wanted.timestamps_ms}
-    found: dict[TopicPartition, Span] = {}
-    for partition, extent in known.items():
-        offset_at = {moment: by_time[moment][partition] for moment in by_time}
-        first, stop = (
-            None
-            if bound is None
-            else resolve(
-                bound,
-                log_start_offset=extent.log_start_offset,
-                log_end_offset=extent.log_end_offset,
-                offset_at=offset_at,
-            )
-            for bound in (wanted.first, wanted.stop)
+    known = await extents(admin, partitions)
+    by_time = {moment: await offsets_at(admin, partitions, moment) for moment in wanted.timestamps_ms}
+
+    def offset_of(bound: Bound, partition: TopicPartition) -> int:
+        start, end = known[partition]
+        offset_at = {moment: at[partition] for moment, at in by_time.items()}
+        return resolve(bound, log_start_offset=start, log_end_offset=end, offset_at=offset_at)
+
+    return {
+        partition: Span(
+            offset_of(wanted.first, partition),
+            None if wanted.stop is None else offset_of(wanted.stop, partition),
         )
-        assert first is not None, "a range has a first bound"
-        found[partition] = Span(first, stop)
-    return found
+        for partition in partitions
+    }

@@ -192,7 +192,7 @@ def describe(names: tuple[str, ...], flags: tuple[str, ...], all_configs: bool) 
         async with connect.admin(current) as admin:
 
             async def act(name: str) -> None:
-                documents.append(await _description(current, admin, name, all_configs=all_configs))
+                documents.append(await _description(admin, name, all_configs=all_configs))
 
             await _each(wanted, act)
 
@@ -202,12 +202,11 @@ def describe(names: tuple[str, ...], flags: tuple[str, ...], all_configs: bool) 
         _print_descriptions(documents, current.output)
 
 
-async def _description(current: Invocation, admin: Admin, name: str, *, all_configs: bool) -> dict[str, Any]:
+async def _description(admin: Admin, name: str, *, all_configs: bool) -> dict[str, Any]:
     (described,) = await admin.describe_topics([name])
     configs = await admin.describe_configs("topic", name)
     logs = {log.partition: log for log in await admin.describe_log_dirs([name])}
-    async with connect.consumer(current) as consumer:
-        known = await extents(consumer, await partitions_of(admin, [name]))
+    known = await extents(admin, await partitions_of(admin, [name]))
     partitions = []
     for (_, number), extent in known.items():
         state = described.partitions[number]
@@ -356,14 +355,14 @@ async def _weigh(
     """What would be lost, by topic; and the topics that are not there."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
-    async with connect.admin(current) as admin, connect.consumer(current) as consumer:
+    async with connect.admin(current) as admin:
         for name in names:
             try:
                 partitions = await partitions_of(admin, [name])
             except UnknownTopicOrPartitionError as error:
                 missing[name] = error
                 continue
-            known = await extents(consumer, partitions)
+            known = await extents(admin, partitions)
             records = sum(end - start for start, end in known.values())
             found[name] = f"{plural(len(partitions), 'partition')}, {plural(records, 'record')}"
     return found, missing

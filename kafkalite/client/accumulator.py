@@ -99,7 +99,7 @@ class PendingBatch:
         self.log_append_time_ms = NO_TIMESTAMP
         self.error: Exception | None = None
         #: (index of the record or WHOLE_BATCH, what to call when done). The machine only carries them.
-        self.listeners: list[tuple[int, Callable[[], None]]] = []
+        self.listeners: list[tuple[int, Callable[[], object]]] = []
         #: Of a failed batch: indexes of records whose error somebody has seen or will see.
         self.observed: set[int] = set()
 
@@ -164,10 +164,10 @@ class PendingBatch:
         deliveries that live on must not hold their memory.
         """
         assert not self.done, "a batch is done once"
-        self.done = True
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         self.error = error
+        self.done = True  # last: another thread may look
         if error is not None:
             self.observed.update(index for index, _ in self.listeners if index != WHOLE_BATCH)
         self.values = []

@@ -179,6 +179,14 @@ class ClusterClient:
             raise outcome
         return outcome
 
+    def hang_up(self, node_id: int, lane: int) -> None:
+        """Close this connection because of what is in flight on it; the next one is dialled without a pause."""
+        link = self._links.get((node_id, lane))
+        if link is not None and link.connection is not None:
+            connection, link.connection = link.connection, None
+            connection.on_lost = connection.on_writable = None
+            connection.close()
+
     def _dial_soon(self, node_id: int, lane: int) -> asyncio.Task[Connection | KafkaliteError]:
         link = self._links.get((node_id, lane))
         if link is None:

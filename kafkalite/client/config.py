@@ -76,6 +76,7 @@ PRODUCER_OPTIONS: Final = OptionRegistry(
             "all",
             "What is acknowledged: 0 sent, 1 on the leader, all (-1) on every in-sync replica.",
             choices=("0", "1", "all", "-1"),
+            aliases=("request.required.acks",),
         ),
         Option("linger.ms", "int", 5, "How long a batch waits for company. 0 sends at once.", minimum=0),
         Option(
@@ -337,13 +338,6 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
     """Settings in either spelling -> a config. Raises ConfigError."""
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
-    if values["fetch_max_wait_ms"] >= values["request_timeout_ms"]:
-        raise ConfigError(
-            key="fetch.max.wait.ms",
-            value=values["fetch_max_wait_ms"],
-            allowed=f"less than request.timeout.ms ({values['request_timeout_ms']}), or idle fetches fail",
-            source=source,
-        )
     return ConsumerConfig(**values)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from kafkalite.client.accumulator import WHOLE_BATCH, PendingBatch
 from kafkalite.model import NO_OFFSET, RecordMetadata
 
-DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], object]
-"""Called once per record, on the event loop: (metadata, None) when acknowledged, (None, error) when not."""
+DeliveryCallback = Callable[["Delivery"], object]
+"""Called once per record, on the event loop, with its delivery, which is done by then."""
 
 
 class BatchMetadata(NamedTuple):
@@ -75,23 +75,23 @@ class Delivery:
         batch = self.batch
         if not batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
-        if batch.error is not None:
-            batch.observed.add(self.index)
+        self._see()
         return batch.error
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Have ``callback(metadata, error)`` called once.
+        """Have ``callback(delivery)`` called once: when the record's fate is known, or soon if it is already.
 
-        when the batch is done, or soon if it is done already.
+        A failure told to a callback counts as seen.
         """
         if self.batch.done:
-            asyncio.get_running_loop().call_soon(self.tell, callback)
+            self._see()
+            asyncio.get_running_loop().call_soon(callback, self)
         else:
-            self.batch.listeners.append((self.index, partial(self.tell, callback)))
+            self.batch.listeners.append((self.index, partial(callback, self)))
 
-    def tell(self, callback: DeliveryCallback) -> None:
-        error = self.exception()
-        callback(None if error is not None else self._metadata(), error)
+    def _see(self) -> None:
+        if self.batch.error is not None:
+            self.batch.observed.add(self.index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self.batch.done:

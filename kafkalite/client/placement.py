@@ -242,7 +242,7 @@ class Placement:
                 delivery.batch, delivery.index = self._place(topic, record, forced=True)
             except Exception as cause:  # of this record only: no such partition, or the user's partitioner
                 refused.append((delivery, cause))
-        listeners: dict[int, list[Callable[[], None]]] = {}
+        listeners: dict[int, list[Callable[[], object]]] = {}
         for index, listener in parked.batch.listeners:
             listeners.setdefault(index, []).append(listener)
         for delivery, error in refused:
@@ -265,6 +265,12 @@ class Placement:
     def fail_all_parked(self, error: Exception) -> None:
         for topic in list(self._parked):
             self.fail_parked(topic, error)
+
+    def refuse(self, topic: str, error: Exception) -> Delivery:
+        """A delivery of one record that failed already."""
+        batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
+        self._fail(batch, 1, error)
+        return Delivery(batch, 0)
 
     def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
         batch.close()

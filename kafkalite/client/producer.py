@@ -291,6 +291,10 @@ class Producer:
         finally:
             self._sender.drain()
 
+    def refuse(self, topic: str, error: Exception) -> Delivery:
+        """A delivery that failed before it was one: flush() and close() know of it as of any other."""
+        return self._placement.refuse(topic, error)
+
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
         """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
         self._check_open()

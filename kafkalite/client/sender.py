@@ -234,8 +234,9 @@ class Sender:
             for _, listener in listeners:
                 self._tell(listener)
             if self._on_delivery is not None:
+                batch.observe_all()
                 for index in range(batch.record_count):
-                    self._tell(partial(Delivery(batch, index).tell, self._on_delivery))
+                    self._tell(partial(self._on_delivery, Delivery(batch, index)))
         if batches and self._room_waiters:
             self._wake_for_room()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from kafkalite.errors import BrokerError, ConfigError, ErrorCode, broker_error
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPIC, MAX_TOPICS_PER_REQUEST
@@ -106,6 +106,8 @@ def decide(
             return alter_configs(image, command, ticket=ticket)
         case RegisterBroker():
             return register_broker(image, command, now_ms=now_ms, ticket=ticket)
+        case _:
+            assert_never(command)
 
 
 def create_topics(
@@ -127,6 +129,7 @@ def create_topics(
     times = Counter(topic.name for topic in command.topics)
     records: list[MetadataRecord] = []
     results: list[CreatedTopic] = []
+    new_ids: set[str] = set()
     left_count = MAX_PARTITIONS_PER_REQUEST
     for wanted in command.topics:
         try:
@@ -139,12 +142,21 @@ def create_topics(
         left_count -= topic.num_partitions
         topic_id = ""
         if not command.validate_only:
-            topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
+            topic_id = _new_topic_id(image, new_ids, rng)
             records += _new_topic_records(image, topic, topic_id, configs, rng)
         results.append(
             CreatedTopic(topic.name, 0, None, topic_id, topic.num_partitions, topic.replication_factor)
         )
     return _reply(ticket, CreateTopicsResponse(0, None, results), records)
+
+
+def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
+    """An id that no topic has; chance alone would do, were there no generators started from a seed again."""
+    while True:
+        topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
+        if topic_id not in image.topics_by_id and topic_id not in new_ids:
+            new_ids.add(topic_id)
+            return topic_id
 
 
 def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
@@ -263,7 +275,7 @@ def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount
     if wanted.total_count <= present_count:
         raise broker_error(
             ErrorCode.INVALID_PARTITIONS,
-            f"topic {topic.name!r} has {present_count} partitions;"
+            f"topic {topic.name!r} has {present_count} partition{'' if present_count == 1 else 's'};"
             f" {wanted.total_count} would not be an increase",
         )
     _check_partition_count(wanted.total_count, wanted.total_count - present_count, left_count)

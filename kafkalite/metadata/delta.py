@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from kafkalite.metadata.image import (
     BrokerState,
@@ -108,6 +108,7 @@ class Delta:
                 self._replay_partition(record)
             case TopicRecord():
                 assert self._topic_id(record.name) is None, f"topic {record.name!r} exists already"
+                assert self._is_unused(record.topic_id), f"the topic id of {record} is another topic's"
                 self._topics[record.topic_id] = _TopicEdit(record.topic_id, record.name)
                 self._ids[record.name] = record.topic_id
             case RemoveTopicRecord():
@@ -121,6 +122,8 @@ class Delta:
                 self._brokers[record.node_id] = BrokerState(
                     record.node_id, record.broker_epoch, record.addresses, record.rack, record.registered_ms
                 )
+            case _:
+                assert_never(record)
 
     def replay_all(self, records: Iterable[MetadataRecord]) -> Delta:
         """``replay`` each; returns this delta."""
@@ -159,6 +162,11 @@ class Delta:
             return self._ids[name]
         topic = self.before.topics.get(name)
         return None if topic is None else topic.topic_id
+
+    def _is_unused(self, topic_id: str) -> bool:
+        if topic_id in self._topics:
+            return self._topics[topic_id] is None
+        return topic_id not in self.before.topics_by_id
 
     def _edit(self, topic_id: str) -> _TopicEdit:
         if topic_id in self._topics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgpack
 
@@ -88,6 +88,8 @@ def to_array(record: MetadataRecord) -> list[Any]:
                 record.rack,
                 record.registered_ms,
             ]
+        case _:
+            assert_never(record)
 
 
 def from_array(array: Any) -> MetadataRecord:

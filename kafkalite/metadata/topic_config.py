@@ -313,9 +313,23 @@ def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
     return _canonical(BROKER_DEFAULT_OPTIONS, name, text)
 
 
+_ONLY_CHOICE_BECAUSE: Final = {
+    "cleanup.policy": "compaction is not built yet",
+    "compression.type": "the broker keeps batches as they were sent",
+}
+
+
 def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[str, str | None]:
     option = options.get(name)
-    return option.name, None if text is None else value_text(option.parse(text))
+    if text is None:
+        return option.name, None
+    try:
+        return option.name, value_text(option.parse(text))
+    except ConfigError as error:
+        reason = _ONLY_CHOICE_BECAUSE.get(option.name.removeprefix("log."))
+        if reason is None:
+            raise
+        raise ConfigError(key=option.name, value=text, allowed=f"{error.allowed}: {reason}") from error
 
 
 def value_text(value: Any) -> str:

@@ -148,14 +148,14 @@ class ControllerNode:
         while True:
             records, outcomes = self._decide_on(self.image)
             try:
-                if not await self._commit(records):
-                    continue
+                is_decided = await self._commit(records)
             except Exception as error:
-                outcomes = [error] * len(outcomes)
-            for outcome in outcomes:
-                _, done = self._queue.popleft()
-                _release(done, outcome)
-            return
+                is_decided, outcomes = True, [error] * len(outcomes)
+            if is_decided:
+                for outcome in outcomes:
+                    _, done = self._queue.popleft()
+                    _release(done, outcome)
+                return
 
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
         """Decide the first commands of the queue on ``image``, each after those before it.

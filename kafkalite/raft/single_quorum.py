@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from kafkalite.errors import DiskFullError, LogOfflineError, ShuttingDownError
@@ -118,7 +119,7 @@ class SingleQuorum:
                 group, self._pending = self._pending, []
                 entries = [(pending.offset, pending.records) for pending in group]
                 try:
-                    await self._in_executor(lambda entries=entries: journal.append(entries))  # type: ignore[misc]
+                    await self._in_executor(partial(journal.append, entries))
                 except DiskFullError as error:
                     self._refuse(group, error)
                     continue
@@ -169,7 +170,7 @@ class SingleQuorum:
             return
         offset, records = self._machine.snapshot()
         try:
-            await self._in_executor(lambda: journal.write_snapshot(offset, records))
+            await self._in_executor(partial(journal.write_snapshot, offset, records))
         except DiskFullError as error:
             self._next_snapshot_bytes = journal.size_bytes + self._snapshot_min_bytes
             _log.warning("no room for a snapshot of the metadata error=%s", error)

@@ -7,8 +7,9 @@ memory and a msgpack body does not align anything.
 
 from __future__ import annotations
 
+import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafkalite.errors import CorruptBatchError, RecordError
-from kafkalite.model import NO_TIMESTAMP, Headers
-from kafkalite.records.columns import BinaryColumn, BinaryView
+from kafkalite.model import NO_TIMESTAMP, TimestampType
+from kafkalite.records.columns import BinaryColumn, BinaryView, BodyView, decode_headers
+from kafkalite.records.header import BatchHeader
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
@@ -40,32 +42,31 @@ def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
 
     Raises RecordError for an array of anything else.
     """
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     return [(len(chunk), _binary_column(chunk)) for chunk in chunks if len(chunk)]
 
 
 def _binary_column(array: Any) -> BinaryColumn | None:
-    if not isinstance(array, pa.Array):
-        raise RecordError(f"{type(array).__name__} is not an Arrow array", hint="or use extend() for lists")
     if array.null_count == len(array):
         return None
-    if array.type not in (pa.binary(), pa.string()):
-        try:
+    try:
+        array.validate(full=True)  # or a batch that nobody can read would be stored
+        if array.type not in (pa.binary(), pa.string()):
             array = array.cast(pa.binary())
-        except pa.ArrowException as error:
-            raise RecordError(f"an Arrow array of {array.type} can't be keys or values: {error}") from error
+    except pa.ArrowException as error:
+        raise RecordError(f"an Arrow array of {array.type} can't be keys or values: {error}") from error
     count = len(array)
     validity, offsets, data = array.buffers()
-    relevant = memoryview(offsets)[4 * array.offset : 4 * (array.offset + count + 1)]
-    starts = memoryview(relevant).cast("i")
-    first, end = starts[0], starts[count]
+    ends = memoryview(offsets)[4 * array.offset : 4 * (array.offset + count + 1)]
+    first, end = struct.unpack_from("=i", ends)[0], struct.unpack_from("=i", ends, 4 * count)[0]
     if first:
-        shifted = pc.subtract(
-            pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(relevant)]), first
-        )
-        relevant = memoryview(shifted.buffers()[1])[: 4 * (count + 1)]
+        absolute = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
+        ends = memoryview(pc.subtract(absolute, pa.scalar(first, pa.int32())).buffers()[1])
+        ends = ends[: 4 * (count + 1)]
     present = memoryview(data)[first:end] if data is not None else memoryview(b"")
-    return BinaryColumn(count, relevant, (present,), end - first, _validity(array, validity))
+    return BinaryColumn(count, ends, (present,), end - first, _validity(array, validity))
 
 
 def _validity(array: Any, bitmap: Any) -> memoryview | None:
@@ -96,29 +97,26 @@ def timestamps(values: Any) -> Iterable[int]:
 # --- to Arrow ----------------------------------------------------------------------------------------
 
 
-def record_batch(
-    base_offset: int,
-    count: int,
-    timestamps_ms: int | tuple[int, memoryview],
-    keys: BinaryView | None,
-    values: BinaryView | None,
-    headers: list[Headers] | None,
-) -> pa.RecordBatch:
-    """The columns as Arrow has them. ``timestamps_ms`` is one for all, or (base, deltas).
+def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | None) -> pa.RecordBatch:
+    """The columns of those names, or all, as Arrow has them. A record without headers has null there.
 
-    A record without headers has null there. Raises CorruptBatchError for columns that don't hold together.
+    Raises CorruptBatchError for columns that don't hold together, RecordError for a name that there isn't.
     """
+    count = header.record_count
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "offset": lambda: pc.add(_count_up(count), pa.scalar(header.base_offset, pa.int64())),
+        "timestamp": lambda: _timestamp_array(header, body.timestamp_deltas),
+        "key": lambda: _binary_array(body.keys, count),
+        "value": lambda: _binary_array(body.values, count),
+        "headers": lambda: _headers_array(body.headers, count),
+    }
+    names = SCHEMA.names if columns is None else columns
+    unknown = [name for name in names if name not in makers]
+    if unknown:
+        raise RecordError(f"no column {', '.join(unknown)}; there are {', '.join(makers)}")
+    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])
     try:
-        return pa.record_batch(
-            [
-                pc.add(_count_up(count), pa.scalar(base_offset, pa.int64())),
-                _timestamp_array(timestamps_ms, count),
-                _binary_array(keys, count),
-                _binary_array(values, count),
-                pa.nulls(count, HEADERS_TYPE) if headers is None else _headers_array(headers),
-            ],
-            schema=SCHEMA,
-        )
+        return pa.RecordBatch.from_arrays([makers[name]() for name in names], schema=schema)
     except pa.ArrowException as error:
         raise CorruptBatchError(f"the columns of the batch don't hold together: {error}") from error
 
@@ -133,15 +131,17 @@ def _counted(count: int) -> pa.Array:
     return pa.array(range(count), pa.int64())
 
 
-def _timestamp_array(common_or_deltas: int | tuple[int, memoryview], count: int) -> pa.Array:
-    if isinstance(common_or_deltas, int):
+def _timestamp_array(header: BatchHeader, deltas: memoryview | None) -> pa.Array:
+    count, common_ms = header.record_count, header.base_timestamp_ms
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        deltas, common_ms = None, header.max_timestamp_ms  # KIP-32
+    if deltas is None:
         # Five times as fast as pa.repeat.
-        repeated = common_or_deltas.to_bytes(8, sys.byteorder, signed=True) * count
+        repeated = common_ms.to_bytes(8, sys.byteorder, signed=True) * count
         return pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(repeated)])
-    base_timestamp_ms, deltas = common_or_deltas
     width = pa.int32() if len(deltas) == 4 * count else pa.int64()
     array = pa.Array.from_buffers(width, count, [None, pa.py_buffer(bytes(deltas))]).cast(pa.int64())
-    timestamps_ms = pc.add_checked(array, pa.scalar(base_timestamp_ms, pa.int64()))
+    timestamps_ms = pc.add_checked(array, pa.scalar(common_ms, pa.int64()))
     if pc.min(timestamps_ms).as_py() < NO_TIMESTAMP:
         raise CorruptBatchError(f"timestamps down to {pc.min(timestamps_ms)} ms")
     return timestamps_ms.cast(TIMESTAMP_TYPE)
@@ -160,9 +160,11 @@ def _binary_array(column: BinaryView | None, count: int) -> pa.Array:
     return array
 
 
-def _headers_array(headers: list[Headers]) -> pa.Array:
+def _headers_array(column: memoryview | None, count: int) -> pa.Array:
+    if column is None:
+        return pa.nulls(count, HEADERS_TYPE)
     rows = [
         [{"name": name, "value": value} for name, value in record_headers] if record_headers else None
-        for record_headers in headers
+        for record_headers in decode_headers(column, count)
     ]
     return pa.array(rows, HEADERS_TYPE)

@@ -118,36 +118,24 @@ class RecordBatch:
         )
         return _make_records(rows)
 
-    def to_arrow(self) -> pyarrow.RecordBatch:
-        """Columns offset, timestamp (milliseconds, UTC), key, value, headers; a null where there is none.
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
+        """Columns offset, timestamp (milliseconds, UTC), key, value, headers, or those of them named.
 
-        Keys and values stay where they are in this batch's buffer (or in the one it was unpacked to),
-        which lives as long as the result. Raises as ``columns``.
+        A null key or value is null, and so are the headers of a record that has none. Keys and values stay
+        where they are in this batch's buffer (or in the one it was unpacked to), which lives as long as
+        the result. Raises as ``columns()``, and RecordError for an unknown name.
         """
         from kafkalite.records import arrow
 
-        header, body = self.header, self._view()
-        timestamps: int | tuple[int, memoryview]
-        if body.timestamp_deltas is None or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            timestamps = self._common_timestamp()
-        else:
-            timestamps = (header.base_timestamp_ms, body.timestamp_deltas)
-        count = header.record_count
-        headers = None if body.headers is None else decode_headers(body.headers, count)
-        return arrow.record_batch(header.base_offset, count, timestamps, body.keys, body.values, headers)
+        return arrow.record_batch(self.header, self._view(), columns)
 
     def _timestamps(self, body: BodyView) -> int | list[int]:
         header = self.header
-        if body.timestamp_deltas is None or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            return self._common_timestamp()
-        return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
-
-    def _common_timestamp(self) -> int:
-        """KIP-32: with log append time, the max timestamp is every record's."""
-        header = self.header
         if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            return header.max_timestamp_ms
-        return header.base_timestamp_ms
+            return header.max_timestamp_ms  # KIP-32: it is every record's
+        if body.timestamp_deltas is None:
+            return header.base_timestamp_ms
+        return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
 
     def _view(self) -> BodyView:
         """The body, unpacked and its columns found; kept for the next call."""

@@ -196,7 +196,9 @@ class RecordBatchBuilder:
 
         Raises RecordError when the lengths differ or one of them can't be a record; nothing is added then.
         """
-        self._push(_chunk(values, keys, timestamps_ms, headers))
+        chunk = _chunk(values, keys, timestamps_ms, headers)
+        if chunk is not None:
+            self._push(chunk)
 
     def extend_arrow(
         self,
@@ -215,23 +217,15 @@ class RecordBatchBuilder:
         value_columns = arrow.binary_columns(values)
         count = sum(count for count, _ in value_columns)
         key_columns = [(count, None)] if keys is None else arrow.binary_columns(keys)
-        timestamps = timestamps_ms
-        if not isinstance(timestamps, int):
-            timestamps = arrow.timestamps(timestamps)
+        key_count = sum(count for count, _ in key_columns)
+        key_column = _same_count("keys", concatenate(key_columns), key_count, count)
+        if not isinstance(timestamps_ms, int):
+            timestamps_ms = arrow.timestamps(timestamps_ms)
+        timestamps = _checked_timestamps(timestamps_ms, count)
         if count:
-            self._push(
-                _Chunk(
-                    count,
-                    _checked_timestamps(timestamps, count),
-                    _same_count("keys", concatenate(key_columns), sum(n for n, _ in key_columns), count),
-                    concatenate(value_columns),
-                    None,
-                )
-            )
+            self._push(_Chunk(count, timestamps, key_column, concatenate(value_columns), None))
 
-    def _push(self, chunk: _Chunk | None) -> None:
-        if chunk is None:
-            return
+    def _push(self, chunk: _Chunk) -> None:
         if self.record_count + chunk.count > MAX_RECORDS_PER_BATCH:
             raise _too_many_records(self.record_count + chunk.count)
         singles = self._singles()

@@ -22,9 +22,13 @@ from functools import cache
 from typing import Any, Final
 
 from kafkalite.errors import BatchTooLargeError, ConfigError, CorruptBatchError, RecordError
+from kafkalite.limits import KIB, MIB
 from kafkalite.records.header import Buffer, Codec
 
 _GZIP_WINDOW: Final = 31  # 15 bits of window, and 16: a gzip header rather than zlib's
+
+_GZIP_INPUT_BYTES: Final = 256 * KIB
+_GZIP_OUTPUT_BYTES: Final = 1 * MIB
 
 #: (lowest, highest, default) level. Kafka's ranges, where the libraries agree.
 _LEVELS: Final = {
@@ -112,15 +116,27 @@ def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
     return _unpack_growing(codec, data, max_bytes)
 
 
-def _gunzip(data: Buffer, max_bytes: int) -> bytes:
+def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
+    """Piece by piece: at once, zlib would hold the output twice, and copy the input that it did not need."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    unpacked = bytearray()
+    view = memoryview(data)
+    position = 0
     try:
-        unpacked = unpacker.decompress(data, max_bytes + 1)
+        while position < len(view) and not unpacker.eof:
+            piece: Buffer = view[position : position + _GZIP_INPUT_BYTES]
+            position += len(piece)
+            filled = _GZIP_OUTPUT_BYTES
+            while piece or filled == _GZIP_OUTPUT_BYTES:  # a full buffer may have left something behind
+                filled = -len(unpacked)
+                unpacked += unpacker.decompress(piece, _GZIP_OUTPUT_BYTES)
+                filled += len(unpacked)
+                piece = unpacker.unconsumed_tail
+                if len(unpacked) > max_bytes:
+                    raise _too_large(Codec.GZIP, data, max_bytes)
     except zlib.error as error:
         raise _corrupt(Codec.GZIP, data, error) from error
-    if len(unpacked) > max_bytes:
-        raise _too_large(Codec.GZIP, data, max_bytes)
-    if not unpacker.eof or unpacker.unused_data:
+    if not unpacker.eof or unpacker.unused_data or position < len(view):
         raise _corrupt(Codec.GZIP, data, "it does not end where the batch ends")
     return unpacked
 

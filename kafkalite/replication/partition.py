@@ -146,7 +146,9 @@ class Partition:
         if leader is not None and leader.leader_epoch == state.leader_epoch:
             return leader.configure(state.isr, self.settings.min_insync_replicas)
         log = self.log
-        if state.leader_epoch > log.latest_epoch:
+        # Nothing came before epoch 0, so it needs no entry (R2); and asking a log for its latest epoch
+        # opens its files, which a start of thousands of partitions must not do.
+        if state.leader_epoch > 0 and state.leader_epoch > log.latest_epoch:
             log.start_epoch(state.leader_epoch)
         self._leader = PartitionLeader(
             self._broker_id,
@@ -287,8 +289,7 @@ class Partition:
         )
         if found is None or found[1] >= leader.high_watermark:
             return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, leader.leader_epoch)
-        offset = max(found[1], log.log_start_offset)  # the log may start within the batch
-        return OffsetAndTimestamp(offset, found[0], leader.leader_epoch)
+        return OffsetAndTimestamp(found[1], found[0], leader.leader_epoch)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """(largest known epoch not above ``leader_epoch``, where it ends, exclusive): R4."""

@@ -3,17 +3,16 @@
 Synchronous, and owned by one thread; only ``SyncWork.run`` may run in another. Appending never syncs:
 the owner gathers, calls ``begin_sync``, lets the work run, and calls ``finish_sync``; only then
 ``synced_end_offset`` moves (R7). A write or sync that fails for another reason than a full disk takes the
-log offline for the rest of the process (R26); reading goes on.
+log offline for the rest of the process (R26); reading goes on. Damage ends reading too (R24).
 
 Files are opened when they are first needed: a log that nobody uses holds no descriptor and no map.
+Throughout, ``now_ms`` is wall-clock time, as the records' timestamps are.
 """
 
 from __future__ import annotations
 
-import logging
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,37 +20,23 @@ from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
-    LogOfflineError,
     MessageTooLargeError,
     OffsetOutOfRangeError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
-from kafkalite.model import NO_EPOCH, NO_TIMESTAMP, TimestampType
-from kafkalite.records.header import (
-    BatchHeader,
-    check,
-    parse_header,
-    stamp,
-    stamp_log_append_time,
-    total_length,
-)
+from kafkalite.model import NO_TIMESTAMP, TimestampType
+from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
-    CleanEnd,
     LogState,
-    RecoveryPoint,
-    encode_leader_epochs,
-    encode_log_state,
 )
-from kafkalite.storage.filesystem import Buffer, File, FileSystem
+from kafkalite.storage.durable_log import DurableLog
+from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
-from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
+from kafkalite.storage.leader_epochs import EpochEntry
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.recovery import OpenedLog, open_clean, recover
-from kafkalite.storage.retention import SegmentSummary, plan_retention
+from kafkalite.storage.retention import plan_retention
 from kafkalite.storage.segment import Found, Segment
-
-logger = logging.getLogger(__name__)
 
 _NEVER: Final = 2**63 - 1
 
@@ -75,8 +60,11 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """Counters since the log was opened. ``bytes_scanned`` is what lookups by offset or timestamp walked
-    from an index entry to the batch; ``boundary_bytes_scanned`` what finding a slice's end walked."""
+    """Counters since the log was opened, of the segments it still has.
+
+    ``bytes_scanned``: what lookups by offset or timestamp walked from an index entry to their batch;
+    ``boundary_bytes_scanned``: what finding the end of a slice walked.
+    """
 
     segment_count: int
     size_bytes: int
@@ -89,221 +77,30 @@ class LogStatistics:
     boundary_bytes_scanned: int
 
 
-class SyncWork:
-    """What one round of syncing must do. ``run`` blocks, and may run in any thread."""
+class Log(DurableLog):
+    """Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
+    deleted before they are synced. ``offline_reason`` is None until the log goes offline, for good."""
 
     __slots__ = (
-        "_directories",
-        "_epochs",
-        "_files",
-        "_fs",
-        "active",
-        "active_position",
-        "closed",
-        "directory_changes",
-        "end_offset",
-        "epochs_version",
-        "truncations",
-    )
-
-    def __init__(
-        self,
-        fs: FileSystem,
-        files: list[File],
-        directories: list[str],
-        epochs: tuple[str, bytes] | None,
-        *,
-        end_offset: int,
-        closed: list[Segment],
-        active: Segment | None,
-        truncations: int,
-        directory_changes: int,
-        epochs_version: int,
-    ) -> None:
-        self._fs = fs
-        self._files = files
-        self._directories = directories
-        self._epochs = epochs
-        self.end_offset = end_offset
-        self.closed = closed
-        self.active = active
-        self.active_position = active.size_bytes if active is not None else 0
-        self.truncations = truncations
-        self.directory_changes = directory_changes
-        self.epochs_version = epochs_version
-
-    def run(self) -> None:
-        """Sync. Raises OSError, after which the log must be told; DiskFullError may be tried again."""
-        if self._epochs is not None:
-            self._fs.write_atomically(*self._epochs)
-        for file in self._files:
-            file.sync()
-        for directory in self._directories:
-            self._fs.sync_dir(directory)
-
-
-class Log:
-    """Invariant: log_start_offset <= synced_end_offset <= log_end_offset, but for records that were
-    deleted before they were synced."""
-
-    __slots__ = (
-        "_active",
         "_appends",
-        "_bases",
-        "_clean_end",
-        "_config",
-        "_directory",
-        "_directory_changes",
-        "_directory_changes_synced",
-        "_epochs",
-        "_epochs_version",
-        "_epochs_version_saved",
-        "_fs",
         "_index_full_entries",
-        "_latest_epoch",
         "_log_append_time",
-        "_parent_unsynced",
         "_reads",
-        "_retired",
         "_roll_ms",
         "_roll_offset",
         "_roll_size_bytes",
         "_rolls",
-        "_segments",
         "_segments_deleted",
-        "_state",
-        "_sync",
-        "_syncs",
-        "_unsynced",
-        "damaged",
-        "log_end_offset",
-        "log_start_offset",
-        "offline_reason",
-        "synced_end_offset",
     )
 
     def __init__(
         self, fs: FileSystem, directory: str, config: LogConfig, *, start: int = 0, end: int = 0
     ) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._clean_end: CleanEnd | None = None
-        self._segments: list[Segment] = []
-        self._bases: list[int] = []
-        self._active: Segment | None = None
-        self._unsynced: list[Segment] = []
-        self._epochs = LeaderEpochs()
-        self._latest_epoch = NO_EPOCH
-        self._epochs_version = self._epochs_version_saved = 0
-        self._state = LogState()
-        self._sync: SyncWork | None = None
-        self._directory_changes = self._directory_changes_synced = 0
-        self._parent_unsynced = False
-        self._retired: list[tuple[str, int | None]] = []
-        self._appends = self._reads = self._rolls = self._syncs = self._segments_deleted = 0
-        self.log_start_offset = start
-        self.log_end_offset = end
-        self.synced_end_offset = end
-        self.offline_reason: str | None = None
-        self.damaged = False
+        super().__init__(fs, directory, config, start=start, end=end)
+        self._appends = self._reads = self._rolls = self._segments_deleted = 0
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
         self.reconfigure(config)
-
-    def __repr__(self) -> str:
-        offline = f" offline: {self.offline_reason}" if self.offline_reason else ""
-        return f"<Log {self._directory} [{self.log_start_offset}, {self.log_end_offset}){offline}>"
-
-    # --- opening and closing ---------------------------------------------------------------------------
-
-    @classmethod
-    def create(cls, fs: FileSystem, directory: str, config: LogConfig) -> Log:
-        """A new log in a directory of its own, which is made. Nothing is synced before the first sync."""
-        fs.make_dirs(directory)
-        log = cls(fs, directory, config)
-        log._parent_unsynced = True
-        return log
-
-    @classmethod
-    def recover(
-        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
-    ) -> Log:
-        """Open after anything but an orderly stop. Raises CorruptLogError, OSError."""
-        log = cls(fs, directory, config)
-        log._take(recover(fs, directory, config, point or RecoveryPoint()))
-        return log
-
-    @classmethod
-    def open_clean(cls, fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> Log:
-        """Open after an orderly stop that left the log at ``end``. Touches no file before it is used."""
-        log = cls(fs, directory, config, start=end.log_start_offset, end=end.log_end_offset)
-        log._clean_end = end
-        return log
-
-    @classmethod
-    def offline(cls, fs: FileSystem, directory: str, config: LogConfig, reason: str) -> Log:
-        """A log that can't be opened: it answers every call with LogOfflineError."""
-        log = cls(fs, directory, config)
-        log.damaged = True
-        log._go_offline(reason)
-        return log
-
-    def _take(self, opened: OpenedLog) -> None:
-        self._segments = opened.segments
-        self._bases = [segment.base_offset for segment in opened.segments]
-        self._state = opened.state
-        self._epochs = opened.epochs
-        self._latest_epoch = opened.epochs.latest_epoch
-        if not opened.epochs_saved and len(opened.epochs):
-            self._epochs_version += 1
-        self.log_start_offset = opened.state.log_start_offset
-        self.log_end_offset = self.synced_end_offset = opened.log_end_offset
-
-    def _open(self) -> None:
-        """Find out what a cleanly closed log consists of, now that it is used."""
-        if self._clean_end is None:
-            return
-        try:
-            self._take(open_clean(self._fs, self._directory, self._config, self._clean_end))
-        except (CorruptLogError, OSError) as error:
-            raise self._damage(error) from error
-        self._clean_end = None
-
-    def close(self, *, clean: bool) -> None:
-        """Let go of everything; with ``clean``, sync first. Raises OSError and DiskFullError then."""
-        if self._active is not None:
-            self._active.close_for_append()
-        if clean and self.offline_reason is None:
-            work = self._sync_work()
-            try:
-                if work is not None:
-                    work.run()
-                    self._finished(work)
-                self._save_active_index()
-            except OSError as error:
-                self._go_offline(f"sync failed: {error}")
-                raise
-        for segment in self._segments:
-            segment.release()
-        self._active = None
-
-    def _save_active_index(self) -> None:
-        if self._segments and self._segments[-1].indexes_loaded:
-            active = self._segments[-1]
-            active.save_indexes(active.size_bytes, final=True)
-
-    @property
-    def clean_end(self) -> CleanEnd | None:
-        """What a clean-shutdown marker may say of this log: None unless all of it is synced."""
-        if self.offline_reason is not None or self.has_unsynced:
-            return None
-        return CleanEnd(self.log_start_offset, self.log_end_offset)
-
-    @property
-    def recovery_point(self) -> RecoveryPoint:
-        if self._clean_end is not None:
-            self._open()
-        return RecoveryPoint(self.synced_end_offset, self._state.truncations)
 
     @property
     def config(self) -> LogConfig:
@@ -315,8 +112,7 @@ class Log:
         self._log_append_time = config.timestamp_type is TimestampType.LOG_APPEND_TIME
         self._index_full_entries = config.segment_index_bytes // OFFSET_ENTRY_BYTES
         self._roll_size_bytes = -1  # the limits are worked out again at the next append
-        for segment in self._segments:
-            segment.reconfigure(config)
+        self._segments.reconfigure(config)
 
     # --- appending -------------------------------------------------------------------------------------
 
@@ -330,9 +126,9 @@ class Log:
     ) -> Appended:
         """Write one batch at the end, as the leader: its offset and epoch are stamped into it in place.
 
-        ``now_ms`` is wall-clock time. With ``header`` the caller vouches for the batch (length and CRC).
-        Not synced. Raises CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the
-        log stays usable), LogOfflineError.
+        With ``header`` the caller vouches for the batch (length and CRC). Not synced. Raises
+        CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the log stays usable),
+        LogOfflineError.
         """
         if header is None:
             header = check(batch)
@@ -353,9 +149,7 @@ class Log:
             append_time_ms = max_timestamp_ms = now_ms
         try:
             segment.append(batch, base_offset, last_offset, max_timestamp_ms)
-        except DiskFullError:
-            raise
-        except (OSError, CorruptLogError) as error:
+        except OSError as error:
             raise self._write_failed(error) from error
         self.log_end_offset = end = last_offset + 1
         self._appends += 1
@@ -364,7 +158,8 @@ class Log:
     def append_as_follower(self, batches: Buffer, *, now_ms: int) -> None:
         """Write whole batches as a leader sent them, the first with this log's end as base offset (R1).
 
-        Raises CorruptBatchError with nothing written when one is not intact or not the next one.
+        Raises CorruptBatchError with nothing written when one is not intact or not the next one; else as
+        ``append``, with the batches before the failed one written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -387,9 +182,7 @@ class Log:
             batch = view[position : position + header.length_bytes]
             try:
                 segment.append(batch, header.base_offset, header.last_offset, header.max_timestamp_ms)
-            except DiskFullError:
-                raise
-            except (OSError, CorruptLogError) as error:
+            except OSError as error:
                 raise self._write_failed(error) from error
             self.log_end_offset = header.next_offset
             self._appends += 1
@@ -404,16 +197,11 @@ class Log:
             or last_offset > self._roll_offset
             or len(segment.offset_index.positions) >= self._index_full_entries
         ):
-            try:
-                return self._prepare_segment(size, last_offset, now_ms)
-            except DiskFullError:
-                raise
-            except (OSError, CorruptLogError) as error:
-                raise self._write_failed(error) from error
+            return self._prepare_segment(size, last_offset, now_ms)
         return segment
 
     def _prepare_segment(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """As ``_segment_for``, when something has to be opened, rolled or worked out."""
+        """As ``_segment_for``, when something has to be opened, worked out or rolled."""
         segment = self._open_active()
         if segment.size_bytes and self._roll_size_bytes < 0:
             self._arm_roll(segment, now_ms)
@@ -423,8 +211,7 @@ class Log:
             or last_offset > self._roll_offset
             or len(segment.offset_index) >= self._index_full_entries
         ):
-            self.roll()
-            segment = self._open_active()
+            segment = self.roll()
         if segment.size_bytes == 0:
             segment.first_append_ms = now_ms
             self._arm_roll(segment, now_ms)
@@ -436,7 +223,7 @@ class Log:
         """Work out at which size, time and offset the active segment is full."""
         config = self._config
         if segment.first_append_ms == NO_TIMESTAMP:  # opened, not created: the first batch tells
-            first_ms = parse_header(segment.view()).max_timestamp_ms
+            first_ms = segment.first_timestamp_ms()
             segment.first_append_ms = first_ms if NO_TIMESTAMP < first_ms < now_ms else now_ms
         jitter_ms = 0
         if config.segment_jitter_ms:  # spread over logs and segments, and the same each time
@@ -453,37 +240,44 @@ class Log:
         if self._active is not None:
             return self._active
         self._open()
-        if not self._segments:
-            self._add_segment()
-        segment = self._segments[-1]
-        segment.load_indexes()
+        try:
+            if not len(self._segments):
+                self._create_segment()
+            self._segments.last.load_indexes()
+        except CorruptLogError as error:
+            raise self._read_failed(error) from error
+        except OSError as error:
+            raise self._write_failed(error) from error
         self._roll_size_bytes = -1
-        self._active = segment
-        return segment
+        self._active = self._segments.last
+        return self._active
 
-    def _add_segment(self) -> Segment:
-        segment = Segment.create(
-            self._fs, self._directory, self.log_end_offset, self._config, self._state
-        )
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
+    def _create_segment(self) -> Segment:
+        segment = self._segments.create(self.log_end_offset, self._config, self._state)
         self._directory_changes += 1
         return segment
 
-    def roll(self) -> None:
-        """Begin a new segment, unless the active one is empty. Raises DiskFullError with nothing changed."""
+    def roll(self) -> Segment:
+        """Begin a new segment, unless the active one is empty. Returns the active one.
+
+        Raises DiskFullError with nothing changed, LogOfflineError.
+        """
         old = self._open_active()
         if old.size_bytes == 0:
-            return
-        self._active = self._add_segment()
+            return old
+        try:
+            self._active = self._create_segment()
+            self._unsynced.append(old)
+            old.close_for_append()
+        except OSError as error:
+            raise self._write_failed(error) from error
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
-        self._unsynced.append(old)
         self._rolls += 1
-        old.close_for_append()
+        return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll if the active segment is older than ``segment.ms``. ``now_ms`` is wall-clock time."""
+        """Roll if the active segment is in use and older than ``segment.ms``. Raises as ``roll``."""
         active = self._active
         if active is None or active.size_bytes == 0 or self.offline_reason is not None:
             return False
@@ -491,94 +285,8 @@ class Log:
             self._arm_roll(active, now_ms)
         if now_ms < self._roll_ms:
             return False
-        self._guarded_roll()
+        self.roll()
         return True
-
-    def _guarded_roll(self) -> None:
-        try:
-            self.roll()
-        except DiskFullError:
-            raise
-        except OSError as error:
-            raise self._write_failed(error) from error
-
-    # --- syncing ---------------------------------------------------------------------------------------
-
-    @property
-    def has_unsynced(self) -> bool:
-        """Whether a sync would make something durable that is not."""
-        return (
-            self.synced_end_offset < self.log_end_offset
-            or bool(self._unsynced)
-            or self._directory_changes > self._directory_changes_synced
-            or self._epochs_version > self._epochs_version_saved
-        )
-
-    def begin_sync(self) -> SyncWork | None:
-        """What is to be synced now, or None: nothing, or a round is under way, or the log is offline.
-
-        The caller runs it, in a thread if it likes, and then calls ``finish_sync`` in its own. Appending
-        goes on meanwhile; it is for the next round.
-        """
-        if self._sync is not None or self.offline_reason is not None:
-            return None
-        self._sync = self._sync_work()
-        return self._sync
-
-    def _sync_work(self) -> SyncWork | None:
-        if not self.has_unsynced:
-            return None
-        active = self._segments[-1] if self._segments else None
-        files = [segment.file for segment in self._unsynced]
-        if active is not None and self.synced_end_offset < self.log_end_offset:
-            files.append(active.file)
-        directories = []
-        if self._directory_changes > self._directory_changes_synced:
-            directories.append(self._directory)
-        if self._parent_unsynced:
-            directories.append(layout.parent(self._directory))
-        epochs = None
-        if self._epochs_version > self._epochs_version_saved:
-            path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
-            epochs = path, encode_leader_epochs(self._epochs.entries(), self._state.truncations)
-        return SyncWork(
-            self._fs,
-            files,
-            directories,
-            epochs,
-            end_offset=self.log_end_offset,
-            closed=list(self._unsynced),
-            active=active,
-            truncations=self._state.truncations,
-            directory_changes=self._directory_changes,
-            epochs_version=self._epochs_version,
-        )
-
-    def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
-        """Take the outcome of ``work.run()``. A failed sync is final: the log goes offline (R26).
-
-        DiskFullError is no failed sync: nothing was counted, and the next round tries again.
-        """
-        self._sync = None
-        if isinstance(error, DiskFullError):
-            logger.warning("event=sync_postponed directory=%s error=%r", self._directory, str(error))
-        elif error is not None:
-            self._go_offline(f"sync failed: {error}")
-        elif work.truncations == self._state.truncations:
-            self._finished(work)
-
-    def _finished(self, work: SyncWork) -> None:
-        self._syncs += 1
-        self._parent_unsynced = False
-        self._directory_changes_synced = work.directory_changes
-        self._epochs_version_saved = work.epochs_version
-        self.synced_end_offset = max(self.synced_end_offset, work.end_offset)
-        for segment in work.closed:
-            if segment in self._unsynced:
-                self._unsynced.remove(segment)
-                segment.save_indexes(segment.size_bytes, final=True)
-        if work.active is self._active and work.active is not None:
-            work.active.save_indexes(work.active_position, final=False)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -592,33 +300,18 @@ class Log:
         limit = min(up_to, self.log_end_offset)
         if not self.log_start_offset <= offset < limit:
             return self._read_nothing(offset)
-        if self.damaged or self._clean_end is not None:
-            self._open_for_reading()
+        if self._is_damaged or self._clean_end is not None:
+            self._open()
         self._reads += 1
-        buffers: list[memoryview] = []
-        size_bytes, next_offset = 0, offset
-        number = bisect_right(self._bases, offset) - 1
         try:
-            while next_offset < limit:
-                run = self._segments[number].read(
-                    next_offset, max_bytes - size_bytes, limit, at_least_one=at_least_one and not buffers
-                )
-                if not run.view:
-                    break
-                buffers.append(run.view)
-                size_bytes += len(run.view)
-                next_offset = run.next_offset
-                number += 1
-                if size_bytes >= max_bytes or number == len(self._segments):
-                    break
-                if next_offset != self._bases[number]:
-                    break
+            return Slice(*self._segments.read(offset, max_bytes, limit, at_least_one))
         except (CorruptLogError, OSError) as error:
-            raise self._damage(error) from error
-        return Slice(buffers, size_bytes, next_offset)
+            raise self._read_failed(error) from error
 
     def _read_nothing(self, offset: int) -> Slice:
         """An empty slice for an offset in range with nothing below the limit, or the error."""
+        if self._is_damaged:
+            raise self._offline_error()
         if self.log_start_offset <= offset <= self.log_end_offset:
             return Slice([], 0, offset)
         raise OffsetOutOfRangeError(
@@ -627,34 +320,22 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(max timestamp, base offset) of the first batch whose max timestamp is not below
-        ``timestamp_ms``, or None. Below the log start there is nothing to find."""
-        self._open_for_reading()
-        start = self.log_start_offset
+        ``timestamp_ms``, or None. What was deleted is not found; an offset below the log start is it."""
+        self._open()
         try:
-            for segment in self._segments:
-                if segment.next_offset > start:
-                    found = segment.find_timestamp(timestamp_ms, start)
-                    if found is not None:
-                        return found[0], max(found[1], start)
+            found = self._segments.find_timestamp(timestamp_ms, self.log_start_offset)
         except (CorruptLogError, OSError) as error:
-            raise self._damage(error) from error
-        return None
+            raise self._read_failed(error) from error
+        return None if found is None else (found[0], max(found[1], self.log_start_offset))
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(largest timestamp, base offset of the first batch that has it), or None in an empty log."""
-        self._open_for_reading()
-        try:
-            for segment in self._segments:
-                segment.load_indexes()
-        except (CorruptLogError, OSError) as error:
-            raise self._damage(error) from error
-        largest = max((segment.max_timestamp_ms for segment in self._segments), default=NO_TIMESTAMP)
-        return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
-
-    def _open_for_reading(self) -> None:
-        if self.damaged:
-            raise self._offline_error()
         self._open()
+        try:
+            largest = self._segments.largest_timestamp_ms()
+        except (CorruptLogError, OSError) as error:
+            raise self._read_failed(error) from error
+        return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
 
     # --- epochs ----------------------------------------------------------------------------------------
 
@@ -672,16 +353,14 @@ class Log:
     def start_epoch(self, leader_epoch: int) -> None:
         """The batches from the log end on are of ``leader_epoch``: called by a leader taking over (R2)."""
         self._open()
-        if self._epochs.assign(leader_epoch, self.log_end_offset):
-            self._latest_epoch = leader_epoch
-            self._epochs_version += 1
+        self._epochs.assign(leader_epoch, self.log_end_offset)
+        self._latest_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
         """Drop the epoch that has no batch, if there is one: called by a replica becoming follower (R5)."""
         self._open()
-        if self._epochs.truncate_from_end(self.log_end_offset):
-            self._latest_epoch = self._epochs.latest_epoch
-            self._epochs_version += 1
+        self._epochs.truncate_from_end(self.log_end_offset)
+        self._latest_epoch = self._epochs.latest_epoch
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEntry:
         """(the largest known epoch not above ``leader_epoch``, its end offset, exclusive): R4."""
@@ -693,8 +372,8 @@ class Log:
     def truncate_to(self, offset: int) -> int:
         """Cut off the batch that holds ``offset`` and all behind it, durably. Returns the new log end.
 
-        Only a follower that was told to by its leader does this (R4). Synced before return. Raises
-        OffsetOutOfRangeError below the log start, DiskFullError with nothing changed, LogOfflineError.
+        Only a follower that was told to by its leader does this (R4). Raises OffsetOutOfRangeError below
+        the log start, DiskFullError with nothing changed, LogOfflineError.
         """
         self._open_active()
         if offset < self.log_start_offset:
@@ -702,49 +381,44 @@ class Log:
         if offset >= self.log_end_offset:
             self.forget_empty_epoch()
             return self.log_end_offset
-        number = bisect_right(self._bases, offset) - 1
-        segment = self._segments[number]
+        number = self._segments.number_of(offset)
         try:
-            found = segment.find(offset)
-            self._truncate(number, found)
-        except DiskFullError:
-            raise
-        except (OSError, CorruptLogError) as error:
+            found = self._segments.segments[number].find(offset)
+        except (CorruptLogError, OSError) as error:
+            raise self._read_failed(error) from error
+        start = min(self.log_start_offset, found.base_offset)
+        # First it is made known that nothing said so far holds above the new end: neither the recovery
+        # point nor any index block. From here on a crash leaves the old log or a shorter prefix of it.
+        self._write_state(LogState(start, self._state.truncations + 1, found.base_offset))
+        self.log_start_offset = start
+        try:
+            self._cut(number, found)
+        except (DiskFullError, OSError) as error:
             raise self._write_failed(error) from error
         return self.log_end_offset
 
-    def _truncate(self, number: int, found: Found) -> None:
-        """In an order that leaves, wherever it is cut, the old log or a shorter prefix of it.
-
-        First the log state says durably that nothing said earlier holds above the new end: neither the
-        recovery point nor any index block. Then files go and bytes are zeroed, and that is synced.
-        """
-        end = found.base_offset
-        start = min(self.log_start_offset, end)
-        self._write_state(LogState(start, self._state.truncations + 1, end))
-        segment = self._segments[number]
-        for later in reversed(self._segments[number + 1 :]):
-            self._unlink_segment(later)
-        del self._segments[number + 1 :]
-        del self._bases[number + 1 :]
+    def _cut(self, number: int, found: Found) -> None:
+        """Remove the segments behind ``number`` and the bytes of it from ``found`` on; sync all."""
+        segment = self._segments.segments[number]
+        closed = [one for one in self._unsynced if one.base_offset < segment.base_offset]
+        self._unsynced.clear()
+        self._segments.drop_behind(number)
         segment.drop_saved_indexes()
         segment.truncate_to_position(found)
-        for dirty in {*self._unsynced, segment}:
-            if dirty in self._segments:
-                dirty.file.sync()
+        self.log_end_offset = found.base_offset
+        self.forget_empty_epoch()
+        self._epochs_saved, epochs_file = self._epochs_to_save()
+        if epochs_file is not None:
+            self._fs.write_atomically(*epochs_file)
+        for one in (*closed, segment):
+            one.file.sync()
         self._fs.sync_dir(self._directory)
-        for dirty in self._unsynced:
-            if dirty in self._segments and dirty is not segment:
-                dirty.save_indexes(dirty.size_bytes, final=True)
-        self._unsynced.clear()
+        for one in closed:
+            one.save_indexes(one.size_bytes, final=True)
         self._directory_changes_synced = self._directory_changes
         self._active = segment
         self._roll_size_bytes = -1
-        self.log_start_offset = start
-        self.log_end_offset = self.synced_end_offset = end
-        self._epochs.truncate_from_end(end)
-        self._latest_epoch = self._epochs.latest_epoch
-        self._epochs_version += 1
+        self.synced_end_offset = found.base_offset
 
     def delete_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, durably, and retire the segments below it.
@@ -754,12 +428,11 @@ class Log:
         """
         if self.offline_reason is not None:
             raise self._offline_error()
-        self._open_for_reading()
+        self._open()
         if offset > self.log_end_offset:
             self._read_nothing(offset)
         if offset > self.log_start_offset:
-            count = max(bisect_right(self._bases, offset) - 1, 0)
-            self._delete(count, offset)
+            self._delete(max(self._segments.number_of(offset), 0), offset)
         return self.log_start_offset
 
     def apply_retention(
@@ -773,90 +446,45 @@ class Log:
         """
         if self.offline_reason is not None:
             return []
-        self._open_for_reading()
+        self._open()
         if up_to is None:
             up_to = self.synced_end_offset if self._config.synced_only else self.log_end_offset
-        plan = plan_retention(
-            self._summaries(),
-            log_size_bytes=self.size_bytes,
-            log_start_offset=self.log_start_offset,
-            up_to=up_to,
-            retention_ms=self._config.retention_ms,
-            retention_bytes=self._config.retention_bytes,
-            now_ms=now_ms if wall_ms is None else wall_ms,
-        )
+        try:
+            plan = plan_retention(
+                self._segments.summaries(),
+                log_size_bytes=self._segments.size_bytes,
+                log_start_offset=self.log_start_offset,
+                up_to=up_to,
+                retention_ms=self._config.retention_ms,
+                retention_bytes=self._config.retention_bytes,
+                now_ms=now_ms if wall_ms is None else wall_ms,
+            )
+        except (CorruptLogError, OSError) as error:
+            raise self._read_failed(error) from error
         names: list[str] = []
-        if plan.count:
-            if plan.count == len(self._segments):
-                self._guarded_roll()
-            names = self._delete(plan.count, plan.log_start_offset)
-        self._remove_retired(now_ms)
+        if plan.segment_count:
+            if plan.segment_count == len(self._segments):
+                self.roll()
+            names = self._delete(plan.segment_count, plan.log_start_offset)
+        self._removing(lambda: self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms))
         return names
 
-    def _summaries(self) -> Iterator[SegmentSummary]:
-        for segment in self._segments:
-            try:
-                segment.load_indexes()
-            except (CorruptLogError, OSError) as error:
-                raise self._damage(error) from error
-            yield SegmentSummary(
-                segment.base_offset, segment.next_offset, segment.size_bytes, segment.max_timestamp_ms
-            )
-
-    def _delete(self, count: int, log_start_offset: int) -> list[str]:
-        """Move the log start durably, then retire the ``count`` oldest segments."""
-        try:
-            self._write_state(self._state._replace(log_start_offset=log_start_offset))
-            self.log_start_offset = log_start_offset
-            if self._epochs.truncate_from_start(log_start_offset):
-                self._epochs_version += 1
-            retired = self._segments[:count]
-            del self._segments[:count]
-            del self._bases[:count]
-            for segment in retired:
-                self._retire_segment(segment)
-            if retired:
-                self._fs.sync_dir(self._directory)
-        except DiskFullError:
-            raise
-        except OSError as error:
-            raise self._write_failed(error) from error
+    def _delete(self, segment_count: int, log_start_offset: int) -> list[str]:
+        """Move the log start durably, then retire the oldest segments."""
+        self._write_state(self._state._replace(log_start_offset=log_start_offset))
+        self.log_start_offset = log_start_offset
+        self._epochs.truncate_from_start(log_start_offset)
+        retired: list[Segment] = []
+        self._removing(lambda: retired.extend(self._segments.retire(segment_count)))
+        self._unsynced = [segment for segment in self._unsynced if segment not in retired]
+        self._segments_deleted += len(retired)
         return [layout.segment_file_name(segment.base_offset, layout.LOG_SUFFIX) for segment in retired]
 
-    def _retire_segment(self, segment: Segment) -> None:
-        """Rename a segment's files, so that they are gone for a start, and keep them for a while."""
-        if segment in self._unsynced:
-            self._unsynced.remove(segment)
-        for suffix in layout.SEGMENT_SUFFIXES:
-            path = segment.path(suffix)
-            if self._fs.exists(path):
-                self._fs.rename(path, path + layout.DELETED_SUFFIX)
-                self._retired.append((path + layout.DELETED_SUFFIX, None))
-        segment.release()
-        self._segments_deleted += 1
-
-    def _remove_retired(self, now_ms: int) -> None:
-        """Unlink what was retired ``file.delete.delay.ms`` before; what is new starts waiting."""
-        delay_ms = self._config.file_delete_delay_ms
-        dated = [(path, now_ms + delay_ms if due is None else due) for path, due in self._retired]
-        self._retired = [(path, due) for path, due in dated if due > now_ms]
-        for path, due in dated:
-            if due <= now_ms:
-                self._fs.unlink(path)
-
-    def _unlink_segment(self, segment: Segment) -> None:
-        for suffix in layout.SEGMENT_SUFFIXES:
-            path = segment.path(suffix)
-            if self._fs.exists(path):
-                self._fs.unlink(path)
-        segment.release()
-
-    def _write_state(self, state: LogState) -> None:
-        path = layout.join(self._directory, layout.LOG_STATE_FILE)
-        self._fs.write_atomically(path, encode_log_state(state))
-        self._state = state
-        for segment in self._segments:
-            segment.state = state
+    def _removing(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            raise self._write_failed(error) from error
 
     # --- state -----------------------------------------------------------------------------------------
 
@@ -867,19 +495,19 @@ class Log:
     @property
     def size_bytes(self) -> int:
         """Of all batches, without space allocated ahead."""
-        self._open_for_reading()
-        return sum(segment.size_bytes for segment in self._segments)
+        self._open()
+        return self._segments.size_bytes
 
     @property
     def segment_count(self) -> int:
-        self._open_for_reading()
+        self._open()
         return len(self._segments)
 
     def statistics(self) -> LogStatistics:
         segments = self._segments
         return LogStatistics(
             segment_count=len(segments),
-            size_bytes=sum(segment.size_bytes for segment in segments),
+            size_bytes=segments.size_bytes,
             appends=self._appends,
             reads=self._reads,
             rolls=self._rolls,
@@ -891,32 +519,4 @@ class Log:
 
     def release_idle(self) -> int:
         """Let go of files and maps not used since the last call. Returns how many segments that were."""
-        released = 0
-        for segment in self._segments:
-            if segment.used:
-                segment.used = False
-            elif segment not in self._unsynced and segment is not self._active and segment.release():
-                released += 1
-        return released
-
-    def _offline_error(self) -> LogOfflineError:
-        return LogOfflineError(
-            f"the log in {self._directory} is offline: {self.offline_reason}",
-            hint="restart the broker once the disk is repaired; see its log",
-        )
-
-    def _go_offline(self, reason: str) -> None:
-        if self.offline_reason is None:
-            self.offline_reason = reason
-            logger.error("event=log_offline directory=%s reason=%r", self._directory, reason)
-        self._active = None
-
-    def _write_failed(self, error: BaseException) -> LogOfflineError:
-        self._go_offline(f"write failed: {error}")
-        return self._offline_error()
-
-    def _damage(self, error: BaseException) -> LogOfflineError:
-        """Something that was intact when it was written is not: no more reading either (R24)."""
-        self.damaged = True
-        self._go_offline(str(error))
-        return self._offline_error()
+        return 0 if self.has_unsynced else self._segments.release_idle()

@@ -183,7 +183,7 @@ class LogStore:
                 self._add(tp, name, self._open_log(name, config))
             elif self._known_to_hold_records(name):
                 reason = f"{self._join(name)} is missing, but the checkpoint knows records in it"
-                self._add(tp, name, Log.offline(self._fs, self._join(name), config, reason))
+                self._add(tp, name, Log.damaged(self._fs, self._join(name), config, reason))
             else:
                 self.create_log(tp, topic_id, config)
         self._look_around(names)
@@ -196,7 +196,7 @@ class LogStore:
         try:
             return Log.recover(self._fs, directory, config, self._points.get(name))
         except (StorageError, OSError, ValueError) as error:
-            return Log.offline(self._fs, directory, config, str(error))
+            return Log.damaged(self._fs, directory, config, str(error))
 
     def _known_to_hold_records(self, name: str) -> bool:
         end = self._clean_ends.get(name)

@@ -23,6 +23,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError
@@ -34,6 +35,7 @@ from kafkalite.storage.checkpoints import (
     RecoveryPoint,
     decode_leader_epochs,
     decode_log_state,
+    encode_leader_epochs,
 )
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
@@ -152,10 +154,9 @@ class _Recovery:
         changed = self._apply(names, found)
         self._epochs.truncate_from_end(self._offset)
         self._epochs.truncate_from_start(start)
+        self._save_epochs(saved)
         self._sync(changed)
-        return OpenedLog(
-            self._segments, self._state, self._offset, self._epochs, self._epochs.entries() == saved
-        )
+        return OpenedLog(self._segments, self._state, self._offset, self._epochs, epochs_saved=True)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class _Recovery:
         candidates = {base: self._open_segment(base) for base in bases[first:]}
         self._proven = max([self._proven, *(one.saved_end_offset() for one in candidates.values())])
         first = max(bisect_right(bases, self._proven) - 1, 0)
-        for base, next_offset in zip(bases[:first], bases[1:], strict=False):
+        for base, next_offset in pairwise(bases[: first + 1]):
             segment = _closed_segment(self._fs, self._directory, self._config, self._state, base, next_offset)
             self._segments.append(segment)
         self._offset = min(bases[0], start) if bases else start
@@ -302,6 +303,13 @@ class _Recovery:
             self._fs.unlink(layout.join(self._directory, name))
         leftovers = _remove_leftovers(self._fs, self._directory, names)
         return leftovers or bool(orphans) or len(kept) != len(found)
+
+    def _save_epochs(self, saved: list[EpochEntry] | None) -> None:
+        """Make the checkpoint say what was found, before all that was found counts as synced."""
+        entries = self._epochs.entries()
+        if entries != (saved or []):
+            path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
+            self._fs.write_atomically(path, encode_leader_epochs(entries, self._state.truncations))
 
     def _sync(self, changed: bool) -> None:
         """Cut the files to their contents, and sync what may not have been."""

@@ -24,9 +24,9 @@ class SegmentSummary(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """Remove the ``count`` oldest segments, all of them only after a roll; then the log starts there."""
+    """Remove so many of the oldest segments, all of them only after a roll; then the log starts there."""
 
-    count: int
+    segment_count: int
     log_start_offset: int
 
 

@@ -14,6 +14,7 @@ import logging
 from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptLogError, DiskFullError
+from kafkalite.limits import KIB
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.header import scan
 from kafkalite.storage import layout
@@ -38,6 +39,10 @@ logger = logging.getLogger(__name__)
 #: what a start after a crash walks again to 256 KiB, and a small batch pays for no index write.
 SAVE_INDEX_ENTRIES: Final = 64
 
+
+#: Allocated behind the last batch at all times, and given up when a small file, such as the log state that
+#: lets retention free space, finds no room elsewhere (R26).
+RESERVE_BYTES: Final = 16 * KIB
 
 #: Above every offset: "the last batch isn't known yet".
 _UNKNOWN: Final = 2**63 - 1
@@ -84,6 +89,7 @@ class Segment:
         "_saved_end_position",
         "_time_saved_bytes",
         "_time_saved_entries",
+        "_writable_bytes",
         "allocated_bytes",
         "base_offset",
         "boundary_bytes_scanned",
@@ -119,7 +125,7 @@ class Segment:
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.size_bytes = size_bytes
-        self.allocated_bytes = size_bytes
+        self._set_allocated(size_bytes)
         self.first_append_ms = NO_TIMESTAMP
         self._file: File | None = None
         self._map = memoryview(b"")
@@ -161,7 +167,7 @@ class Segment:
     def file(self) -> File:
         if self._file is None:
             self._file = self._fs.open(self.path())
-            self.allocated_bytes = self._file.size()
+            self._set_allocated(self._file.size())
         return self._file
 
     def reconfigure(self, config: LogConfig) -> None:
@@ -181,7 +187,7 @@ class Segment:
         if file is None or not self.indexes_loaded:
             self.load_indexes()
             file = self.file
-        if end > self.allocated_bytes:
+        if end > self._writable_bytes:
             self._grow(end)
         try:
             file.write_at(position, batches)
@@ -191,6 +197,7 @@ class Segment:
         self.note_batch(position, base_offset, max_timestamp_ms)
         self.size_bytes = end
         self.next_offset = last_offset + 1
+        self.used = True
 
     def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
         """Keep the indexes: a batch stands at ``position``. Called once for each batch, in order."""
@@ -208,24 +215,29 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` at least, ahead if the disk has it. Raises DiskFullError."""
+        """Allocate space up to ``end`` and the reserve at least, ahead if the disk has it.
+
+        Raises DiskFullError with nothing changed; what is left of the reserve is for small files (R26).
+        """
         config, allocated = self._config, self.allocated_bytes
+        needed = end + min(RESERVE_BYTES, config.preallocate_min_bytes)
         step = min(max(allocated, config.preallocate_min_bytes), config.preallocate_max_bytes)
-        ahead = max(min(allocated + step, config.segment_bytes), end)
+        ahead = max(min(allocated + step, config.segment_bytes), needed)
         self._mapped_bytes = 0  # a map is not promised to show what is written after growth
-        try:
-            self.file.allocate(ahead)
-            self.allocated_bytes = ahead
-        except DiskFullError:
-            self.file.truncate(allocated)  # what was got of the step goes back; nobody has seen it
-            if ahead == end:
-                raise
+        for length in dict.fromkeys((ahead, needed)):
             try:
-                self.file.allocate(end)
+                self.file.allocate(length)
             except DiskFullError:
-                self.file.truncate(allocated)
-                raise
-            self.allocated_bytes = end
+                self.file.truncate(allocated)  # a part may have been got; nobody has seen it
+                if length == needed:
+                    raise
+            else:
+                self._set_allocated(length)
+                return
+
+    def _set_allocated(self, length: int) -> None:
+        self.allocated_bytes = length
+        self._writable_bytes = length - min(RESERVE_BYTES, self._config.preallocate_min_bytes)
 
     def _zero(self, position: int, end: int) -> None:
         """Overwrite [position, end): what a recovery finds there must not look like data."""
@@ -237,9 +249,10 @@ class Segment:
 
     def close_for_append(self) -> None:
         """Give the space allocated ahead back. Readers' views end at ``size_bytes`` and stay valid."""
-        if self.file is not None and self.allocated_bytes != self.size_bytes:
-            self.file.truncate(self.size_bytes)
-            self.allocated_bytes = self.size_bytes
+        file = self.file
+        if self.allocated_bytes != self.size_bytes:
+            file.truncate(self.size_bytes)
+            self._set_allocated(self.size_bytes)
             self._mapped_bytes = 0
 
     def truncate_to_position(self, found: Found) -> None:
@@ -251,10 +264,10 @@ class Segment:
         self._zero(found.position, self.size_bytes)
         self.size_bytes = found.position
         self.next_offset = found.base_offset
-        self.rebuild_tail_state()
+        self._rebuild_tail()
 
-    def rebuild_tail_state(self) -> None:
-        """Indexes and the largest timestamp, from what is left in the indexes and a walk behind them."""
+    def _rebuild_tail(self) -> None:
+        """The indexes and the largest timestamp, from what is left of the indexes and a walk behind them."""
         self.offset_index.truncate_to_position(self.size_bytes)
         index = self.offset_index
         self.time_index.truncate_to_offset(index.last_relative_offset)
@@ -292,7 +305,7 @@ class Segment:
                 return Found(position, base_offset)
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
-    def read(self, offset: int, max_bytes: int, up_to: int, *, at_least_one: bool) -> Run:
+    def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
         """Whole batches from the one that holds ``offset``, none that reaches to ``up_to`` (exclusive).
 
         As many as fit in ``max_bytes``; the first comes in any case if ``at_least_one``.
@@ -333,10 +346,10 @@ class Segment:
         return end, next_offset
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """(max timestamp, base offset) of the first batch at or behind ``from_offset`` whose max timestamp is not below ``timestamp_ms``.
+        """(max timestamp, base offset) of the first batch whose max timestamp is not below that.
 
-        ``from_offset`` at or below base_offset asks of the whole segment, and less than one index interval
-        is walked.
+        Batches wholly below ``from_offset`` don't count. Less than one index interval is walked, unless
+        the one batch the index knows is below ``from_offset``.
         """
         self.load_indexes()
         if timestamp_ms > self.max_timestamp_ms:
@@ -384,27 +397,26 @@ class Segment:
         self.take_saved_indexes(self.next_offset)
         # The blocks may reach further than the last entry; the walk from there also finds the last batch.
         index = self.offset_index
-        reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
+        position, reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
         if reached != self.next_offset and len(index):
             logger.warning("event=index_rebuilt path=%s", self.path())
             self.drop_saved_indexes()
             self._forget_indexes()
-            reached = self._walk(0, self.base_offset)
+            position, reached = self._walk(0, self.base_offset)
         if reached != self.next_offset:
-            raise self.damaged(
-                self.size_bytes, f"the batches to end at offset {self.next_offset}", f"offset {reached}"
-            )
+            raise self.damaged(position, f"the batch with offset {reached}", "none")
+        self.size_bytes = position  # a file may be longer, by zeros that were allocated ahead
         self.indexes_loaded = True
 
-    def _walk(self, position: int, offset: int) -> int:
-        """Index the batches from ``position``, which starts with ``offset``. Returns the offset reached."""
-        for position, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
-            if base_offset != offset or last_delta < 0 or length <= 0:
-                return offset
-            self.note_batch(position, base_offset, max_ms)
+    def _walk(self, position: int, offset: int) -> tuple[int, int]:
+        """Index the batches from ``position``, which starts with ``offset``: (position, offset) reached."""
+        for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
+            if base_offset != offset:
+                break
+            self.note_batch(start, base_offset, max_ms)
             offset += last_delta + 1
-            position += length
-        return offset if position == self.size_bytes else NO_OFFSET
+            position = start + length
+        return position, offset
 
     def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
         """Load what both index files agree on below offset ``up_to`` (exclusive).
@@ -449,8 +461,8 @@ class Segment:
         return False
 
     def saved_end_offset(self) -> int:
-        """The largest offset (exclusive) that an intact index block proves to have been synced."""
-        end = self.base_offset
+        """The largest offset (exclusive) that an intact index block proves to have been synced; 0: none."""
+        end = 0
         for suffix, magic, entry_bytes in (
             (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
             (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
@@ -545,11 +557,22 @@ class Segment:
 
     # --- life ------------------------------------------------------------------------------------------
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a file or a map is held."""
+        return self._file is not None or self._mapped_bytes > 0
+
     def release(self) -> None:
-        """Let go of the file, the map and, if they can be loaded again, the indexes."""
+        """Let go of the file and the map. They come back when needed; views handed out stay valid."""
         self._file = None
         self._map = memoryview(b"")
         self._mapped_bytes = 0
+
+    def first_timestamp_ms(self) -> int:
+        """The largest timestamp of the first batch; NO_TIMESTAMP without one."""
+        for _, _, _, timestamp_ms, _ in scan(self.view(), 0, self.size_bytes):
+            return timestamp_ms
+        return NO_TIMESTAMP
 
     def damaged(self, position: int, expected: str, actual: str) -> CorruptLogError:
         return CorruptLogError(path=self.path(), position=position, expected=expected, actual=actual)

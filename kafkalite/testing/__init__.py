@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from kafkalite.testing.faults import fail_next as fail_next
     from kafkalite.testing.sync_cluster import SyncCluster as SyncCluster
     from kafkalite.testing.virtual_clock import VirtualClock as VirtualClock
+    from kafkalite.testing.wire import WireClient as WireClient
 
 _HOME = {
     "Cluster": "kafkalite.testing.cluster",
     "SyncCluster": "kafkalite.testing.sync_cluster",
     "VirtualClock": "kafkalite.testing.virtual_clock",
+    "WireClient": "kafkalite.testing.wire",
     "delay_next": "kafkalite.testing.faults",
     "disconnect_next": "kafkalite.testing.faults",
     "drop_next": "kafkalite.testing.faults",

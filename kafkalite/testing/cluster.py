@@ -103,7 +103,7 @@ class Cluster:
     async def start(self) -> None:
         """Start the broker, or start it again after ``stop`` or ``crash``, at the same address."""
         if self._filesystem is None:
-            self._filesystem = MemoryFileSystem() if self._is_memory else RealFileSystem()
+            self._filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
             if not self._is_memory:
                 self._directory = tempfile.TemporaryDirectory(prefix="kafkalite-cluster-")
         log_dirs = self._directory.name if self._directory is not None else "/cluster"

@@ -101,7 +101,9 @@ def spawn(repository: Path) -> Iterator[Spawn]:
     """Start kl as a process; killed at the end if it still runs."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*arguments: str | Path, module: str = "kafkalite", **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        *arguments: str | Path, module: str = "kafkalite", **environment: str
+    ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],
             stdin=subprocess.PIPE,

@@ -201,6 +201,13 @@ def test_growing_beyond_the_brokers_that_are_left_is_refused(new_metadata):
     assert only(metadata.grow("a", 2)).error_code == ErrorCode.INVALID_REPLICATION_FACTOR
 
 
+def test_a_generator_started_again_from_its_seed_makes_no_id_twice(metadata):
+    for round_number in range(3):
+        metadata.rng.seed(5)
+        metadata.create(f"a-{round_number}", f"b-{round_number}")
+    assert len(metadata.image.topics_by_id) == len(metadata.image.topics) == 6
+
+
 def test_configs_are_set_changed_and_taken_away(metadata):
     metadata.create("a", configs={"retention.ms": "5"})
     metadata.alter("topic", "a", {"retention.ms": "6", "preallocate": "yes"})

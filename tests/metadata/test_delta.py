@@ -210,10 +210,17 @@ def test_a_delta_is_applied_once():
         delta.replay(TopicRecord(A, "t"))
 
 
+def test_the_id_of_a_topic_in_the_image_before_is_taken():
+    before = image_of(*ORDERS)
+    with pytest.raises(AssertionError, match="another topic's"):
+        Delta(before).replay(TopicRecord(A, "other"))
+
+
 @pytest.mark.parametrize(
     ("records", "match"),
     [
         ([*ORDERS, TopicRecord(B, "orders")], "exists already"),
+        ([*ORDERS, TopicRecord(A, "other")], "another topic's"),
         ([RemoveTopicRecord(A)], "no topic with the id"),
         ([partition(A, 0)], "no topic with the id"),
         ([*ORDERS, RemoveTopicRecord(A), partition(A, 0)], "no topic with the id"),

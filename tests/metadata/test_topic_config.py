@@ -115,8 +115,8 @@ def test_the_largest_broker_default_is_allowed_for_the_topic(name):
     [
         ("retention.ms", "-2", "-1"),
         ("segment.bytes", "10", "from 1024"),
-        ("cleanup.policy", "compact", "one of delete"),
-        ("compression.type", "zstd", "one of producer"),
+        ("cleanup.policy", "compact", "one of delete: compaction is not built yet"),
+        ("compression.type", "zstd", "one of producer: the broker keeps batches as they were sent"),
         ("message.timestamp.type", "createtime", "one of CreateTime, LogAppendTime"),
         ("durability", "maybe", "one of fsync, page-cache"),
         ("preallocate", "perhaps", "true or false"),
@@ -129,6 +129,11 @@ def test_a_refused_value_says_key_value_and_what_is_allowed(name, value, allowed
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
     assert allowed in str(caught.value)
+
+
+def test_a_brokers_default_says_as_much():
+    with pytest.raises(ConfigError, match=r"log\.cleanup\.policy is 'compact'.*not built yet"):
+        parse_broker_config("log.cleanup.policy", "compact")
 
 
 def test_overrides_are_stored_under_one_name_in_one_spelling():

@@ -292,6 +292,27 @@ async def test_a_stale_decision_is_made_again_on_the_newer_image(kit):
         await node.stop()
 
 
+async def test_r18_a_reply_waits_for_this_nodes_image_and_not_only_for_the_commit(kit):
+    class CommittedElsewhere(kit.Member):
+        """Commits at once; the entry comes back to this node when it is delivered."""
+
+        async def commit(self, records, after_offset):
+            outcome = self._log.append(after_offset, records)
+            outcome.cancel()
+            return self._log.entries[-1][0]
+
+    member = CommittedElsewhere(kit.SharedLog(random.Random(1)), 1)
+    node = node_on(member)
+    await node.start()
+    submitted = asyncio.create_task(node.submit(RegisterBroker(1, ("a:1",))))
+    await kit.turn()
+    assert not submitted.done()
+    member.deliver()
+    await submitted
+    assert node.image.brokers.keys() == {1}
+    await node.stop()
+
+
 async def test_a_snapshot_that_arrives_later_replaces_the_image(kit):
     member = kit.Member(kit.SharedLog(random.Random(1)), 1)
     node = node_on(member)

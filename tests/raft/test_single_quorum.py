@@ -264,8 +264,8 @@ async def test_a_snapshot_that_fails_ends_the_quorum_after_the_commit(disk, kit)
     machine = await started(quorum, kit)
     disk.failing = {"sync_dir"}
     assert await quorum.commit(kit.topic(0), 0) == 1
-    assert isinstance(machine.failure, LogOfflineError)
     await quorum.stop()
+    assert isinstance(machine.failure, LogOfflineError)
 
 
 def test_a_file_system_needs_a_directory(disk):

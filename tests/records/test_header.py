@@ -250,7 +250,7 @@ def test_codec_names_are_those_of_compression_type(codec: Codec) -> None:
 
 
 def test_an_unknown_codec_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="compression.type is 'brotli', but must be one of none, gzip"):
+    with pytest.raises(ConfigError, match=r"compression\.type is 'brotli', but must be one of none, gzip"):
         Codec.parse("brotli")
 
 

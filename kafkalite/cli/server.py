@@ -1,0 +1,143 @@
+"""``kl server``: a broker as a service, and the formatting of its data directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.config import parse_overrides
+from kafkalite.cli.exit_codes import ExistsAlreadyError, UsageError
+from kafkalite.cli.invocation import debug_option, output_option
+from kafkalite.cli.output import print_document
+from kafkalite.cli.serving import serve
+
+if TYPE_CHECKING:
+    from kafkalite.broker.broker import Broker
+    from kafkalite.broker.config import Settings
+
+
+@click.group()
+def server() -> None:
+    """Run a broker; format its data directory."""
+
+
+def _load(file: Path | None, overrides: tuple[str, ...], data: Path | None) -> Settings:
+    from kafkalite.broker.config import load_settings
+
+    flags: dict[str, Any] = dict(parse_overrides(overrides))
+    if data is not None:
+        flags["log.dirs"] = str(data)
+    return load_settings(file, os.environ, flags)
+
+
+@server.command(
+    epilog="""\b
+Settings have Kafka's names. Flags win over the environment (KAFKALITE_LOG_RETENTION_MS),
+that over the file, that over the defaults; 'kl config explain NAME' says which it was.
+
+\b
+Examples:
+  kl server start --data /var/lib/kafkalite
+  kl server start -f kafkalite.toml --set listeners=0.0.0.0:9092 --log-format json"""
+)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
+@click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    envvar="KL_LOG_FORMAT",
+    show_envvar=True,
+    help="Of the log lines, on stderr.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    envvar="KL_LOG_LEVEL",
+    show_envvar=True,
+)
+@debug_option
+def start(
+    file: Path | None, data: Path | None, overrides: tuple[str, ...], log_format: str, log_level: str
+) -> None:
+    """Run a broker in the foreground. SIGTERM and Ctrl-C stop it in order."""
+    settings = _load(file, overrides, data)
+    if settings.config.log_dirs is None:
+        raise UsageError(
+            "where shall the data go? Give --data DIRECTORY, or log.dirs in the file",
+            hint="a broker in memory, to develop against, is 'kl dev'",
+        )
+    from kafkalite.broker.server_logging import configure
+
+    configure(log_level, cast('Literal["console", "json"]', log_format))
+
+    async def when_up(broker: Broker) -> None:
+        from kafkalite import __version__
+
+        addresses = ", ".join(broker.addresses)
+        click.echo(f"kafkalite {__version__}, node {settings.config.node_id}, is up on {addresses}")
+
+    invocation.run(lambda: serve(settings.config, when_up))
+
+
+@server.command("format")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
+@click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
+@click.option("--cluster-id", help="Join this cluster.  [default: cluster.id, or a new one]")
+@click.option("--node-id", type=click.IntRange(min=0), help="This node's number.  [default: node.id]")
+@click.option("--if-not-formatted", is_flag=True, help="A directory that is formatted already is no error.")
+@click.option("--dry-run", is_flag=True, help="Say what would be formatted, touch nothing.")
+@debug_option
+@output_option
+def format_directory(
+    file: Path | None,
+    data: Path | None,
+    overrides: tuple[str, ...],
+    cluster_id: str | None,
+    node_id: int | None,
+    if_not_formatted: bool,
+    dry_run: bool,
+) -> None:
+    """Make a data directory: cluster id, node id, directory id. Once; a strange one is refused later."""
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.log_store import format_data_dir, read_identity
+
+    config = _load(file, overrides, data).config
+    if config.log_dirs is None:
+        raise UsageError("which directory? Give --data DIRECTORY, or log.dirs in the file")
+    filesystem = RealFileSystem()
+    identity = read_identity(filesystem, config.log_dirs)
+    if identity is not None and not if_not_formatted:
+        raise ExistsAlreadyError(
+            f"{config.log_dirs} is formatted already, for node {identity.node_id}",
+            hint="use it as it is (--if-not-formatted), or choose another",
+        )
+    document: dict[str, Any] = {"path": config.log_dirs}
+    if dry_run:
+        print_document(
+            document | {"formatted_already": identity is not None, "dry_run": True},
+            invocation.current().output,
+        )
+        return
+    if identity is None:
+        identity = format_data_dir(
+            filesystem,
+            config.log_dirs,
+            cluster_id=cluster_id or config.cluster_id,
+            node_id=config.node_id if node_id is None else node_id,
+        )
+    document |= {
+        "cluster_id": identity.cluster_id,
+        "node_id": identity.node_id,
+        "directory_id": identity.directory_id,
+    }
+    print_document(document, invocation.current().output)

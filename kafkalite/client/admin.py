@@ -1,0 +1,394 @@
+"""Admin: topics, their settings, the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+from kafkalite.client.cluster import ClusterClient
+from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
+from kafkalite.client.offsets import check_partitions, list_offsets, offsets_for_times
+from kafkalite.errors import BrokerError, ClientClosedError, broker_error
+from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_OFFSET, OffsetAndTimestamp, TopicPartition
+from kafkalite.protocol.messages import admin as messages
+from kafkalite.protocol.messages.data import DeleteRecordsPartition, DeleteRecordsRequest
+from kafkalite.protocol.messages.metadata import (
+    BrokerMetadata,
+    DescribeClusterRequest,
+    MetadataRequest,
+    TopicMetadata,
+)
+
+BROKER_DEFAULT = -1  #: as a number of partitions or replicas: the broker's own setting
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to be created. BROKER_DEFAULT takes num.partitions, or default.replication.factor."""
+
+    name: str
+    partitions: int = BROKER_DEFAULT
+    replication_factor: int = BROKER_DEFAULT
+    configs: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    name: str
+    topic_id: str
+    num_partitions: int
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    partition: int
+    leader_id: int  #: -1 while there is none
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: tuple[PartitionDescription, ...]  #: the index is the partition
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    name: str
+    value: str | None
+    source: str  #: "default", "broker" or "topic"
+    read_only: bool
+    documentation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    node_id: int
+    address: str
+    rack: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str
+    controller_id: int
+    metadata_offset: int
+    brokers: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogDescription:
+    """One partition's log on one broker."""
+
+    node_id: int
+    path: str
+    topic: str
+    partition: int
+    size_bytes: int
+    segment_count: int
+    log_start_offset: int
+    log_end_offset: int  #: exclusive
+    offline_reason: str | None
+
+
+class Admin:
+    """Looks after a cluster.
+
+    ::
+
+        async with Admin("localhost:9092") as admin:
+            await admin.create_topic("orders", partitions=3)
+
+    Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the first
+    error, with a note on how many others failed; with ``return_exceptions=True`` they return errors as results.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **settings: Unpack[CommonSettings],
+    ) -> None:
+        self.config = admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
+        self._cluster = ClusterClient(self.config)
+        self._state = "new"
+
+    def __repr__(self) -> str:
+        return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
+
+    async def start(self) -> Self:
+        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        if self._state != "new":
+            raise ClientClosedError(f"an admin starts once; this one is {self._state}")
+        self._state = "closed"
+        await self._cluster.start()
+        self._state = "open"
+        return self
+
+    async def close(self) -> None:
+        """Close the connections. May be called twice."""
+        self._state = "closed"
+        await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, request: Any, *, node_id: int | None = None) -> Any:
+        if self._state != "open":
+            raise ClientClosedError(
+                f"the admin is {self._state}", hint="open it with 'async with' or start()"
+            )
+        return (await self._cluster.call(request, node_id=node_id)).message
+
+    @property
+    def _timeout_ms(self) -> int:
+        return self.config.request_timeout_ms
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = BROKER_DEFAULT,
+        replication_factor: int = BROKER_DEFAULT,
+        *,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> CreatedTopic:
+        """Create a topic. Raises TopicAlreadyExistsError, InvalidTopicError, InvalidPartitionsError,
+        InvalidReplicationFactorError, InvalidConfigError.
+        """
+        topic = NewTopic(name, partitions, replication_factor, configs)
+        created: CreatedTopic = (await self.create_topics([topic], validate_only=validate_only))[name]
+        return created
+
+    async def create_topics(
+        self,
+        topics: Iterable[NewTopic] | Mapping[str, int],
+        *,
+        validate_only: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[str, Any]:
+        """Create topics, given as NewTopic or as {name: number of partitions}; {name: CreatedTopic}."""
+        if isinstance(topics, Mapping):
+            topics = [NewTopic(name, partitions) for name, partitions in topics.items()]
+        new = [
+            messages.NewTopic(
+                topic.name,
+                topic.partitions,
+                topic.replication_factor,
+                {key: str(value) for key, value in (topic.configs or {}).items()},
+            )
+            for topic in topics
+        ]
+        answer = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
+        results: dict[str, CreatedTopic | BrokerError] = {}
+        for topic in answer.topics:
+            results[topic.name] = _error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
+                topic.name, topic.topic_id, topic.num_partitions, topic.replication_factor
+            )
+        return _told(results, return_exceptions)
+
+    async def delete_topics(
+        self, names: Iterable[str], *, return_exceptions: bool = False
+    ) -> dict[str, BrokerError | None]:
+        """Delete topics and all their records; {name: None}. Raises UnknownTopicOrPartitionError."""
+        answer = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
+        results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
+        return _told(results, return_exceptions)
+
+    async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
+        """Every topic; internal ones only when asked for."""
+        answer = await self._call(MetadataRequest(None, False))
+        return [_description(topic) for topic in answer.topics if internal or not topic.is_internal]
+
+    async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
+        """The topics, in the order of ``names``. Raises UnknownTopicOrPartitionError."""
+        answer = await self._call(MetadataRequest(list(names), False))
+        described = {}
+        for topic in answer.topics:
+            error = _error_of(topic, f"topic {topic.name!r}")
+            if error is not None:
+                raise error
+            described[topic.name] = _description(topic)
+        return [described[name] for name in names]
+
+    async def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
+        """Give a topic more partitions: ``total_count`` then. Raises InvalidPartitionsError."""
+        request = messages.CreatePartitionsRequest(
+            self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
+        )
+        _raise_first((await self._call(request)).topics, f"topic {name!r}")
+
+    # --- settings ------------------------------------------------------------------------------
+
+    async def describe_configs(
+        self, resource_type: Literal["topic", "broker"], name: str
+    ) -> dict[str, ConfigValue]:
+        """Every setting of a topic, or of a broker (its node id), by name."""
+        request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
+        resources = (await self._call(request)).resources
+        _raise_first(resources, f"{resource_type} {name!r}")
+        return {
+            entry.name: ConfigValue(
+                entry.name, entry.value, entry.source, entry.read_only, entry.documentation
+            )
+            for entry in resources[0].entries
+        }
+
+    async def alter_configs(
+        self,
+        resource_type: Literal["topic", "broker"],
+        name: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set settings; None takes an override away. All or none. Raises InvalidConfigError."""
+        request = messages.AlterConfigsRequest(
+            validate_only,
+            [
+                messages.ConfigChange(resource_type, str(name), key, None if value is None else str(value))
+                for key, value in changes.items()
+            ],
+        )
+        _raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
+
+    # --- records and offsets -------------------------------------------------------------------
+
+    async def list_offsets(
+        self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """Where each partition begins, ends (exclusive), or passes a time in ms; offset -1: all are older."""
+        self._check_open()
+        named = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+        timestamp_ms = named[at] if isinstance(at, str) else at
+        wanted = dict.fromkeys(tps, timestamp_ms)
+        if timestamp_ms in {EARLIEST, LATEST}:
+            listed = await list_offsets(self._cluster, wanted)
+            return {
+                tp: OffsetAndTimestamp(entry.offset, entry.timestamp_ms, entry.leader_epoch)
+                for tp, entry in listed.items()
+            }
+        found = await offsets_for_times(self._cluster, wanted)
+        return {tp: entry or OffsetAndTimestamp(NO_OFFSET, -1, -1) for tp, entry in found.items()}
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
+    ) -> dict[TopicPartition, Any]:
+        """Delete records below an offset (-1: all that can be read); {partition: the new log start offset}."""
+        self._check_open()
+        await check_partitions(self._cluster, before)
+        by_leader: dict[int, list[DeleteRecordsPartition]] = {}
+        for tp, offset in before.items():
+            node_id = self._cluster.metadata.leader(tp).node_id
+            by_leader.setdefault(node_id, []).append(DeleteRecordsPartition(*tp, offset))
+        results: dict[TopicPartition, int | BrokerError] = {}
+        for node_id, partitions in by_leader.items():
+            answer = await self._call(
+                DeleteRecordsRequest(self._timeout_ms, partitions), node_id=node_id if node_id >= 0 else None
+            )
+            for deleted in answer.partitions:
+                tp = TopicPartition(deleted.topic, deleted.partition)
+                results[tp] = _error_of(deleted, str(tp)) or deleted.log_start_offset
+        return _told(results, return_exceptions)
+
+    # --- cluster -------------------------------------------------------------------------------
+
+    async def describe_cluster(self) -> ClusterDescription:
+        answer = await self._call(DescribeClusterRequest())
+        return ClusterDescription(
+            answer.cluster_id,
+            answer.controller_id,
+            answer.metadata_offset,
+            tuple(_node(broker) for broker in answer.brokers),
+        )
+
+    async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
+        """Every partition's log on every broker, or those of ``topics``."""
+        request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
+        nodes = sorted(self._cluster.metadata.addresses)
+        answers = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
+        return [
+            LogDescription(
+                node_id,
+                answer.path,
+                log.topic,
+                log.partition,
+                log.size_bytes,
+                log.segment_count,
+                log.log_start_offset,
+                log.log_end_offset,
+                log.offline_reason,
+            )
+            for node_id, answer in zip(nodes, answers, strict=True)
+            for log in answer.partitions
+        ]
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ClientClosedError(
+                f"the admin is {self._state}", hint="open it with 'async with' or start()"
+            )
+
+
+def _error_of(result: Any, what: str) -> BrokerError | None:
+    if result.error_code == 0:
+        return None
+    return broker_error(result.error_code, f"{what}: {result.error_message or 'failed'}")
+
+
+def _raise_first(results: Iterable[Any], what: str) -> None:
+    for result in results:
+        error = _error_of(result, what)
+        if error is not None:
+            raise error
+
+
+def _told(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
+    """The results, or the first error with a note on the others."""
+    errors = [result for result in results.values() if isinstance(result, BrokerError)]
+    if errors and not return_exceptions:
+        if len(results) > 1:
+            errors[0].add_note(f"{len(errors)} of {len(results)} failed")
+        raise errors[0]
+    return results
+
+
+def _description(topic: TopicMetadata) -> TopicDescription:
+    partitions = sorted(topic.partitions, key=lambda partition: partition.partition)
+    return TopicDescription(
+        topic.name,
+        topic.topic_id,
+        topic.is_internal,
+        tuple(
+            PartitionDescription(
+                partition.partition,
+                partition.leader_id,
+                partition.leader_epoch,
+                tuple(partition.replicas),
+                tuple(partition.isr),
+            )
+            for partition in partitions
+        ),
+    )
+
+
+def _node(broker: BrokerMetadata) -> NodeDescription:
+    return NodeDescription(broker.node_id, broker.address, broker.rack)

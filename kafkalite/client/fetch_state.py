@@ -1,0 +1,452 @@
+"""A consumer's side of its partitions: where each stands, what is fetched ahead, what to fetch next.
+
+Pure: metadata, responses and the user's calls go in; requests to send, batches and errors come out. Per
+partition::
+
+    position         the next offset the user gets; what ``position()`` tells
+    fetch_offset     the next offset to ask the broker for
+    buffered         the batches between the two, still packed
+
+A *seek* forgets what is buffered and makes answers in flight void. A partition is fetched while less than
+max.partition.fetch.bytes of it wait, all together while less than fetch.max.bytes do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import length_hint
+from typing import TYPE_CHECKING, Final
+
+from kafkalite.client.retry import Backoff
+from kafkalite.client.routing import Leader
+from kafkalite.errors import (
+    BrokerError,
+    CorruptBatchError,
+    KafkaliteError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+    broker_error,
+)
+from kafkalite.model import EARLIEST, LATEST, Record, TopicPartition
+from kafkalite.protocol.messages.data import FetchedPartition, FetchPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.header import scan
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# A fetch for some partitions while others have records waiting: the broker answers it soon even without
+# news, for those others may want to be fetched again by then.
+SHORT_WAIT_MS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatch:
+    """A batch as it was fetched. Records below ``from_offset`` (inclusive) were not asked for."""
+
+    topic: str
+    partition: int
+    batch: RecordBatch
+    from_offset: int
+
+    def __len__(self) -> int:
+        """How many records from ``from_offset`` on."""
+        header = self.batch.header
+        return header.record_count - max(0, self.from_offset - header.base_offset)
+
+    def records(self) -> list[Record]:
+        """The records from ``from_offset`` on. Raises CorruptBatchError."""
+        return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """The same as columns offset, timestamp, key, value, headers, values not copied."""
+        skipped = max(0, self.from_offset - self.batch.header.base_offset)
+        return self.batch.to_arrow().slice(skipped)
+
+
+class RecordCursor:
+    """The records of one batch on their way to the user; several may take from it, each record goes once."""
+
+    __slots__ = ("batch", "iterator", "next_offset", "records")
+
+    def __init__(self, batch: FetchedBatch) -> None:
+        self.batch = batch
+        self.records = batch.records()
+        self.iterator: Iterator[Record] = iter(self.records)
+        self.next_offset = batch.batch.header.next_offset
+
+    @property
+    def remaining(self) -> int:
+        return length_hint(self.iterator)
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record to come out, or that after the batch."""
+        remaining = length_hint(self.iterator)
+        return self.records[-remaining].offset if remaining else self.next_offset
+
+    def take(self, count: int) -> list[Record]:
+        return list(islice(self.iterator, count))
+
+    def detach(self) -> None:
+        """End every loop over ``iterator``; the records left are kept for ``iterator`` anew."""
+        self.records = list(self.iterator)
+        self.iterator = iter(self.records)
+
+    def drop(self) -> None:
+        """End every loop over ``iterator``; the records left are gone."""
+        deque(self.iterator, maxlen=0)
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """Invariant: position <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset, once it has a position."""
+
+    tp: TopicPartition
+    reset: str  #: auto.offset.reset for this partition: earliest, latest or none
+    base_position: int | None = None  #: the position while no cursor is open
+    fetch_offset: int = 0
+    buffered: deque[memoryview] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    cursor: RecordCursor | None = None
+    paused: bool = False
+    error: KafkaliteError | None = None
+    failures: int = 0
+    retry_at_ms: int = 0
+    high_watermark: int | None = None  #: exclusive; as of the last fetch
+    log_start_offset: int | None = None
+    seek_count: int = 0
+
+    @property
+    def position(self) -> int | None:
+        return self.base_position if self.cursor is None else self.cursor.position
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self.buffered) or (self.cursor is not None and self.cursor.remaining > 0)
+
+    @property
+    def needs_offset(self) -> bool:
+        """Whether somebody must find out where to start."""
+        return self.base_position is None and self.error is None
+
+    def seek(self, offset: int) -> None:
+        """Stand at ``offset`` and forget what was fetched."""
+        self.forget()
+        self.base_position = self.fetch_offset = offset
+
+    def forget(self) -> None:
+        """Have no position, no records, no error; answers in flight are void."""
+        if self.cursor is not None:
+            self.cursor.drop()
+        self.cursor = None
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.base_position = None
+        self.error = None
+        self.failures = self.retry_at_ms = 0
+        self.seek_count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One partition of a fetch in flight, to tell whether its answer is still wanted."""
+
+    fetch_offset: int
+    seek_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """A fetch to send to one broker."""
+
+    node_id: int
+    max_wait_ms: int
+    partitions: list[FetchPartition]
+    asked: dict[TopicPartition, Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """The settings fetching works by; names and units are the options'."""
+
+    fetch_max_wait_ms: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    check_crcs: bool
+    backoff: Backoff
+
+
+class FetchState:
+    """All assigned partitions of one consumer. Iteration order is the order of serving: who gave last comes last."""
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self.limits = limits
+        self.partitions: dict[TopicPartition, PartitionState] = {}
+
+    # --- assignment ----------------------------------------------------------------------------
+
+    def assign(self, wanted: dict[TopicPartition, str]) -> None:
+        """Have exactly these partitions, {partition: reset policy}; those kept keep all they have."""
+        for tp in [tp for tp in self.partitions if tp not in wanted]:
+            self.partitions.pop(tp).forget()
+        for tp, reset in wanted.items():
+            if tp not in self.partitions:
+                self.partitions[tp] = PartitionState(tp, reset)
+
+    def without_offset(self) -> dict[TopicPartition, int]:
+        """Partitions that need ListOffsets, with the timestamp to ask for.
+
+        Those whose policy is none fail here, with NoOffsetError to be raised when they are read.
+        """
+        wanted = {}
+        for tp, state in self.partitions.items():
+            if not state.needs_offset:
+                continue
+            if state.reset == "none":
+                state.error = NoOffsetError(
+                    f"{tp} has no position and auto.offset.reset is none", hint="seek() first"
+                )
+            else:
+                wanted[tp] = EARLIEST if state.reset == "earliest" else LATEST
+        return wanted
+
+    # --- what the user takes -------------------------------------------------------------------
+
+    def next_batch(self) -> FetchedBatch | None:
+        """The next batch of whoever's turn it is, or None when nothing waits.
+
+        Its partition then stands behind it. Raises the error of a partition that has nothing before it; the
+        others have their turn then.
+        """
+        for state in list(self.partitions.values()):
+            if state.paused:
+                continue
+            batch = self._take_batch(state)
+            if batch is None and state.error is None:
+                continue
+            self._serve_last(state)
+            if batch is not None:
+                return batch
+            assert state.error is not None
+            raise state.error
+        return None
+
+    def next_cursor(self) -> RecordCursor | None:
+        """As ``next_batch``, as records. The partition's position moves as they are taken."""
+        for state in self.partitions.values():
+            if not state.paused and state.cursor is not None and state.cursor.remaining:
+                return state.cursor
+        batch = self.next_batch()
+        if batch is None:
+            return None
+        state = self.partitions[TopicPartition(batch.topic, batch.partition)]
+        try:
+            state.cursor = RecordCursor(batch)
+        except KafkaliteError as error:
+            self._spoil(state, batch.from_offset, error)
+            raise
+        return state.cursor
+
+    def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
+        """The next batch with records to give; control batches and what lies below the position are passed over."""
+        if state.cursor is not None:
+            cursor, state.cursor = state.cursor, None
+            from_offset = cursor.position
+            has_more = cursor.remaining > 0
+            cursor.drop()
+            state.base_position = cursor.next_offset
+            if has_more:
+                return FetchedBatch(*state.tp, cursor.batch.batch, from_offset)
+        while state.buffered:
+            buffer = state.buffered.popleft()
+            state.buffered_bytes -= len(buffer)
+            position = state.base_position
+            assert position is not None, "records are only fetched from a position"
+            try:
+                batch = RecordBatch(buffer, check_crc=self.limits.check_crcs)
+            except KafkaliteError as error:
+                self._spoil(state, position, error)
+                return None
+            header = batch.header
+            if header.next_offset <= position:
+                continue
+            state.base_position = header.next_offset
+            if not header.is_control:
+                return FetchedBatch(*state.tp, batch, position)
+        return None
+
+    def _spoil(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
+        """A batch can't be read: stop before it. The user may seek past it."""
+        state.forget()
+        state.base_position = state.fetch_offset = position
+        spoiled = type(error)(
+            f"{state.tp}: the batch at offset {position} can't be read: {error.message}",
+            hint=error.hint or "seek() past it, or restore the partition from a replica",
+        )
+        spoiled.__cause__ = error
+        state.error = spoiled
+
+    def _serve_last(self, state: PartitionState) -> None:
+        del self.partitions[state.tp]
+        self.partitions[state.tp] = state
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Give no more of these; what is fetched waits."""
+        for tp in tps:
+            state = self.partitions[tp]
+            state.paused = True
+            if state.cursor is not None:
+                state.cursor.detach()
+
+    # --- what to fetch -------------------------------------------------------------------------
+
+    def plan(
+        self,
+        now_ms: int,
+        leader_of: Callable[[TopicPartition], Leader],
+        busy: Callable[[int], bool],
+    ) -> tuple[list[FetchPlan], bool]:
+        """Fetches to send now, at most one per broker that is not ``busy``; and whether a leader is missing."""
+        limits = self.limits
+        if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
+            return [], False
+        leaderless = False
+        has_records = any(state.has_records and not state.paused for state in self.partitions.values())
+        max_wait_ms = (
+            min(SHORT_WAIT_MS, limits.fetch_max_wait_ms) if has_records else limits.fetch_max_wait_ms
+        )
+        plans: dict[int, FetchPlan] = {}
+        for tp, state in self.partitions.items():
+            if not self.is_wanted(state, now_ms):
+                continue
+            leader = leader_of(tp)
+            if leader.node_id < 0:
+                leaderless = True
+            elif not busy(leader.node_id):
+                plan = plans.get(leader.node_id)
+                if plan is None:
+                    plan = plans[leader.node_id] = FetchPlan(leader.node_id, max_wait_ms, [], {})
+                plan.partitions.append(
+                    FetchPartition(
+                        tp.topic,
+                        tp.partition,
+                        leader.leader_epoch,
+                        state.fetch_offset,
+                        limits.max_partition_fetch_bytes,
+                    )
+                )
+                plan.asked[tp] = Asked(state.fetch_offset, state.seek_count)
+        return list(plans.values()), leaderless
+
+    def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
+        """Whether more of this partition should be fetched."""
+        if (
+            state.paused
+            or state.base_position is None
+            or state.error is not None
+            or state.retry_at_ms > now_ms
+        ):
+            return False
+        if not state.has_records:
+            return True
+        # Ahead of the user only what is known to be there: a long poll can't be called back by a seek.
+        is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
+        return is_behind and state.buffered_bytes < self.limits.max_partition_fetch_bytes
+
+    def serves(
+        self, asked: dict[TopicPartition, Asked], now_ms: int, is_led: Callable[[TopicPartition], bool]
+    ) -> bool:
+        """Whether a fetch in flight asks for all that is wanted of its broker now (``is_led`` by it)."""
+        return all(
+            asked.get(tp) == Asked(state.fetch_offset, state.seek_count)
+            for tp, state in self.partitions.items()
+            if self.is_wanted(state, now_ms) and is_led(tp)
+        )
+
+    def next_retry_ms(self, now_ms: int) -> int | None:
+        """When the first partition that failed may be fetched again, or None."""
+        pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
+        return min(pauses, default=None)
+
+    # --- what came -----------------------------------------------------------------------------
+
+    def on_fetched(
+        self,
+        asked: dict[TopicPartition, Asked],
+        results: Iterable[FetchedPartition],
+        payload: memoryview,
+        now_ms: int,
+        chance: float,
+    ) -> bool:
+        """Take in an answer. Returns whether metadata must be fetched again."""
+        position = 0
+        stale_metadata = False
+        for result in results:
+            data = payload[position : position + result.length_bytes]
+            position += result.length_bytes
+            tp = TopicPartition(result.topic, result.partition)
+            state = self.partitions.get(tp)
+            wanted = asked.get(tp)
+            if state is None or wanted != Asked(state.fetch_offset, state.seek_count):
+                continue  # unassigned or moved by a seek meanwhile
+            if result.error_code:
+                error = broker_error(result.error_code, f"{tp}: {result.error_message or 'fetch failed'}")
+                stale_metadata |= error.refresh_metadata
+                self._on_error(state, error, now_ms, chance)
+            else:
+                state.high_watermark = result.high_watermark
+                state.log_start_offset = result.log_start_offset
+                state.failures = 0
+                self._buffer(state, data)
+        return stale_metadata
+
+    def _buffer(self, state: PartitionState, data: memoryview) -> None:
+        end = 0
+        for start, base_offset, last_offset_delta, _, length in scan(data, 0, len(data)):
+            end = start + length
+            next_offset = base_offset + last_offset_delta + 1
+            if next_offset > state.fetch_offset:
+                state.buffered.append(data[start:end])
+                state.buffered_bytes += length
+                state.fetch_offset = next_offset
+        if end < len(data) and state.error is None:
+            state.error = CorruptBatchError(
+                f"{state.tp}: {len(data) - end} bytes of an answer to a fetch at offset {state.fetch_offset} "
+                "are no record batch",
+                hint="seek() past them, or restore the partition from a replica",
+            )
+
+    def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
+        if error.retriable:
+            state.failures += 1
+            state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+        elif isinstance(error, OffsetOutOfRangeError):
+            self._on_out_of_range(state, error)
+        else:
+            state.error = error
+
+    def _on_out_of_range(self, state: PartitionState, error: OffsetOutOfRangeError) -> None:
+        """auto.offset.reset decides, once the user has what is buffered."""
+        if state.has_records:
+            state.high_watermark = None  # so that nothing is fetched before the user has it all
+            return
+        if state.reset != "none":
+            state.forget()
+            return
+        state.error = NoOffsetError(
+            f"{state.tp}: offset {state.fetch_offset} is out of range and auto.offset.reset is none",
+            hint="seek to an offset that is there; beginning_offsets() and end_offsets() tell the range",
+        )
+        state.error.__cause__ = error
+
+    def on_fetch_failed(self, asked: dict[TopicPartition, Asked], now_ms: int, chance: float) -> None:
+        """A whole fetch came to nothing: connection lost, no answer, or an error of the request."""
+        for tp in asked:
+            state = self.partitions.get(tp)
+            if state is not None:
+                state.failures += 1
+                state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)

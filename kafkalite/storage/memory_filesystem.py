@@ -1,0 +1,399 @@
+"""A file system in memory: for brokers without a disk, and for tests that take the disk away.
+
+Files grow like the real ones: a map taken before growth shows old contents only. With ``crashable`` it
+also remembers what has been synced, page by page, and ``crash`` turns it into what a power loss may leave:
+every unsynced 4 KiB page kept, dropped or torn at a 512-byte sector, sizes old or new, and every
+directory operation since that directory's last sync done or undone.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from kafkalite.errors import DataDirectoryError, DiskFullError
+from kafkalite.rng import Rng
+from kafkalite.storage.filesystem import Buffer, File
+from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+
+PAGE_BYTES: Final = 4096
+SECTOR_BYTES: Final = 512
+#: From here on contents are an anonymous map: pages nobody has written cost nothing.
+_MAP_FROM_BYTES: Final = 64 * 1024
+
+Kept = Literal["new", "old"]
+
+
+class _Inode:
+    """One file's contents; ``synced`` and ``dirty_pages`` are kept only when the disk is crashable."""
+
+    __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "size", "synced")
+
+    def __init__(self, data: bytes = b"", *, crashable: bool) -> None:
+        self._buffer: bytearray | mmap.mmap = bytearray(data)
+        self._view = memoryview(self._buffer)
+        self.size = len(data)
+        self.crashable = crashable
+        self.synced = bytes(data)
+        self.dirty_pages: set[int] = set()
+
+    def read(self, position: int, length: int) -> bytes:
+        return bytes(self._view[position : min(position + length, self.size)])
+
+    def map(self, length: int) -> memoryview:
+        return self._view[:length].toreadonly()
+
+    def write(self, position: int, buffer: Buffer) -> None:
+        end = position + len(buffer)
+        self.resize(max(end, self.size))
+        self._view[position:end] = buffer
+        if self.crashable and end > position:
+            self.dirty_pages.update(range(position // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1))
+
+    def resize(self, size: int) -> None:
+        if size > len(self._buffer):
+            self._reserve(size)
+        elif size < self.size:
+            self._view[size : self.size] = bytes(self.size - size)
+        self.size = size
+
+    def _reserve(self, size: int) -> None:
+        """A larger buffer with the same contents. Maps taken before stay as they are."""
+        if size < _MAP_FROM_BYTES:
+            buffer: bytearray | mmap.mmap = bytearray(size)
+        else:
+            buffer = mmap.mmap(-1, max(size, 2 * len(self._buffer)))
+        view = memoryview(buffer)
+        view[: self.size] = self._view[: self.size]
+        self._buffer, self._view = buffer, view
+
+    def sync(self) -> None:
+        if self.crashable:
+            self.synced = bytes(self._view[: self.size])
+            self.dirty_pages.clear()
+
+    def after_crash(self, rng: Rng) -> _Inode:
+        """What a power loss leaves of the contents."""
+        size = self.size if rng.randrange(2) else len(self.synced)
+        contents = bytearray(size)
+        contents[: len(self.synced)] = self.synced[:size]
+        for page in sorted(self.dirty_pages):
+            position = page * PAGE_BYTES
+            end = min(position + PAGE_BYTES, self.size, size)
+            if position >= end:
+                continue
+            new = bytes(self._view[position:end])
+            sectors = -(-len(new) // SECTOR_BYTES)
+            choice = rng.randrange(3)
+            if choice == 0:  # all of the page reached the disk
+                contents[position:end] = new
+            elif choice == 1:  # it was torn: its head did, or its tail
+                cut = rng.randrange(sectors + 1) * SECTOR_BYTES
+                if rng.randrange(2):
+                    contents[position : min(position + cut, end)] = new[:cut]
+                else:
+                    contents[min(position + cut, end) : end] = new[cut:]
+        return _Inode(bytes(contents), crashable=True)
+
+
+class _Directory:
+    """Names to inodes and directories, now and as of the last sync, and the operations between."""
+
+    __slots__ = ("entries", "pending", "synced")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Inode | _Directory] = {}
+        self.synced: dict[str, _Inode | _Directory] = {}
+        self.pending: list[tuple[str, str, _Inode | _Directory | None]] = []
+
+    def after_crash(self, rng: Rng) -> _Directory:
+        """What a power loss leaves: operations since the last sync done or undone, each on its own."""
+        names = dict(self.synced)
+        prefix = rng.randrange(len(self.pending) + 1) if rng.randrange(2) else None
+        for number, operation in enumerate(self.pending):
+            kept = number < prefix if prefix is not None else bool(rng.randrange(2))
+            if kept:
+                apply_name_operation(names, operation)
+        left = _Directory()
+        for name, node in names.items():
+            left.entries[name] = node.after_crash(rng)
+        left.synced = dict(left.entries)
+        return left
+
+
+def apply_name_operation(
+    names: dict[str, _Inode | _Directory], operation: tuple[str, str, _Inode | _Directory | None]
+) -> None:
+    """Do one operation on names, where it still makes sense: others before it may have been undone."""
+    kind, name, node = operation
+    if kind == "unlink":
+        names.pop(name, None)
+    elif kind == "link" and node is not None:
+        names[name] = node
+    elif kind == "rename":
+        old, _, new = name.partition("/")
+        if old in names:
+            names[new] = names.pop(old)
+
+
+class MemoryFile:
+    __slots__ = ("_fs", "_inode", "_path")
+
+    def __init__(self, fs: MemoryFileSystem, inode: _Inode, path: str) -> None:
+        self._fs = fs
+        self._inode = inode
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<MemoryFile {self._path}>"
+
+    def write_at(self, position: int, buffer: Buffer) -> None:
+        room = self._fs.room_for(self._inode.size, position + len(buffer))
+        if room < position + len(buffer):  # a disk writes what it can before it says that it is full
+            self._inode.write(position, memoryview(buffer)[: max(room - position, 0)])
+            raise DiskFullError(f"no space left for {self._path}", hint="free space; nothing was lost")
+        self._fs.check_writable(self._path)
+        self._inode.write(position, buffer)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return self._inode.read(position, length)
+
+    def map(self, length: int) -> memoryview:
+        assert length <= self._inode.size, "a map beyond the end of a file kills the process when touched"
+        return self._inode.map(length)
+
+    def size(self) -> int:
+        return self._inode.size
+
+    def allocate(self, length: int) -> None:
+        if length <= self._inode.size:
+            return
+        if self._fs.room_for(self._inode.size, length) < length:
+            raise DiskFullError(f"no space left for {self._path}", hint="free space; nothing was lost")
+        self._inode.resize(length)
+
+    def truncate(self, length: int) -> None:
+        self._inode.resize(length)
+
+    def sync(self) -> None:
+        self._fs.check_sync(self._path)
+        self._inode.sync()
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryLock:
+    __slots__ = ("_fs", "_path")
+
+    def __init__(self, fs: MemoryFileSystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+
+    def release(self) -> None:
+        self._fs.locked.discard(self._path)
+
+
+class MemoryFileSystem:
+    """``capacity_bytes`` limits the sum of file sizes (None: no limit); settable at any time.
+
+    ``crashable`` costs a copy of everything at every sync, and is what ``crash`` needs.
+    """
+
+    def __init__(self, *, capacity_bytes: int | None = None, crashable: bool = False) -> None:
+        self._root = _Directory()
+        self._crashable = crashable
+        self._failing_syncs = 0
+        self._failing_writes = 0
+        self.capacity_bytes = capacity_bytes
+        self.locked: set[str] = set()
+        self.sync_count = 0
+
+    @classmethod
+    def from_tree(
+        cls, files: Mapping[str, bytes], directories: Iterable[str] = (), *, crashable: bool = True
+    ) -> MemoryFileSystem:
+        """A disk with these files, all synced: {path: contents}."""
+        fs = cls(crashable=crashable)
+        for path in directories:
+            fs.make_dirs(path)
+        for path, data in files.items():
+            fs.make_dirs(parent(path))
+            fs._directory(parent(path)).entries[_name(path)] = _Inode(data, crashable=crashable)
+        fs._settle(fs._root)
+        return fs
+
+    def tree(self) -> dict[str, bytes]:
+        """{path: contents} of all files."""
+        found: dict[str, bytes] = {}
+
+        def collect(directory: _Directory, prefix: str) -> None:
+            for name, node in directory.entries.items():
+                if isinstance(node, _Directory):
+                    collect(node, f"{prefix}{name}/")
+                else:
+                    found[prefix + name] = node.read(0, node.size)
+
+        collect(self._root, "/")
+        return found
+
+    def _settle(self, directory: _Directory) -> None:
+        directory.synced = dict(directory.entries)
+        directory.pending.clear()
+        for node in directory.entries.values():
+            if isinstance(node, _Directory):
+                self._settle(node)
+
+    # --- faults ----------------------------------------------------------------------------------------
+
+    def crash(self, rng: Rng) -> None:
+        """Lose power: unsynced pages and names survive or not, as ``rng`` says; locks are gone.
+
+        Files open now keep the old world and must not be used any more.
+        """
+        assert self._crashable, "made without crashable=True: nothing is known of what was synced"
+        self._root = self._root.after_crash(rng)
+        self.locked.clear()
+
+    def fail_next_sync(self, count: int = 1) -> None:
+        """Let the next ``count`` syncs of a file fail, and mark its pages clean, as Linux does (R26)."""
+        self._failing_syncs = count
+
+    def fail_next_write(self, count: int = 1) -> None:
+        """Let the next ``count`` writes fail for another reason than a full disk."""
+        self._failing_writes = count
+
+    def check_sync(self, path: str) -> None:
+        self.sync_count += 1
+        if self._failing_syncs:
+            self._failing_syncs -= 1
+            raise OSError(5, "simulated failure of fdatasync", path)
+
+    def check_writable(self, path: str) -> None:
+        if self._failing_writes:
+            self._failing_writes -= 1
+            raise OSError(5, "simulated failure of pwrite", path)
+
+    def used_bytes(self) -> int:
+        def used(directory: _Directory) -> int:
+            nodes = directory.entries.values()
+            return sum(used(node) if isinstance(node, _Directory) else node.size for node in nodes)
+
+        return used(self._root)
+
+    def room_for(self, size: int, wanted: int) -> int:
+        """How long a file of ``size`` bytes may become if ``wanted`` is what it should."""
+        if self.capacity_bytes is None or wanted <= size:
+            return wanted
+        return min(wanted, size + max(self.capacity_bytes - self.used_bytes(), 0))
+
+    # --- the FileSystem interface ----------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        directory, name = self._directory(parent(path)), _name(path)
+        node = directory.entries.get(name)
+        if node is None:
+            if not create:
+                raise FileNotFoundError(2, "no such file", path)
+            if self.room_for(0, 1) < 1:
+                raise DiskFullError(f"no space left for {path}", hint="free space; nothing was lost")
+            node = _Inode(crashable=self._crashable)
+            self._change(directory, ("link", name, node))
+        if isinstance(node, _Directory):
+            raise IsADirectoryError(21, "is a directory", path)
+        return MemoryFile(self, node, path)
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def file_size(self, path: str) -> int:
+        return self.open(path).size()
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(self._directory(path).entries)
+
+    def make_dirs(self, path: str) -> None:
+        directory = self._root
+        for part in _parts(path):
+            node = directory.entries.get(part)
+            if node is None:
+                node = _Directory()
+                self._change(directory, ("link", part, node))
+            if not isinstance(node, _Directory):
+                raise NotADirectoryError(20, "not a directory", path)
+            directory = node
+
+    def rename(self, old: str, new: str) -> None:
+        assert parent(old) == parent(new), "renames stay within one directory"
+        directory = self._directory(parent(old))
+        if _name(old) not in directory.entries:
+            raise FileNotFoundError(2, "no such file", old)
+        self._change(directory, ("rename", f"{_name(old)}/{_name(new)}", None))
+
+    def unlink(self, path: str) -> None:
+        directory = self._directory(parent(path))
+        if _name(path) not in directory.entries:
+            raise FileNotFoundError(2, "no such file", path)
+        self._change(directory, ("unlink", _name(path), None))
+
+    def remove_tree(self, path: str) -> None:
+        self.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        directory = self._directory(path)
+        directory.synced = dict(directory.entries)
+        directory.pending.clear()
+
+    def read_bytes(self, path: str) -> bytes:
+        file = self.open(path)
+        return file.read_at(0, file.size())
+
+    def write_atomically(self, path: str, data: bytes) -> None:
+        temporary = path + TEMPORARY_SUFFIX
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.write_at(0, data)
+            file.sync()
+        except BaseException:
+            self.unlink(temporary)
+            raise
+        self.rename(temporary, path)
+        self.sync_dir(parent(path))
+
+    def lock(self, path: str) -> MemoryLock:
+        if path in self.locked:
+            raise DataDirectoryError(f"{parent(path)} is in use", hint="close the other one first")
+        self.open(path, create=True)
+        self.locked.add(path)
+        return MemoryLock(self, path)
+
+    # --- names -----------------------------------------------------------------------------------------
+
+    def _change(self, directory: _Directory, operation: tuple[str, str, _Inode | _Directory | None]) -> None:
+        apply_name_operation(directory.entries, operation)
+        if self._crashable:
+            directory.pending.append(operation)
+
+    def _find(self, path: str) -> _Inode | _Directory | None:
+        node: _Inode | _Directory | None = self._root
+        for part in _parts(path):
+            if not isinstance(node, _Directory):
+                return None
+            node = node.entries.get(part)
+        return node
+
+    def _directory(self, path: str) -> _Directory:
+        node = self._find(path)
+        if not isinstance(node, _Directory):
+            raise FileNotFoundError(2, "no such directory", path)
+        return node
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in {"", "."}]
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,174 @@
+"""SegmentList: the segments of one log in order, and their files' coming and going.
+
+It knows positions, names and maps; what offsets may be read, what is synced and when to stop is Log's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from kafkalite.model import NO_TIMESTAMP
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import LogState
+from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.retention import SegmentSummary
+from kafkalite.storage.segment import Segment
+
+
+class SegmentList:
+    """Invariants: ``bases`` are the base offsets of ``segments`` and strictly increase; each segment begins
+    where the one before ends; the last one is the active segment."""
+
+    __slots__ = ("_directory", "_fs", "_retired", "bases", "segments")
+
+    def __init__(self, fs: FileSystem, directory: str, segments: Iterable[Segment] = ()) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._retired: list[tuple[str, int | None]] = []
+        self.segments = list(segments)
+        self.bases = [segment.base_offset for segment in self.segments]
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self.segments)
+
+    @property
+    def last(self) -> Segment:
+        return self.segments[-1]
+
+    def number_of(self, offset: int) -> int:
+        """Which segment holds ``offset``, counted from 0; the last one for all above."""
+        return bisect_right(self.bases, offset) - 1
+
+    def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
+        """A new active segment. Its name isn't synced. Raises DiskFullError, OSError: nothing changed."""
+        segment = Segment.create(self._fs, self._directory, base_offset, config, state)
+        self.segments.append(segment)
+        self.bases.append(base_offset)
+        return segment
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def read(
+        self, offset: int, max_bytes: int, up_to: int, at_least_one: bool
+    ) -> tuple[list[memoryview], int, int]:
+        """(buffers, their size, next offset) of whole batches from ``offset`` on, as ``Log.read``."""
+        number = bisect_right(self.bases, offset) - 1
+        segments = self.segments
+        view, next_offset = segments[number].read(offset, max_bytes, up_to, at_least_one)
+        size_bytes = len(view)
+        if size_bytes == 0:
+            return [], 0, offset
+        buffers = [view]
+        number += 1
+        while (
+            number < len(segments)
+            and size_bytes < max_bytes
+            and next_offset < up_to
+            and next_offset == segments[number].base_offset
+        ):
+            view, next_offset = segments[number].read(next_offset, max_bytes - size_bytes, up_to, False)
+            if not view:
+                break
+            buffers.append(view)
+            size_bytes += len(view)
+            number += 1
+        return buffers, size_bytes, next_offset
+
+    def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
+        """(max timestamp, base offset) of the first batch not older than that, not below ``from_offset``."""
+        for segment in self.segments:
+            if segment.next_offset > from_offset:
+                found = segment.find_timestamp(timestamp_ms, from_offset)
+                if found is not None:
+                    return found
+        return None
+
+    def largest_timestamp_ms(self) -> int:
+        for segment in self.segments:
+            segment.load_indexes()
+        return max((segment.max_timestamp_ms for segment in self.segments), default=NO_TIMESTAMP)
+
+    def summaries(self) -> Iterator[SegmentSummary]:
+        """For retention. Indexes are loaded one by one, as far as the caller goes on asking."""
+        for segment in self.segments:
+            was_in_use = segment.is_in_use
+            segment.load_indexes()
+            if not was_in_use:
+                segment.release()
+            yield SegmentSummary(
+                segment.base_offset, segment.next_offset, segment.size_bytes, segment.max_timestamp_ms
+            )
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    # --- removing --------------------------------------------------------------------------------------
+
+    def drop_behind(self, number: int) -> None:
+        """Unlink every segment behind ``number``, the last one first. Names aren't synced."""
+        while len(self.segments) > number + 1:
+            segment = self.segments.pop()
+            self.bases.pop()
+            for suffix in layout.SEGMENT_SUFFIXES:
+                path = segment.path(suffix)
+                if self._fs.exists(path):
+                    self._fs.unlink(path)
+            segment.release()
+
+    def retire(self, count: int) -> list[Segment]:
+        """Take the ``count`` oldest away. Their files are renamed, so that they are gone for a start, and
+        kept until ``remove_retired``, if there is room for the new names. The directory is synced."""
+        retired = self.segments[:count]
+        del self.segments[:count]
+        del self.bases[:count]
+        for segment in retired:
+            for suffix in layout.SEGMENT_SUFFIXES:
+                path = segment.path(suffix)
+                if self._fs.exists(path):
+                    self._fs.rename(path, path + layout.DELETED_SUFFIX)
+                    self._retired.append((path + layout.DELETED_SUFFIX, None))
+            segment.release()
+        if retired:
+            self._fs.sync_dir(self._directory)
+        return retired
+
+    def remove_retired(self, now_ms: int, delay_ms: int) -> None:
+        """Unlink what was retired ``delay_ms`` before; for what is new the wait begins now."""
+        if not self._retired:
+            return
+        dated = [(path, now_ms + delay_ms if due is None else due) for path, due in self._retired]
+        self._retired = [(path, due) for path, due in dated if due > now_ms]
+        for path, due in dated:
+            if due <= now_ms:
+                self._fs.unlink(path)
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def reconfigure(self, config: LogConfig) -> None:
+        for segment in self.segments:
+            segment.reconfigure(config)
+
+    def set_state(self, state: LogState) -> None:
+        for segment in self.segments:
+            segment.state = state
+
+    def release(self) -> None:
+        for segment in self.segments:
+            segment.release()
+
+    def release_idle(self) -> int:
+        """Let go of files and maps not used since the last call. Returns how many segments had one."""
+        released = 0
+        for segment in self.segments:
+            if segment.used:
+                segment.used = False
+            elif segment.is_in_use:
+                segment.release()
+                released += 1
+        return released

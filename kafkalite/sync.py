@@ -1,0 +1,96 @@
+"""The blocking clients, and a blocking Broker: for scripts, notebooks, tests and threads.
+
+::
+
+    from kafkalite import sync
+
+    with sync.Broker() as broker, sync.Producer(broker.bootstrap_servers) as producer:
+        print(producer.send("orders", b"...").result(timeout=10).offset)
+
+All of them share one event loop in a background thread; Ctrl-C interrupts every call that waits.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kafkalite.client.loop_thread import shared_loop_thread
+from kafkalite.client.sync import Admin, Consumer, PendingDelivery, Producer
+
+if TYPE_CHECKING:
+    from kafkalite.broker.config import BrokerConfig
+    from kafkalite.broker.metrics import BrokerStatistics
+
+__all__ = ["Admin", "Broker", "Consumer", "PendingDelivery", "Producer"]
+
+
+class Broker:
+    """One broker in the background; the blocking twin of ``kafkalite.Broker``, with the same arguments."""
+
+    def __init__(self, config: BrokerConfig | None = None, **settings: Any) -> None:
+        self._config = config
+        self._settings = settings
+        self._thread = shared_loop_thread()
+        self._broker: Any = None
+
+    def __repr__(self) -> str:
+        return f"<sync {repr(self._broker)[1:]}" if self._broker is not None else "<sync Broker new>"
+
+    def start(self) -> Self:
+        """Start, and return when the broker takes requests."""
+
+        async def start() -> None:
+            from kafkalite.broker.broker import Broker as AsyncBroker
+
+            self._broker = AsyncBroker(self._config, **self._settings)
+            await self._broker.start()
+
+        self._thread.run(start())
+        return self
+
+    def stop(self) -> None:
+        """Answer what is in flight, then stop. May be called twice."""
+        if self._broker is not None:
+            self._thread.run(self._broker.stop())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """The first listener's address, its port resolved."""
+        address: str = self._started.address
+        return address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        addresses: tuple[str, ...] = self._started.addresses
+        return addresses
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What a client's ``bootstrap_servers`` takes, in any thread of the process."""
+        servers: str = self._started.bootstrap_servers
+        return servers
+
+    @property
+    def is_running(self) -> bool:
+        return self._broker is not None and bool(self._broker.is_running)
+
+    @property
+    def _started(self) -> Any:
+        assert self._broker is not None, "the broker is not started"
+        return self._broker
+
+    def statistics(self) -> BrokerStatistics:
+        async def ask() -> BrokerStatistics:
+            statistics: BrokerStatistics = self._started.statistics()
+            return statistics
+
+        return self._thread.run(ask())

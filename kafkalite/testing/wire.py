@@ -1,0 +1,106 @@
+"""WireClient: one connection to a broker, message by message, or byte by byte where a test misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kafkalite.protocol.connection import ClientConnection, Response
+from kafkalite.transport import transport_for
+
+ANSWER_TIMEOUT_S: Final = 30.0
+
+
+class WireClient(asyncio.BufferedProtocol):
+    """Speaks the protocol without any of the client's comforts: no retries, no metadata, no batching."""
+
+    def __init__(self, address: str, *, handshake: bool = True) -> None:
+        self._address = address
+        self._wants_handshake = handshake
+        self._wire = ClientConnection("wire-client")
+        self._answers: deque[Response] = deque()
+        self._wakers: list[asyncio.Future[None]] = []
+        self.transport: Any = None
+        self.is_closed = False  #: by whichever side
+        self.last_payload: memoryview = memoryview(b"")
+
+    async def __aenter__(self) -> Self:
+        await transport_for(self._address).connect(self._address, lambda: self)
+        if self._wants_handshake:
+            _, buffers = self._wire.handshake()
+            self.send_raw(*buffers)
+            await self.answer()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.transport.abort()
+        await self.closed()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._wire.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._answers += self._wire.buffer_updated(nbytes)
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        wakers, self._wakers = self._wakers, []
+        for waker in wakers:
+            if not waker.done():
+                waker.set_result(None)
+
+    async def _wait(self) -> None:
+        waker = asyncio.get_running_loop().create_future()
+        self._wakers.append(waker)
+        await waker
+
+    def send_raw(self, *buffers: Any) -> None:
+        """Bytes as they are."""
+        for buffer in buffers:
+            self.transport.write(bytes(buffer))
+
+    def encode(self, message: Any, *payload: Any) -> bytes:
+        """The frame of a request, whose answer will be expected."""
+        return b"".join(self._wire.send(message, payload)[1])
+
+    def send(self, message: Any, *payload: Any) -> int:
+        """Send a request without waiting; its correlation id."""
+        correlation_id, buffers = self._wire.send(message, payload)
+        self.transport.writelines(buffers)
+        return correlation_id
+
+    async def answer(self) -> Response:
+        """The next answer in the order of the wire. Raises ConnectionResetError when none can come."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while not self._answers:
+                if self.is_closed:
+                    raise ConnectionResetError("the broker closed the connection")
+                await self._wait()
+        return self._answers.popleft()
+
+    async def call(self, message: Any, *payload: Any) -> Any:
+        """Send one request and return the message of its answer; the payload is in ``last_payload``."""
+        self.send(message, *payload)
+        response = await self.answer()
+        self.last_payload = response.payload
+        return response.message
+
+    async def closed(self) -> None:
+        """Return when the connection is closed."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while not self.is_closed:
+                await self._wait()

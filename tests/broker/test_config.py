@@ -1,0 +1,176 @@
+"""BrokerConfig and load_settings: names, precedence, sources, and errors that say what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig, load_settings, parse_settings
+from kafkalite.errors import ConfigError
+
+
+def test_fields_and_options_are_the_same_list() -> None:
+    assert [f.name for f in dataclasses.fields(BrokerConfig)] == [o.python_name for o in BROKER_OPTIONS]
+    assert BrokerConfig().settings() == BROKER_OPTIONS.defaults()
+
+
+def test_every_option_is_documented_with_a_default_of_its_kind() -> None:
+    for option in BROKER_OPTIONS:
+        assert option.doc, option.name
+        assert option.default is None or option.parse(option.default) == option.default, option.name
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("log.retention.ms", 604_800_000),
+        ("log.retention.bytes", -1),
+        ("log.segment.bytes", 1_073_741_824),
+        ("message.max.bytes", 1_048_588),
+        ("num.partitions", 1),
+        ("auto.create.topics.enable", True),
+        ("log.retention.check.interval.ms", 300_000),
+        ("connections.max.idle.ms", 600_000),
+        ("socket.request.max.bytes", 104_857_600),
+        ("fetch.max.bytes", 57_671_680),
+        ("log.index.interval.bytes", 4096),
+        ("log.segment.delete.delay.ms", 60_000),
+    ],
+)
+def test_defaults_are_kafkas(name: str, default: Any) -> None:
+    assert BROKER_OPTIONS.get(name).default == default
+
+
+@pytest.mark.parametrize(
+    ("given", "listeners"),
+    [
+        ("127.0.0.1:9092", ("127.0.0.1:9092",)),
+        ("PLAINTEXT://:9092", ("0.0.0.0:9092",)),
+        (":0, inproc://x", ("0.0.0.0:0", "inproc://x")),
+        ("[::1]:9092", ("[::1]:9092",)),
+        (["a:1", "b:2"], ("a:1", "b:2")),
+    ],
+)
+def test_listeners_in_every_spelling(given: Any, listeners: tuple[str, ...]) -> None:
+    assert BrokerConfig.from_settings({"listeners": given}).listeners == listeners
+    if isinstance(given, str):
+        assert BrokerConfig(listeners=given).listeners == listeners  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["localhost", "SSL://x:1", "host:port", "host:70000", "host:-1"])
+def test_a_listener_that_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"listeners is .* but must be host:port"):
+        BrokerConfig.from_settings({"listeners": address})
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"listeners": ""}, "listeners"),
+        ({"advertised.listeners": "a:1,b:2"}, "advertised.listeners"),
+        ({"log.dirs": "/a,/b"}, "log.dirs"),
+        ({"message.max.bytes": 1_000_000, "socket.request.max.bytes": 2000}, "message.max.bytes"),
+        ({"log.roll.ms": 10, "log.roll.jitter.ms": 11}, "log.roll.jitter.ms"),
+    ],
+)
+def test_settings_that_cannot_hold_together_are_refused(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.from_settings(settings)
+    assert refused.value.key == key
+
+
+def test_coarse_units_become_milliseconds_and_the_finest_wins() -> None:
+    assert parse_settings({"log.retention.hours": "2"}) == {"log.retention.ms": 7_200_000}
+    assert parse_settings({"log.retention.hours": -1}) == {"log.retention.ms": -1}
+    assert parse_settings({"log_retention_hours": 2, "log_retention_minutes": 1}) == {
+        "log.retention.ms": 60_000
+    }
+    assert parse_settings({"log.retention.minutes": 1, "log.retention.ms": 5}) == {"log.retention.ms": 5}
+    with pytest.raises(ConfigError, match=r"log\.roll\.hours is 'soon', but must be a whole number"):
+        parse_settings({"log.roll.hours": "soon"})
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "kafkalite.toml"
+    file.write_text(
+        """
+        "node.id" = 7
+        listeners = "127.0.0.1:1, inproc://a"
+        num.partitions = 2
+        [log.retention]
+        ms = 1000
+        bytes = 5
+        """
+    )
+    environment = {
+        "KAFKALITE_LOG_RETENTION_MS": "2000",
+        "KAFKALITE_NUM_PARTITIONS": "3",
+        "KAFKALITE_BOOTSTRAP_SERVERS": "somebody else's",
+        "HOME": "/root",
+    }
+    config, sources = load_settings(file, environment, {"num.partitions": "4", "node.id": None})
+    assert (config.node_id, config.log_retention_ms, config.num_partitions) == (7, 2000, 4)
+    assert config.listeners == ("127.0.0.1:1", "inproc://a")
+    assert config.log_retention_bytes == 5
+    assert sources["node.id"] == str(file)
+    assert sources["log.retention.ms"] == "KAFKALITE_LOG_RETENTION_MS"
+    assert sources["num.partitions"] == "flag"
+    assert sources["fetch.max.bytes"] == "default"
+    assert sources.keys() == {option.name for option in BROKER_OPTIONS}
+
+
+def test_the_environment_may_use_hours_and_milliseconds_win_over_them() -> None:
+    both = {"KAFKALITE_LOG_RETENTION_MS": "9", "KAFKALITE_LOG_RETENTION_HOURS": "1"}
+    assert load_settings(env=both).config.log_retention_ms == 9
+    only = load_settings(env={"KAFKALITE_LOG_RETENTION_HOURS": "1"})
+    assert only.config.log_retention_ms == 3_600_000
+    assert only.sources["log.retention.ms"] == "KAFKALITE_LOG_RETENTION_HOURS"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num.partitions = 0", "num.partitions is 0, but must be a whole number from 1 to 10000 in "),
+        ("num_partitons = 1", "num_partitons: unknown option; did you mean num.partitions"),
+        ('durability = "disk"', "durability is 'disk', but must be one of fsync, page-cache in "),
+        ("listeners = ", "config file is .* but must be TOML: "),
+    ],
+)
+def test_errors_name_key_value_allowed_and_source(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as refused:
+        load_settings(file)
+    assert "bad.toml" in str(refused.value)
+
+
+def test_relations_name_the_source_too() -> None:
+    with pytest.raises(ConfigError, match=r"message\.max\.bytes .* in KAFKALITE_MESSAGE_MAX_BYTES"):
+        load_settings(env={"KAFKALITE_MESSAGE_MAX_BYTES": "120000000"})
+    with pytest.raises(ConfigError, match="in flag"):
+        load_settings(overrides={"listeners": "nowhere"})
+
+
+def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a file that exists"):
+        load_settings(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="not a directory"):
+        load_settings(tmp_path)
+
+
+def test_paths_are_taken_as_text(tmp_path: Path) -> None:
+    assert BrokerConfig.from_settings({"log_dirs": tmp_path}).log_dirs == str(tmp_path)
+    assert BrokerConfig(log_dirs=tmp_path).log_dirs == str(tmp_path)  # type: ignore[arg-type]
+
+
+def test_topic_defaults_hold_only_what_differs_from_kafka() -> None:
+    assert BrokerConfig().topic_defaults() == {}
+    config = BrokerConfig(durability="page-cache", log_retention_ms=5, message_max_bytes=2**20)
+    assert config.topic_defaults() == {
+        "durability": "page-cache",
+        "retention.ms": 5,
+        "max.message.bytes": 2**20,
+    }

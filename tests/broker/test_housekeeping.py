@@ -1,0 +1,116 @@
+"""Seven days pass in milliseconds: segments roll, age, and go; readers of the past are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafkalite.broker.broker import Broker
+from kafkalite.errors import ErrorCode
+from kafkalite.protocol.messages import data
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing.virtual_clock import VirtualClock
+from kafkalite.testing.wire import WireClient
+
+Make = Callable[..., Any]
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+async def _range(wire: WireClient, topic: str) -> tuple[int, int]:
+    """[log start offset, high watermark) of partition 0."""
+    asked = [data.ListOffsetsPartition(topic, 0, -1, when) for when in (-2, -1)]
+    start, end = (await wire.call(data.ListOffsetsRequest(0, asked))).partitions
+    return start.offset, end.offset
+
+
+async def test_two_topics_with_different_retention_are_both_honoured(
+    new_topic: Make, batch_of: Make, produce: Make, fetch: Make
+) -> None:
+    clock = VirtualClock()
+    disk = MemoryFileSystem()
+    async with Broker(log_dirs="/d", listeners="inproc://", clock=clock, filesystem=disk) as broker:
+        async with WireClient(broker.address) as wire:
+            await wire.call(new_topic("week", **{"segment.ms": str(DAY_MS)}))
+            await wire.call(
+                new_topic("day", **{"segment.ms": str(6 * HOUR_MS), "retention.ms": str(2 * DAY_MS)})
+            )
+        began = time.perf_counter()
+        for day in range(10):
+            async with WireClient(broker.address) as wire:  # an old one would have been reaped as idle
+                for topic in ("week", "day"):
+                    batch = batch_of(b"day %d" % day, timestamp_ms=clock.wall_ms())
+                    assert (await wire.call(produce(batch, topic), batch)).partitions[0].error_code == 0
+            await clock.advance(DAY_MS)
+        assert time.perf_counter() - began < 20
+
+        async with WireClient(broker.address) as wire:
+            week_start, week_end = await _range(wire, "week")
+            day_start, day_end = await _range(wire, "day")
+            assert week_end == day_end == 10
+            assert week_start == 3  # records of days 0 to 2 are seven days and older
+            assert day_start == 8
+            (old,) = (await wire.call(fetch(0, "week"))).partitions
+            assert old.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            assert (old.log_start_offset, old.high_watermark) == (3, 10)
+            (kept,) = (await wire.call(fetch(3, "week"))).partitions
+            assert (kept.error_code, kept.length_bytes > 0) == (0, True)
+        await clock.advance(HOUR_MS)  # file.delete.delay.ms is over as well
+        assert not [name for name in disk.tree() if name.endswith(".deleted")]
+
+
+async def test_size_limits_keep_the_youngest_segments(new_topic: Make, batch_of: Make, produce: Make) -> None:
+    clock = VirtualClock()
+    async with (
+        Broker(listeners="inproc://", clock=clock) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t", **{"segment.bytes": "2000", "retention.bytes": "3000"}))
+        for _ in range(20):
+            batch = batch_of(b"x" * 900, timestamp_ms=clock.wall_ms())
+            await wire.call(produce(batch), batch)
+        await clock.advance(broker.config.log_retention_check_interval_ms)
+        start, end = await _range(wire, "t")
+        assert end == 20
+        assert 14 <= start <= 18
+
+
+async def test_recovery_points_follow_what_is_synced(new_topic: Make, batch_of: Make, produce: Make) -> None:
+    clock = VirtualClock()
+    disk = MemoryFileSystem()
+    async with (
+        Broker(log_dirs="/d", listeners="inproc://", clock=clock, filesystem=disk) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t", durability="page-cache"))
+        batch = batch_of(b"a", b"b", timestamp_ms=clock.wall_ms())
+        await wire.call(produce(batch), batch)
+        interval_ms = broker.config.log_flush_offset_checkpoint_interval_ms
+        await clock.advance(interval_ms)
+        assert broker.statistics().synced_logs == 1  # the page cache is written out, if nobody else did
+        await clock.advance(interval_ms)
+        assert b" 2 " in disk.read_bytes("/d/recovery-points")
+
+
+async def test_a_log_that_fails_does_not_stop_the_pass(
+    new_topic: Make, batch_of: Make, produce: Make, caplog: Any
+) -> None:
+    clock = VirtualClock()
+    disk = MemoryFileSystem()
+    async with (
+        Broker(log_dirs="/d", listeners="inproc://", clock=clock, filesystem=disk) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t", 2, **{"retention.ms": "1000", "segment.ms": "1000"}))
+        for partition in (0, 1):
+            batch = batch_of(b"old", timestamp_ms=clock.wall_ms())
+            await wire.call(produce(batch, partition=partition), batch)
+        clock._now_ms += 10_000
+        disk.fail_next_write()
+        await broker.housekeeping.retain()
+        starts = sorted(hosted.log_start_offset for hosted in broker.partitions)
+        assert starts[1] == 1
+        assert "housekeeping failed" in caplog.text
+        assert broker.is_running

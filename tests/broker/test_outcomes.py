@@ -1,0 +1,71 @@
+"""Exceptions become error codes in one place; assertions never do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kafkalite.broker.events import MAX_VALUE_CHARACTERS, Fields, printable
+from kafkalite.broker.outcomes import translate
+from kafkalite.errors import (
+    BatchTooLargeError,
+    ConfigError,
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    ErrorCode,
+    LogOfflineError,
+    OffsetOutOfRangeError,
+    RemoteProtocolError,
+)
+from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OffsetOutOfRangeError("no"), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (CorruptBatchError("no"), ErrorCode.CORRUPT_MESSAGE),
+        (BatchTooLargeError("no"), ErrorCode.MESSAGE_TOO_LARGE),
+        (DiskFullError("no"), ErrorCode.KAFKA_STORAGE_ERROR),
+        (LogOfflineError("no"), ErrorCode.KAFKA_STORAGE_ERROR),
+        (
+            CorruptLogError(path="p", position=1, expected="a", actual="b"),
+            ErrorCode.KAFKA_STORAGE_ERROR,
+        ),
+        (ConfigError(key="k", value=1, allowed="2"), ErrorCode.INVALID_CONFIG),
+        (RemoteProtocolError("no"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_every_expected_failure_has_its_code(error: Exception, code: ErrorCode) -> None:
+    outcome = translate(error)
+    assert outcome.error_code == code
+    assert outcome.error_message
+
+
+def test_messages_are_cut() -> None:
+    error = OffsetOutOfRangeError("x" * 10_000)
+    assert len(translate(error).error_message or "") == MAX_ERROR_MESSAGE_LENGTH
+
+
+def test_the_unexpected_is_logged_under_the_id_the_client_gets(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        outcome = translate(ZeroDivisionError("secret detail"))
+    assert outcome.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert outcome.error_message is not None
+    assert "secret" not in outcome.error_message
+    incident = outcome.error_message.rsplit(" ", 1)[1]
+    assert incident in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_broken_invariant_goes_through() -> None:
+    with pytest.raises(AssertionError, match="broken"):
+        translate(AssertionError("broken"))
+
+
+def test_fields_print_on_one_line_and_cannot_drive_a_terminal() -> None:
+    fields = Fields(topic="orders", client="a\nb\x1b[31m", count=3)
+    assert str(fields) == "topic=orders client=a\\nb\\x1b[31m count=3"
+    assert len(printable("x" * 70_000)) == MAX_VALUE_CHARACTERS + 1

@@ -1,0 +1,127 @@
+"""Partitions: what the image says becomes logs; what cannot be opened is offline and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kafkalite.broker.broker import Broker
+from kafkalite.broker.partitions import log_config, partition_settings
+from kafkalite.errors import ErrorCode
+from kafkalite.metadata.image import EMPTY
+from kafkalite.metadata.topic_config import topic_settings
+from kafkalite.model import TimestampType
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.testing.wire import WireClient
+
+Make = Callable[..., Any]
+
+
+def test_kafkas_defaults_are_the_logs_defaults() -> None:
+    assert log_config(topic_settings(EMPTY, "t", {})) == LogConfig()
+
+
+def test_every_setting_reaches_the_log() -> None:
+    settings = topic_settings(
+        EMPTY,
+        "t",
+        {
+            "segment.bytes": 2000,
+            "segment.ms": 3,
+            "segment.jitter.ms": 1,
+            "segment.index.bytes": 100,
+            "index.interval.bytes": 5,
+            "retention.ms": 6,
+            "retention.bytes": 7,
+            "max.message.bytes": 800,
+            "message.timestamp.type": "LogAppendTime",
+            "durability": "page-cache",
+            "file.delete.delay.ms": 9,
+            "preallocate": True,
+            "min.insync.replicas": 2,
+            "message.timestamp.before.max.ms": 10,
+            "message.timestamp.after.max.ms": 11,
+        },
+    )
+    assert log_config(settings) == LogConfig(
+        segment_bytes=2000,
+        segment_ms=3,
+        segment_jitter_ms=1,
+        segment_index_bytes=100,
+        index_interval_bytes=5,
+        retention_ms=6,
+        retention_bytes=7,
+        max_message_bytes=800,
+        timestamp_type=TimestampType.LOG_APPEND_TIME,
+        durability="page-cache",
+        file_delete_delay_ms=9,
+        preallocate_min_bytes=2000,
+        preallocate_max_bytes=2000,
+    )
+    more = partition_settings(settings)
+    assert more.min_insync_replicas == 2
+    assert more.message_timestamp_before_max_ms == 10
+    assert more.message_timestamp_after_max_ms == 11
+
+
+async def test_a_damaged_log_is_offline_and_the_others_serve(
+    tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, fetch: Make
+) -> None:
+    broker = Broker(log_dirs=tmp_path, listeners="inproc://")
+    await broker.start()
+    async with WireClient(broker.address) as wire:
+        await wire.call(new_topic("t", 2, **{"segment.bytes": "1024"}))
+        for partition in (0, 1):
+            for _ in range(4):
+                batch = batch_of(b"x" * 600)
+                await wire.call(produce(batch, partition=partition), batch)
+    await broker.kill()
+    (directory,) = tmp_path.glob("*-0")
+    (directory / "log-state").write_text("garbage")
+    async with (
+        Broker(log_dirs=tmp_path, listeners="inproc://") as again,
+        WireClient(again.address) as wire,
+    ):
+        batch = batch_of()
+        (bad,) = (await wire.call(produce(batch), batch)).partitions
+        assert bad.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert directory.name in bad.error_message
+        (good,) = (await wire.call(fetch(0, partition=1))).partitions
+        assert (good.error_code, good.high_watermark) == (0, 4)
+        assert again.statistics().offline_partition_count == 1
+        assert {s.partition: s.offline_reason is None for s in again.partitions.stored()} == {
+            0: False,
+            1: True,
+        }
+
+
+async def test_a_log_that_cannot_be_made_is_offline_until_its_topic_goes(
+    tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
+) -> None:
+    async with (
+        Broker(log_dirs=tmp_path, listeners="inproc://") as broker,
+        WireClient(broker.address) as wire,
+    ):
+
+        def refuse(*_arguments: object) -> None:
+            raise OSError("no more i-nodes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker._store, "create_log", refuse)
+            await wire.call(new_topic("t"))
+        batch = batch_of()
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "no more i-nodes" in result.error_message
+        assert len(broker.partitions) == 1
+        assert [s.offline_reason for s in broker.partitions.stored()] == ["no more i-nodes"]
+
+
+async def test_preallocation_and_durability_follow_the_topic(
+    broker: Broker, wire: WireClient, new_topic: Make
+) -> None:
+    await wire.call(new_topic("t", durability="page-cache"))
+    (hosted,) = broker.partitions
+    assert not hosted.log.config.synced_only
+    assert str(hosted) == "t-0"

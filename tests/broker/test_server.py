@@ -1,0 +1,509 @@
+"""Connections: order of answers, back-pressure, limits, reaping; on transports and dispatchers of lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafkalite.broker.answers import Answer, Pending, Refusal, Reply
+from kafkalite.broker.metrics import Metrics
+from kafkalite.broker.server import (
+    FRAME_DEADLINE_MS,
+    FRAME_PROGRESS_BYTES,
+    HANDSHAKE_DEADLINE_MS,
+    REAP_INTERVAL_MS,
+    Connection,
+    Server,
+)
+from kafkalite.errors import ErrorCode
+from kafkalite.limits import MAX_IN_FLIGHT_PER_CONNECTION
+from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.connection import BadRequest, ClientConnection, Request, RequestError
+from kafkalite.protocol.messages import data, metadata
+from kafkalite.testing.virtual_clock import VirtualClock
+
+IDLE_MS = 600_000
+
+
+class Transport:
+    """What a connection sees of its transport."""
+
+    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+        self.written = bytearray()
+        self.is_reading = True
+        self.is_closed = False
+        self.is_aborted = False
+        self.buffered = 0
+
+    def get_extra_info(self, name: str) -> Any:
+        return {"peername": ("127.0.0.1", 40000), "sockname": ("::1", 9092, 0, 0)}.get(name)
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        assert low < high
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def writelines(self, buffers: Any) -> None:
+        for buffer in buffers:
+            self.write(buffer)
+
+    def pause_reading(self) -> None:
+        assert self.is_reading
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading
+        self.is_reading = True
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.protocol.connection_lost(None)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.close()
+
+
+class Peer:
+    """A client on the other side of one Connection, without a network."""
+
+    def __init__(self, server: Server) -> None:
+        self.connection = Connection(server, None)
+        self.transport = Transport(self.connection)
+        self.wire = ClientConnection("test")
+        self.taken = 0
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def receive(self, *buffers: Any) -> None:
+        """Let the server's side receive."""
+        rest = b"".join(bytes(buffer) for buffer in buffers)
+        while rest and not self.transport.is_closed:
+            buffer = self.connection.get_buffer(-1)
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            rest = rest[count:]
+            self.connection.buffer_updated(count)
+
+    def handshake(self) -> None:
+        self.receive(*self.wire.handshake()[1])
+        assert self.answers()[0].error_code == 0
+
+    def ask(self, tag: str) -> None:
+        self.receive(*self.wire.send(metadata.MetadataRequest([tag], False))[1])
+
+    def answers(self) -> list[Any]:
+        """The messages written since the last call."""
+        fresh = bytes(self.transport.written[self.taken :])
+        self.taken += len(fresh)
+        found: list[Any] = []
+        while fresh:
+            buffer = self.wire.get_buffer(-1)
+            count = min(len(buffer), len(fresh))
+            buffer[:count] = fresh[:count]
+            fresh = fresh[count:]
+            found += [response.message for response in self.wire.buffer_updated(count)]
+        return found
+
+    def tags(self) -> list[str]:
+        return [message.cluster_id for message in self.answers()]
+
+
+class Desk:
+    """A dispatcher: ``ready`` tags are answered at once, others when the test says so."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, Pending] = {}
+        self.cancelled: list[str] = []
+        self.seen: list[str] = []
+        self.special: dict[str, Answer] = {}
+
+    def __call__(self, request: Request | BadRequest, client: Any) -> Answer | Pending:
+        if isinstance(request, BadRequest):
+            return Refusal(request.error_code, request.error_message, request.fatal)
+        if request.api_key == ApiKey.API_VERSIONS:
+            ranges = [metadata.ApiVersionRange(int(key), 0, 0) for key in APIS]
+            return Reply(metadata.ApiVersionsResponse(0, None, "test", "0", ranges))
+        if request.api_key == ApiKey.PRODUCE:
+            return Reply(data.ProduceResponse(0, None, []))
+        tag: str = request.message.topics[0]
+        self.seen.append(tag)
+        if tag in self.special:
+            return self.special[tag]
+        if tag.startswith("later"):
+            self.pending[tag] = Pending(lambda: self.cancelled.append(tag))
+            return self.pending[tag]
+        return self.reply(tag)
+
+    @staticmethod
+    def reply(tag: str) -> Reply:
+        return Reply(metadata.MetadataResponse(0, None, tag, 1, [], []))
+
+    def finish(self, tag: str) -> None:
+        self.pending[tag].resolve(self.reply(tag))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(wall_ms=0)
+
+
+@pytest.fixture
+def new_server(desk: Desk, clock: VirtualClock) -> Callable[..., Server]:
+    def make(**limits: int) -> Server:
+        server = Server(
+            desk,
+            clock,
+            Metrics(),
+            **{
+                "max_connections": 10,
+                "max_idle_ms": IDLE_MS,
+                "max_request_bytes": 2**20,
+                "max_queued_bytes": 2**20,
+                **limits,
+            },
+        )
+        server.open()
+        return server
+
+    return make
+
+
+@pytest.fixture
+def server(new_server: Callable[..., Server]) -> Server:
+    return new_server()
+
+
+@pytest.fixture
+def peer(server: Server) -> Peer:
+    peer = Peer(server)
+    peer.handshake()
+    return peer
+
+
+def test_the_client_is_told_the_address_it_used(peer: Peer) -> None:
+    assert peer.connection.client.address == "[::1]:9092"
+    assert peer.connection.client.peer == "127.0.0.1:40000"
+    assert "127.0.0.1:40000" in repr(peer.connection)
+
+
+def test_answers_leave_in_the_order_of_requests(peer: Peer, desk: Desk) -> None:
+    for tag in ("a", "later 1", "b", "later 2", "c"):
+        peer.ask(tag)
+    assert peer.tags() == ["a"]
+    desk.finish("later 2")
+    assert peer.tags() == []
+    desk.finish("later 1")
+    assert peer.tags() == ["later 1", "b", "later 2", "c"]
+
+
+def test_pipelined_requests_of_one_read_are_answered_in_one_go(peer: Peer) -> None:
+    frames = [b"".join(peer.wire.send(metadata.MetadataRequest([str(i)], False))[1]) for i in range(50)]
+    peer.receive(*frames)
+    assert peer.tags() == [str(i) for i in range(50)]
+
+
+def test_frames_split_at_every_byte_are_understood(peer: Peer) -> None:
+    frame = b"".join(peer.wire.send(metadata.MetadataRequest(["x"], False))[1])
+    for position in range(len(frame)):
+        peer.receive(frame[position : position + 1])
+    assert peer.tags() == ["x"]
+
+
+def test_too_many_unanswered_requests_stop_the_reading(peer: Peer, desk: Desk) -> None:
+    for number in range(MAX_IN_FLIGHT_PER_CONNECTION):
+        peer.ask(f"later {number}")
+    assert not peer.transport.is_reading
+    peer.ask("one more")  # what was on its way when reading paused
+    assert "one more" not in desk.seen
+    desk.finish("later 0")
+    assert "one more" in desk.seen
+    assert peer.tags() == ["later 0"]
+    assert not peer.transport.is_reading  # "one more" took the free place
+    desk.finish("later 1")
+    assert peer.transport.is_reading
+
+
+def test_a_peer_that_does_not_take_its_answers_is_not_read_from(peer: Peer, desk: Desk) -> None:
+    peer.connection.pause_writing()
+    assert not peer.transport.is_reading
+    peer.ask("a")
+    peer.ask("b")
+    assert desk.seen == []
+    peer.connection.resume_writing()
+    assert peer.tags() == ["a", "b"]
+    assert peer.transport.is_reading
+
+
+def test_a_lost_connection_cancels_what_waits(peer: Peer, desk: Desk, server: Server) -> None:
+    peer.ask("later 1")
+    peer.ask("later 2")
+    peer.transport.abort()
+    assert desk.cancelled == ["later 1", "later 2"]
+    assert server.connection_count == 0
+    desk.finish("later 1")
+    peer.connection.on_answer(None)  # type: ignore[arg-type]
+    peer.connection.buffer_updated(1)
+
+
+def test_an_unknown_api_is_answered_and_the_connection_lives(peer: Peer) -> None:
+    frame = b"".join(peer.wire.send(metadata.MetadataRequest(["x"], False))[1])
+    unknown = frame.replace(bytes([ApiKey.METADATA, 0]), bytes([99, 0]), 1)
+    peer.receive(unknown)
+    (answer,) = peer.answers()
+    assert isinstance(answer, RequestError)
+    assert answer.error_code == ErrorCode.UNKNOWN_API
+    peer.ask("next")
+    assert peer.tags() == ["next"]
+
+
+def test_anything_before_the_handshake_is_answered_and_closed(server: Server) -> None:
+    peer = Peer(server)
+    stranger = ClientConnection("x")
+    stranger._versions = {ApiKey.METADATA: 0}
+    peer.receive(*stranger.send(metadata.MetadataRequest(["x"], False))[1])
+    assert peer.transport.is_closed
+    assert b"ApiVersions" in peer.transport.written
+
+
+def test_a_fatal_answer_waits_for_those_before_it(peer: Peer, desk: Desk) -> None:
+    desk.special["fatal"] = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "over", closes=True)
+    peer.ask("later 1")
+    peer.ask("fatal")
+    peer.ask("after")
+    assert not peer.transport.is_closed
+    desk.finish("later 1")
+    first, second = peer.answers()
+    assert first.cluster_id == "later 1"
+    assert second.error_message == "over"
+    assert peer.transport.is_closed
+    assert "after" not in desk.seen
+
+
+def test_a_silent_refusal_closes_without_a_word(peer: Peer, desk: Desk) -> None:
+    desk.special["cut"] = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "", closes=True, is_silent=True)
+    peer.ask("cut")
+    assert peer.answers() == []
+    assert peer.transport.is_closed
+
+
+def test_an_answer_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) -> None:
+    huge = metadata.MetadataResponse(0, None, "x" * 5 * 2**20, 1, [], [])
+    desk.special["huge"] = Reply(huge)
+    peer.ask("huge")
+    (answer,) = peer.answers()
+    assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert "can't be sent" in answer.error_message
+
+
+def test_bytes_that_are_no_frame_end_the_connection(peer: Peer, server: Server) -> None:
+    peer.receive(b"\xff" * 8)
+    assert peer.transport.is_aborted
+    assert server.metrics.protocol_errors == 1
+
+
+def test_the_end_of_the_stream_inside_a_frame_ends_the_connection(peer: Peer, server: Server) -> None:
+    peer.receive(b"\x00\x00")
+    assert peer.connection.eof_received() is False
+    assert peer.transport.is_aborted
+    assert server.metrics.protocol_errors == 1
+
+
+def test_a_half_closed_connection_still_gets_its_answers(peer: Peer, desk: Desk) -> None:
+    assert Peer(peer.connection._server).connection.eof_received() is False
+    peer.ask("later 1")
+    assert peer.connection.eof_received() is True
+    desk.finish("later 1")
+    assert peer.tags() == ["later 1"]
+    assert peer.transport.is_closed
+
+
+def test_more_connections_than_allowed_are_closed_at_once(new_server: Callable[..., Server]) -> None:
+    server = new_server(max_connections=1)
+    first, second = Peer(server), Peer(server)
+    assert not first.transport.is_closed
+    assert second.transport.is_aborted
+    assert server.connection_count == 1
+    assert server.metrics.connections_refused == 1
+    first.transport.close()
+    assert not Peer(server).transport.is_closed
+
+
+def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) -> None:
+    server = new_server(max_queued_bytes=100_000)
+    peers = [Peer(server) for _ in range(3)]
+    header = (30).to_bytes(4, "big") + (90_000).to_bytes(4, "big")
+    for peer in peers:
+        peer.handshake()
+    peers[0].receive(header, b"x" * 60_000)
+    peers[1].receive(header, b"x" * 60_000)
+    assert not peers[0].transport.is_closed
+    assert peers[1].transport.is_aborted
+    peers[2].ask("healthy")
+    assert peers[2].tags() == ["healthy"]
+    peers[0].transport.abort()
+    assert server.free_bytes == 100_000
+
+
+def test_large_payloads_give_their_budget_back(peer: Peer, server: Server) -> None:
+    payload = bytes(200_000)
+    message = data.ProduceRequest(1, 1, [data.ProducePartition("t", 0, len(payload))])
+    peer.receive(*peer.wire.send(message, [payload])[1])
+    assert len(peer.answers()) == 1
+    assert server.free_bytes == 2**20
+
+
+def test_before_it_opens_a_server_accepts_and_waits(desk: Desk, clock: VirtualClock) -> None:
+    server = Server(
+        desk,
+        clock,
+        Metrics(),
+        max_connections=1,
+        max_idle_ms=1,
+        max_request_bytes=1000,
+        max_queued_bytes=2**20,
+    )
+    peer = Peer(server)
+    peer.receive(*peer.wire.handshake()[1])
+    assert peer.transport.written == b""
+    server.open()
+    assert peer.answers()[0].error_code == 0
+
+
+def _reap(server: Server, clock: VirtualClock, duration_ms: int) -> None:
+    """Let time pass as the reaper sees it."""
+    end_ms = clock.monotonic_ms() + duration_ms
+    while clock.monotonic_ms() < end_ms:
+        clock._now_ms = min(clock.monotonic_ms() + REAP_INTERVAL_MS, end_ms)
+        server.reap(clock.monotonic_ms())
+
+
+def test_without_a_handshake_a_connection_is_reaped(server: Server, clock: VirtualClock) -> None:
+    peer = Peer(server)
+    _reap(server, clock, HANDSHAKE_DEADLINE_MS - 1)
+    assert not peer.transport.is_closed
+    _reap(server, clock, 1)
+    assert peer.transport.is_aborted
+    assert server.metrics.connections_reaped == 1
+
+
+def test_an_idle_connection_is_reaped_and_a_used_one_is_not(server: Server, clock: VirtualClock) -> None:
+    idle, used = Peer(server), Peer(server)
+    idle.handshake()
+    used.handshake()
+    _reap(server, clock, IDLE_MS)
+    used.ask("x")
+    _reap(server, clock, REAP_INTERVAL_MS)
+    assert idle.transport.is_aborted
+    assert not used.transport.is_closed
+
+
+def test_a_connection_that_is_owed_an_answer_is_not_idle(
+    peer: Peer, server: Server, clock: VirtualClock
+) -> None:
+    peer.ask("later 1")
+    _reap(server, clock, 2 * IDLE_MS)
+    assert not peer.transport.is_closed
+
+
+def test_a_peer_that_never_reads_is_reaped(peer: Peer, server: Server, clock: VirtualClock) -> None:
+    peer.connection.pause_writing()
+    peer.transport.buffered = 1000
+    _reap(server, clock, IDLE_MS // 2)
+    peer.transport.buffered = 900  # some moved
+    _reap(server, clock, IDLE_MS)
+    assert not peer.transport.is_closed
+    _reap(server, clock, REAP_INTERVAL_MS)
+    assert peer.transport.is_aborted
+
+
+def test_idle_reaping_can_be_switched_off(new_server: Callable[..., Server], clock: VirtualClock) -> None:
+    server = new_server(max_idle_ms=-1)
+    peer = Peer(server)
+    peer.handshake()
+    _reap(server, clock, 10 * IDLE_MS)
+    assert not peer.transport.is_closed
+
+
+def test_a_frame_that_drips_is_reaped(peer: Peer, server: Server, clock: VirtualClock) -> None:
+    peer.receive((30).to_bytes(4, "big"))
+    _reap(server, clock, REAP_INTERVAL_MS)
+    for _ in range(FRAME_DEADLINE_MS // REAP_INTERVAL_MS):
+        assert not peer.transport.is_closed
+        peer.receive(b"\x00")
+        _reap(server, clock, REAP_INTERVAL_MS)
+    assert peer.transport.is_aborted
+
+
+def test_a_large_frame_gets_time_as_long_as_it_moves(
+    new_server: Callable[..., Server], clock: VirtualClock
+) -> None:
+    server = new_server(max_request_bytes=2**26, max_queued_bytes=2**26)
+    peer = Peer(server)
+    peer.handshake()
+    peer.receive((30).to_bytes(4, "big") + (2**25).to_bytes(4, "big") + bytes(30))
+    _reap(server, clock, REAP_INTERVAL_MS)
+    for _ in range(3 * FRAME_DEADLINE_MS // REAP_INTERVAL_MS):
+        peer.receive(bytes(FRAME_PROGRESS_BYTES * REAP_INTERVAL_MS // 1000))
+        _reap(server, clock, REAP_INTERVAL_MS)
+        assert not peer.transport.is_closed
+
+
+def test_frames_one_after_the_other_have_each_its_own_time(
+    peer: Peer, server: Server, clock: VirtualClock
+) -> None:
+    frame = b"".join(peer.wire.send(metadata.MetadataRequest(["x"], False))[1])
+    peer.receive(frame[:5])
+    for _ in range(FRAME_DEADLINE_MS // REAP_INTERVAL_MS + 2):
+        _reap(server, clock, REAP_INTERVAL_MS)
+        again = b"".join(peer.wire.send(metadata.MetadataRequest(["x"], False))[1])
+        peer.receive(frame[5:], again[:5])
+        frame = again
+    assert not peer.transport.is_closed
+
+
+async def test_the_reaper_sleeps_while_there_is_nobody(server: Server, clock: VirtualClock) -> None:
+    reaper = asyncio.create_task(server.reap_forever())
+    await clock.advance(10_000_000)
+    assert clock.sleeper_count == 0
+    peer = Peer(server)
+    await clock.advance(2 * HANDSHAKE_DEADLINE_MS)
+    assert peer.transport.is_aborted
+    reaper.cancel()
+
+
+async def test_an_ending_server_answers_what_was_begun(peer: Peer, server: Server, desk: Desk) -> None:
+    idle = Peer(server)
+    peer.ask("later 1")
+    server.end()
+    assert idle.transport.is_closed
+    assert not peer.transport.is_reading
+    peer.ask("too late")
+    closing = asyncio.create_task(server.wait_closed(5_000))
+    await asyncio.sleep(0)
+    desk.finish("later 1")
+    await closing
+    assert peer.tags() == ["later 1"]
+    assert "too late" not in desk.seen
+
+
+async def test_what_cannot_be_answered_in_time_is_cut(peer: Peer, server: Server, desk: Desk) -> None:
+    peer.ask("later 1")
+    server.end()
+    await server.wait_closed(1)
+    assert peer.transport.is_aborted
+    assert desk.cancelled == ["later 1"]

@@ -1,0 +1,67 @@
+"""A server's log lines: structured, on one line, safe for a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kafkalite.broker.events import Fields
+from kafkalite.broker.server_logging import configure
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def _json_line(stream: io.StringIO) -> dict[str, object]:
+    (line,) = stream.getvalue().splitlines()
+    parsed: dict[str, object] = json.loads(line)
+    return parsed
+
+
+def test_fields_become_keys_in_json() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    logging.getLogger("kafkalite.x").info("log created %s", Fields(topic="t", partition=3, event="e"))
+    line = _json_line(stream)
+    assert line["event"] == "log created"
+    assert (line["topic"], line["partition"], line["event_"]) == ("t", 3, "e")
+    assert (line["level"], line["logger"]) == ("info", "kafkalite.x")
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_plain_messages_and_tracebacks_pass() -> None:
+    stream = io.StringIO()
+    configure("info", None, stream)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("x").exception("failed with %d", 3)
+    line = _json_line(stream)
+    assert line["event"] == "failed with 3"
+    assert "ValueError: no" in str(line["exception"])
+
+
+def test_a_client_cannot_break_a_line_or_drive_the_terminal() -> None:
+    stream = io.StringIO()
+    configure("info", "console", stream)
+    logging.getLogger("x").info("request refused %s", Fields(client="a\nb\x1b[31mred"))
+    logging.getLogger("x").info("plain\nmessage")
+    assert len(stream.getvalue().splitlines()) == 2
+    assert "\x1b[31mred" not in stream.getvalue()
+
+
+def test_levels_are_kept() -> None:
+    stream = io.StringIO()
+    configure("warning", "json", stream)
+    logging.getLogger("x").info("not seen")
+    assert stream.getvalue() == ""

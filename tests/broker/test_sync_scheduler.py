@@ -1,0 +1,124 @@
+"""Group commit: one round at a time, appends gather, each log hears how its own sync went."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kafkalite.broker.sync_scheduler import SyncScheduler
+
+
+class Work:
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def run(self) -> None:
+        self.log.thread = threading.current_thread()
+        self.log.gate.wait()
+        if self.log.error is not None:
+            raise self.log.error
+
+
+class Log:
+    def __init__(self, *, has_work: bool = True) -> None:
+        self.has_work = has_work
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = 0
+        self.outcomes: list[Exception | None] = []
+        self.thread: threading.Thread | None = None
+
+    def begin_sync(self) -> Work | None:
+        self.begun += 1
+        return Work(self) if self.has_work else None
+
+    def finish_sync(self, work: Any, error: Exception | None) -> None:
+        self.outcomes.append(error)
+
+
+def _never(error: BaseException) -> None:
+    raise AssertionError(f"not expected: {error!r}")
+
+
+def _scheduler(executor: ThreadPoolExecutor | None, on_broken: Any = _never) -> SyncScheduler[Log]:
+    return SyncScheduler(asyncio.get_running_loop(), executor, on_broken)
+
+
+async def test_marks_during_a_round_gather_in_the_next() -> None:
+    log, other = Log(), Log()
+    log.gate.clear()
+    with ThreadPoolExecutor(1) as executor:
+        scheduler = _scheduler(executor)
+        scheduler.mark(log)
+        scheduler.mark(log)
+        while log.thread is None:
+            await asyncio.sleep(0.001)
+        for _ in range(10):
+            scheduler.mark(log)
+            scheduler.mark(other)
+        assert (log.begun, other.begun) == (1, 0)
+        log.gate.set()
+        await scheduler.drain()
+    assert (log.begun, other.begun) == (2, 1)
+    assert log.outcomes == [None, None]
+    assert (scheduler.round_count, scheduler.synced_count) == (2, 3)
+    assert log.thread is not threading.current_thread()
+
+
+async def test_a_failed_sync_is_told_to_its_log_alone() -> None:
+    bad, good = Log(), Log()
+    bad.error = OSError("input/output error")
+    with ThreadPoolExecutor(1) as executor:
+        scheduler = _scheduler(executor)
+        scheduler.mark(bad)
+        scheduler.mark(good)
+        await scheduler.drain()
+    assert bad.outcomes == [bad.error]
+    assert good.outcomes == [None]
+
+
+async def test_without_an_executor_rounds_run_on_the_loop() -> None:
+    log, idle = Log(), Log(has_work=False)
+    scheduler = _scheduler(None)
+    scheduler.mark(log)
+    scheduler.mark(idle)
+    assert log.outcomes == []
+    await scheduler.drain()
+    assert log.outcomes == [None]
+    assert idle.outcomes == []
+    assert log.thread is threading.current_thread()
+    await scheduler.drain()
+
+
+async def test_what_is_forgotten_or_discarded_is_not_synced() -> None:
+    deleted, dropped = Log(), Log()
+    scheduler = _scheduler(None)
+    scheduler.mark(deleted)
+    scheduler.forget(deleted)
+    scheduler.mark(dropped)
+    await scheduler.drain(discard=True)
+    assert deleted.begun == dropped.begun == 0
+
+
+@pytest.mark.parametrize("method", ["begin_sync", "finish_sync"])
+async def test_a_broken_invariant_is_reported_and_not_swallowed(method: str) -> None:
+    broken: list[BaseException] = []
+    log = Log()
+
+    def fail(*_arguments: object) -> None:
+        raise AssertionError("broken")
+
+    setattr(log, method, fail)
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
+    scheduler = _scheduler(None, broken.append)
+    scheduler.mark(log)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [str(error) for error in broken] == ["broken"]
+    assert len(seen) == 1

@@ -1,0 +1,133 @@
+"""Waiters: told at the right offset, after enough bytes, at the deadline, or of a failure; never twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kafkalite.broker.waiters import Waiters
+from kafkalite.errors import LogOfflineError
+
+A, B = ("a", 0), ("b", 0)
+
+
+async def _turns() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def _waiters() -> Waiters:
+    return Waiters(asyncio.get_running_loop())
+
+
+async def test_an_offset_is_reached_when_the_high_watermark_is_at_it() -> None:
+    waiters = _waiters()
+    heard: list[object] = []
+    for offset in (5, 5, 8):
+        waiters.reached(A, offset, lambda error, offset=offset: heard.append((offset, error)))
+    waiters.on_high_watermark(A, 4, 1)
+    waiters.on_high_watermark(B, 9, 1)
+    assert heard == []
+    waiters.on_high_watermark(A, 5, 1)
+    assert heard == [(5, None), (5, None)]
+    assert len(waiters) == 1
+    waiters.on_high_watermark(A, 9, 1)
+    assert heard[2:] == [(8, None)]
+    assert len(waiters) == 0
+
+
+async def test_a_cancelled_waiter_is_passed_over() -> None:
+    waiters = _waiters()
+    heard: list[object] = []
+    waiters.reached(A, 1, heard.append).is_cancelled = True
+    waiters.reached(A, 2, heard.append).is_cancelled = True
+    waiters.on_high_watermark(A, 1, 1)
+    waiters.on_failed(A, LogOfflineError("gone"))
+    assert heard == []
+    assert len(waiters) == 0
+
+
+async def test_offsets_must_be_awaited_in_log_order() -> None:
+    waiters = _waiters()
+    waiters.reached(A, 5, lambda error: None)
+    with pytest.raises(AssertionError, match="awaited after"):
+        waiters.reached(A, 4, lambda error: None)
+
+
+async def test_a_fetch_wakes_after_enough_bytes_of_any_of_its_partitions() -> None:
+    waiters = _waiters()
+    woken: list[str] = []
+    waiters.appended([A, B, A], 10, 60_000, lambda: woken.append("x"))
+    assert len(waiters) == 1
+    waiters.on_high_watermark(A, 1, 4)
+    waiters.on_high_watermark(B, 1, 5)
+    await _turns()
+    assert woken == []
+    waiters.on_high_watermark(B, 2, 1)
+    assert woken == []  # not inside the append, but in a later turn
+    waiters.on_high_watermark(B, 3, 100)
+    await _turns()
+    assert woken == ["x"]
+    assert len(waiters) == 0
+
+
+async def test_a_fetch_wakes_at_its_deadline() -> None:
+    waiters = _waiters()
+    woken = asyncio.Event()
+    waiters.appended([A], 1, 1, woken.set)
+    await asyncio.wait_for(woken.wait(), 5)
+    assert len(waiters) == 0
+
+
+async def test_a_cancelled_fetch_is_never_woken() -> None:
+    waiters = _waiters()
+    woken: list[str] = []
+    waiter = waiters.appended([A, B], 1, 60_000, lambda: woken.append("x"))
+    waiter.cancel()
+    waiter.cancel()
+    waiter.wake()
+    waiters.on_high_watermark(A, 1, 100)
+    await _turns()
+    assert woken == []
+
+
+async def test_a_failure_reaches_everybody_of_that_partition() -> None:
+    waiters = _waiters()
+    heard: list[Exception | None] = []
+    woken: list[str] = []
+    waiters.reached(A, 1, heard.append)
+    waiters.reached(B, 1, heard.append)
+    waiters.appended([A, B], 1, 60_000, lambda: woken.append("x"))
+    error = LogOfflineError("disk")
+    waiters.on_failed(A, error)
+    await _turns()
+    assert heard == [error]
+    assert woken == ["x"]
+    assert len(waiters) == 1
+
+
+async def test_a_stop_wakes_every_fetch() -> None:
+    waiters = _waiters()
+    woken: list[str] = []
+    waiters.appended([A], 1, 60_000, lambda: woken.append("a"))
+    waiters.appended([B, A], 1, 60_000, lambda: woken.append("b"))
+    waiters.release()
+    await _turns()
+    assert sorted(woken) == ["a", "b"]
+    assert len(waiters) == 0
+
+
+async def test_a_callback_may_wait_again_for_the_same_partition() -> None:
+    waiters = _waiters()
+    heard: list[object] = []
+
+    def again(error: Exception | None) -> None:
+        heard.append(error)
+        waiters.reached(A, 2, heard.append)
+
+    waiters.reached(A, 1, again)
+    waiters.on_high_watermark(A, 1, 1)
+    assert len(waiters) == 1
+    waiters.on_high_watermark(A, 2, 1)
+    assert heard == [None, None]

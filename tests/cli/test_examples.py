@@ -1,0 +1,30 @@
+"""The examples run, and print what they promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROMISES = {
+    "quick.py": ["sent     greetings-0-0", "received greetings-0-2: b'hello 2'"],
+    "columns.py": ["100,000 records read; columns: offset, timestamp, key, value, headers"],
+}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_example(name: str, repository: Path) -> None:
+    if name == "columns.py":
+        pytest.importorskip("pyarrow")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", repository / "examples" / name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(repository), "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    for promise in PROMISES[name]:
+        assert promise in done.stdout

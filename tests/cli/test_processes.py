@@ -1,0 +1,219 @@
+"""kl as a process: pipes that close, Ctrl-C, signals, live streams, brokers in the foreground."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Kl = Callable[..., Any]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+
+LIMIT_SECONDS = 30
+
+
+def line_of(stream: Any) -> bytes:
+    """The next line, within LIMIT_SECONDS."""
+    ready, _, _ = select.select([stream], [], [], LIMIT_SECONDS)
+    assert ready, "nothing was printed"
+    line: bytes = stream.readline()
+    return line
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    return process.returncode, out, err
+
+
+def environment(servers: str) -> dict[str, str]:
+    return {"KL_BOOTSTRAP_SERVERS": servers}
+
+
+@pytest.fixture
+def filled(at: Kl) -> str:
+    name = f"pipe-{time.monotonic_ns()}"
+    assert at("topic", "create", name).code == 0
+    assert at("produce", name, stdin=b"".join(b"%d\n" % n for n in range(5000))).code == 0
+    return name
+
+
+def test_head_ends_a_consume_that_has_more_to_say(repository: Path, filled: str, servers: str) -> None:
+    done = subprocess.run(
+        f"'{sys.executable}' -m kafkalite consume {filled} | head -1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        cwd=repository,
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | environment(servers),
+    )
+    assert done.stdout.split() == [b"0", b"0"]
+    assert done.stderr == b""
+
+
+def test_a_closed_pipe_ends_a_consume_that_waits(spawn: Spawn, filled: str, servers: str) -> None:
+    process = spawn("consume", filled, "-r", "-1", **environment(servers))
+    assert process.stdout is not None
+    assert line_of(process.stdout) == b"4999\n"
+    process.stdout.close()  # and no further record comes
+    assert process.wait(LIMIT_SECONDS) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stdout = None
+
+
+def test_ctrl_c_is_quiet_and_130(spawn: Spawn, filled: str, servers: str) -> None:
+    process = spawn("consume", filled, "-r", "-1", **environment(servers))
+    assert line_of(process.stdout) == b"4999\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, b"", b"kl: 1 record\n")
+
+
+def test_ctrl_c_while_waiting_for_a_line(spawn: Spawn, filled: str, servers: str) -> None:
+    process = spawn("produce", filled, **environment(servers))
+    assert process.stdin is not None
+    process.stdin.write(b"typed\n")
+    process.stdin.flush()
+    follower = spawn("consume", filled, "-r", "5000", "-n", "1", **environment(servers))
+    assert ended(follower)[:2] == (0, b"typed\n")
+    process.send_signal(signal.SIGINT)
+    code = process.wait(LIMIT_SECONDS)
+    assert process.stderr is not None
+    told = process.stderr.read()
+    assert code == 130
+    assert told.startswith(b"kl: 1 record acknowledged")
+    assert b"Traceback" not in told
+
+
+def test_lines_flow_while_stdin_is_open(spawn: Spawn, filled: str, servers: str) -> None:
+    follower = spawn("consume", filled, "-r", "end", **environment(servers))
+    process = spawn("produce", filled, "-q", **environment(servers))
+    assert process.stdin is not None
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline:  # the follower's "end" may come after our first lines
+        process.stdin.write(b"live\n")
+        process.stdin.flush()
+        if select.select([follower.stdout], [], [], 0.2)[0]:
+            break
+    assert line_of(follower.stdout) == b"live\n"
+    follower.send_signal(signal.SIGINT)
+    assert ended(follower)[0] == 130
+    assert ended(process)[0] == 0
+
+
+def test_dev_makes_topics_and_stops_on_a_signal(spawn: Spawn, kl: Kl) -> None:
+    process = spawn("dev", "--port", "0", "--topic", "events:3", "--topic", "users", "--print-env")
+    line = line_of(process.stdout)
+    found = re.fullmatch(rb"export KL_BOOTSTRAP_SERVERS=(127\.0\.0\.1:\d+)\n", line)
+    assert found, line
+    address = found[1].decode()
+    assert kl("topic", "list", "-b", address, "-o", "name").text.split() == ["events", "users"]
+    assert kl("offsets", "events", "-b", address, "-o", "name").text.split() == [
+        "events-0",
+        "events-1",
+        "events-2",
+    ]
+    process.terminate()
+    code, out, err = ended(process)
+    assert (code, out) == (0, b"")
+    told = err.decode()
+    assert f"is up on {address} (in memory" in told
+    assert f"echo hello | kl produce events -b {address}" in told
+    assert told.endswith("stopped.\n")
+
+
+def test_dev_keeps_data_where_it_is_told(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
+    for expected in (b"", b"kept\n"):
+        process = spawn("dev", "--port", "0", "--data", tmp_path / "data", "--topic", "t", "--print-env")
+        address = line_of(process.stdout).decode().strip().partition("=")[2]
+        assert kl("consume", "t", "-e", "-b", address).out == expected
+        assert kl("produce", "t", "-b", address, stdin=b"kept\n").code == 0
+        process.send_signal(signal.SIGINT)
+        assert ended(process)[0] == 0
+
+
+def test_dev_refuses_a_bad_topic(kl: Kl) -> None:
+    for text in ("a:b", "a:1:1:1", "a:0", "../x:1"):
+        result = kl("dev", "--topic", text)
+        assert result.code == 2
+        assert "is not NAME:PARTITIONS:REPLICAS" in result.told
+
+
+def test_a_port_in_use_is_said(kl: Kl) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = kl("dev", "--port", str(port))
+    assert result.code == 1
+    assert str(port) in result.told
+    assert "Traceback" not in result.told
+
+
+def test_server_starts_serves_and_stops(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
+    settings = tmp_path / "kafkalite.toml"
+    settings.write_text('listeners = "127.0.0.1:0"\n"num.partitions" = 2\n')
+    process = spawn("server", "start", "-f", settings, "--data", tmp_path / "data", "--log-format", "json")
+    line = line_of(process.stdout).decode()
+    address = line.strip().rpartition(" ")[2]
+    assert kl("topic", "create", "t", "-b", address).text == "t: created, 2 partitions\n"
+    process.terminate()
+    code, _, err = ended(process)
+    assert code == 0
+    assert b'"event": "broker started' in err
+    assert b'"event": "broker stopped' in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "where shall the data go?"),
+        (
+            ("--data", "DATA", "--set", "num.partitions=none"),
+            "num.partitions is 'none', but must be a whole number",
+        ),
+        (("--data", "DATA", "--set", "num.partition=1"), "num.partitions"),
+        (("--data", "DATA", "--set", "x"), "is not name=value"),
+        (("--data", "DATA", "-f", "missing.toml"), "missing.toml"),
+    ],
+)
+def test_bad_settings_say_key_value_and_what_is_allowed(
+    kl: Kl, tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    result = kl("server", "start", *(str(tmp_path / "d") if a == "DATA" else a for a in arguments))
+    assert result.code == 2
+    assert problem in result.told
+
+
+def test_format_once(kl: Kl, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert "formatted_already  no" in kl("server", "format", "--data", data, "--dry-run").text
+    assert not data.exists()
+    first = kl("server", "format", "--data", data, "--node-id", "7", "--cluster-id", "c1", "-o", "json")
+    assert first.code == 0, first.told
+    assert '"node_id": 7' in first.text
+    again = kl("server", "format", "--data", data)
+    assert again.code == 5
+    assert "is formatted already, for node 7" in again.told
+    assert kl("server", "format", "--data", data, "--if-not-formatted", "-o", "json").out == first.out
+    assert kl("server", "format").code == 2
+
+
+def test_a_directory_of_another_cluster_is_refused(kl: Kl, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    kl("server", "format", "--data", data, "--cluster-id", "theirs")
+    arguments = ["--data", data, "--set", "listeners=127.0.0.1:0", "--set", "cluster.id=ours"]
+    result = kl("server", "start", *arguments, "--log-level", "error")
+    assert result.code == 1
+    assert "theirs" in result.told
+    assert "Traceback" not in result.told

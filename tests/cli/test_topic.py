@@ -1,0 +1,174 @@
+"""kl topic, from creating to deleting, in both spellings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+Kl = Callable[..., Any]
+
+
+def names(kl: Kl) -> list[str]:
+    return kl("topic", "list", "-o", "name").text.split()
+
+
+def test_create_list_describe_alter_delete(at: Kl) -> None:
+    created = at("topic", "create", "life", "-p", "3", "-c", "retention.ms=60000")
+    assert (created.code, created.text, created.told) == (0, "life: created, 3 partitions\n", "")
+    assert "life" in names(at)
+
+    (described,) = json.loads(at("topic", "describe", "life", "-o", "json").out)
+    assert described["name"] == "life"
+    assert described["configs"] == {"retention.ms": {"value": "60000", "source": "topic"}}
+    assert [(each["partition"], each["earliest"], each["latest"]) for each in described["partitions"]] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+
+    altered = at("topic", "alter", "life", "-c", "retention.ms=70000", "-p", "5")
+    assert altered.code == 0, altered.told
+    assert altered.text == "life: retention.ms 60000 -> 70000\nlife: partitions 3 -> 5\n"
+    assert at("topic", "alter", "life", "--unset", "retention.ms").text == (
+        "life: retention.ms 70000 -> 604800000\n"
+    )
+
+    deleted = at("topic", "delete", "life", "--yes")
+    assert (deleted.code, deleted.text) == (0, "life: deleted\n")
+    assert "life" not in names(at)
+
+
+def test_kafkas_spelling_is_taken_and_the_short_one_told(kl: Kl, servers: str) -> None:
+    arguments = [
+        "--topic",
+        "old",
+        "--partitions",
+        "1",
+        "--replication-factor",
+        "1",
+        "--bootstrap-server",
+        servers,
+    ]
+    created = kl("topic", "create", *arguments)
+    assert created.code == 0, created.told
+    assert created.told == "kl: the short form: kl topic create old -p 1\n"
+    described = kl("topic", "describe", "--topic", "old", "--bootstrap-server", servers)
+    assert described.code == 0
+    assert described.told.count("short form") == 1
+
+
+def test_the_brokers_may_stand_before_the_command(kl: Kl, servers: str) -> None:
+    assert kl("-b", servers, "-o", "json", "topic", "list").code == 0
+
+
+def test_a_topic_that_exists(at: Kl) -> None:
+    assert at("topic", "create", "twice").code == 0
+    again = at("topic", "create", "twice")
+    assert again.code == 5
+    assert "twice" in again.told
+    assert "--if-not-exists" in again.told
+    assert at("topic", "create", "twice", "--if-not-exists").code == 0
+
+
+def test_some_of_several_fail(at: Kl) -> None:
+    at("topic", "create", "there")
+    result = at("topic", "create", "fresh", "there")
+    assert result.code == 8
+    assert "kl: there: " in result.told
+    assert "1 of 2 topics failed" in result.told
+    assert "fresh" in names(at)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "x" * 250, "."])
+def test_a_bad_name_is_usage(at: Kl, name: str) -> None:
+    result = at("topic", "create", "--", name)
+    assert result.code == 2
+    assert "topic name" in result.told
+
+
+def test_a_bad_setting_says_what_is_allowed(at: Kl) -> None:
+    result = at("topic", "create", "unset", "-c", "retention.ms=soon")
+    assert result.code in {1, 2}
+    assert "retention.ms" in result.told
+    assert "whole number" in result.told
+    assert at("topic", "create", "unset", "-c", "retention.ms").code == 2
+
+
+def test_dry_runs_change_nothing(at: Kl) -> None:
+    assert at("topic", "create", "ghost", "--dry-run").text == "ghost: would be created, 1 partition\n"
+    assert "ghost" not in names(at)
+    at("topic", "create", "still", "-p", "2")
+    dry = at("topic", "alter", "still", "-p", "4", "-c", "retention.ms=1000", "--dry-run")
+    assert "retention.ms 604800000 -> 1000 (dry run)" in dry.text
+    assert "partitions 2 -> 4 (dry run)" in dry.text
+    (described,) = json.loads(at("topic", "describe", "still", "-o", "json").out)
+    assert (len(described["partitions"]), described["configs"]) == (2, {})
+    assert at("topic", "delete", "still", "--dry-run").text == "still: 2 partitions, 0 records\n"
+    assert "still" in names(at)
+
+
+def test_delete_asks(at: Kl) -> None:
+    at("topic", "create", "dear")
+    at("produce", "dear", stdin=b"1\n2\n")
+    refused = at("topic", "delete", "dear", stdin=b"n\n")
+    assert refused.code == 1
+    assert "dear: 1 partition, 2 records" in refused.told
+    assert "Delete 1 topic, for ever? [y/N]" in refused.told
+    assert "nothing was deleted" in refused.told
+    assert at("topic", "delete", "dear").code == 1  # nobody to ask
+    assert "dear" in names(at)
+    assert at("topic", "delete", "dear", stdin=b"y\n").code == 0
+    assert "dear" not in names(at)
+
+
+def test_what_is_not_there_is_exit_code_4(at: Kl) -> None:
+    for verb in ("describe", "delete"):
+        result = at("topic", verb, "nowhere")
+        assert result.code == 4
+        assert "nowhere" in result.told
+        assert "kl topic list" in result.told
+    assert at("topic", "alter", "nowhere", "-c", "retention.ms=1").code == 4
+    assert at("topic", "delete", "nowhere", "--if-exists").code == 0
+    assert "nowhere" not in names(at)
+
+
+def test_delete_some_that_are_there(at: Kl) -> None:
+    at("topic", "create", "here")
+    result = at("topic", "delete", "here", "nowhere", "-y")
+    assert result.code == 8
+    assert "here" not in names(at)
+
+
+def test_verbs_need_a_name(at: Kl) -> None:
+    for verb in ("create", "describe", "alter", "delete"):
+        assert at("topic", verb).code == 2
+    at("topic", "create", "named")
+    assert at("topic", "alter", "named").code == 2
+
+
+def test_describe_for_people(at: Kl) -> None:
+    at("topic", "create", "shown", "-p", "2", "-c", "retention.ms=1000")
+    at("produce", "shown", "-p", "1", stdin=b"a\nb\n")
+    text = at("topic", "describe", "shown").text
+    assert "topic     shown\n" in text
+    assert "records   2\n" in text
+    assert "settings  retention.ms=1000\n" in text
+    assert "PARTITION  LEADER  REPLICAS  ISR  EARLIEST  LATEST" in text
+    assert "SEGMENTS" in at("topic", "describe", "shown", "-o", "wide").text
+    assert "durability=" in at("topic", "describe", "shown", "--all-configs").text
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "name", "json", "jsonl", "yaml"])
+def test_every_format_of_list(at: Kl, output: str) -> None:
+    at("topic", "create", "listed", "--if-not-exists")
+    result = at("topic", "list", "-o", output)
+    assert result.code == 0
+    assert "listed" in result.text
+    if output == "json":
+        assert "listed" in [row["name"] for row in json.loads(result.out)]
+    if output == "yaml":
+        assert "listed" in [row["name"] for row in yaml.safe_load(result.out)]

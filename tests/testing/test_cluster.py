@@ -1,0 +1,196 @@
+"""Cluster: brokers to test with, that survive restarts, crash, and fail on request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kafkalite.errors import ConfigError, ErrorCode, PolicyViolationError
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.connection import RequestError
+from kafkalite.protocol.messages import data, metadata
+from kafkalite.testing import (
+    Cluster,
+    SyncCluster,
+    VirtualClock,
+    WireClient,
+    delay_next,
+    disconnect_next,
+    drop_next,
+    fail_next,
+)
+
+DAY_MS = 24 * 3_600_000
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+async def test_what_was_produced_is_there_after_restart_and_crash(transport: str, storage: str) -> None:
+    async with Cluster(transport=transport, storage=storage) as cluster:  # type: ignore[arg-type]
+        await cluster.create_topic("t", partitions=2)
+        await cluster.produce("t", [b"1", b"2"], partition=1)
+        address = cluster.bootstrap_servers
+        await cluster.restart()
+        assert cluster.bootstrap_servers == address
+        await cluster.produce("t", [b"3"], partition=1)
+        await cluster.crash()
+        await cluster.start()
+        records = await cluster.records("t")
+        assert [(r.partition, r.offset, r.value) for r in records] == [
+            (1, 0, b"1"),
+            (1, 1, b"2"),
+            (1, 2, b"3"),
+        ]
+        assert cluster.statistics().topic_count == 1
+
+
+async def test_a_crash_takes_what_only_the_page_cache_had() -> None:
+    async with Cluster(durability="page-cache", seed=3) as cluster:
+        await cluster.create_topic("t")
+        await cluster.produce("t", [b"lost"])
+        await cluster.crash()
+        await cluster.start()
+        assert len(await cluster.records("t")) <= 1  # what a power loss leaves is up to the seed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"brokers": 3}, "brokers is 3, but must be 1"),
+        ({"transport": "pigeon"}, "inproc or tcp"),
+        ({"storage": "paper"}, "memory or disk"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_its_name(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Cluster(**arguments)  # type: ignore[arg-type]
+
+
+async def test_a_refused_request_is_retried_by_the_producer() -> None:
+    async with Cluster() as cluster:
+        await cluster.create_topic("t")
+        cluster.intercept(ApiKey.PRODUCE, fail_next(2))
+        await cluster.produce("t", [b"1"])
+        assert [r.value for r in await cluster.records("t")] == [b"1"]
+        assert cluster.statistics().requests["PRODUCE"] == 1  # those refused never reached their handler
+
+
+async def test_faults_act_on_the_wire() -> None:
+    clock = VirtualClock()
+    async with Cluster(clock=clock) as cluster:
+        ask = metadata.DescribeClusterRequest()
+        api = ApiKey.DESCRIBE_CLUSTER
+        async with WireClient(cluster.bootstrap_servers) as wire:
+            cluster.intercept(api, fail_next(error_code=ErrorCode.SHUTTING_DOWN))
+            refused = await wire.call(ask)
+            assert isinstance(refused, RequestError)
+            assert refused.error_code == ErrorCode.SHUTTING_DOWN
+            assert (await wire.call(ask)).error_code == 0
+
+            cluster.intercept(api, delay_next(delay_ms=1000))
+            wire.send(ask)
+            await clock.advance(999)
+            assert cluster.statistics().requests[api.name] == 1
+            await clock.advance(1)
+            assert (await wire.answer()).message.error_code == 0
+
+            cluster.intercept(api, drop_next())
+            wire.send(ask)
+            wire.send(ask)  # waits behind the lost one, as on any ordered connection
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not wire._answers
+        for after in (False, True):
+            before = cluster.statistics().requests[api.name]
+            cluster.intercept(api, disconnect_next(after=after))
+            async with WireClient(cluster.bootstrap_servers) as wire:
+                wire.send(ask)
+                await wire.closed()
+            assert cluster.statistics().requests[api.name] - before == int(after)
+        cluster.intercept(api, fail_next(100))
+        cluster.intercept(api, None)
+        async with WireClient(cluster.bootstrap_servers) as wire:
+            assert (await wire.call(ask)).error_code == 0
+
+
+async def test_a_delayed_long_poll_and_a_client_that_leaves() -> None:
+    clock = VirtualClock()
+    async with Cluster(clock=clock) as cluster:
+        await cluster.create_topic("t")
+        fetch = data.FetchRequest(60_000, 1, 100, 0, [data.FetchPartition("t", 0, -1, 0, 100)])
+        cluster.intercept(ApiKey.FETCH, delay_next(2, delay_ms=10))
+        async with WireClient(cluster.bootstrap_servers) as wire:
+            wire.send(fetch)
+            while not clock.sleeper_count > 3:
+                await asyncio.sleep(0)
+            await clock.advance(10)
+            assert cluster.statistics().waiting_requests == 1
+            await cluster.produce("t", [b"x"])
+            assert (await wire.answer()).message.partitions[0].length_bytes > 0
+        async with WireClient(cluster.bootstrap_servers) as wire:
+            wire.send(fetch)
+            for _ in range(5):
+                await asyncio.sleep(0)  # it sleeps when its client goes
+
+
+async def test_an_ack_that_is_lost_after_the_append_is_a_duplicate_without_idempotence() -> None:
+    async with Cluster() as cluster:
+        await cluster.create_topic("t")
+        cluster.intercept(ApiKey.PRODUCE, disconnect_next(after=True))
+        await cluster.produce("t", [b"1"])
+        assert [r.value for r in await cluster.records("t")] == [b"1", b"1"]
+
+
+async def test_time_moves_the_brokers_retention() -> None:
+    async with Cluster(clock=VirtualClock()) as cluster:
+        await cluster.create_topic("t", configs={"retention.ms": str(7 * DAY_MS)})
+        async with cluster.producer() as producer:
+            await producer.send("t", b"old", timestamp_ms=cluster.clock.wall_ms())
+        await cluster.advance(8 * DAY_MS)
+        assert await cluster.records("t") == []
+        key = TopicPartition("t", 0)
+        async with cluster.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign([key])
+            await consumer.seek(key, 0)  # what stood there is gone: the reset rule finds the new start
+            async with cluster.producer() as producer:
+                await producer.send("t", b"new", timestamp_ms=cluster.clock.wall_ms())
+            (record,) = await consumer.get_many(timeout_ms=5000)
+            assert (record.offset, record.value) == (1, b"new")
+
+
+async def test_time_can_only_be_moved_when_it_is_virtual() -> None:
+    async with Cluster() as cluster:
+        with pytest.raises(AssertionError, match="VirtualClock"):
+            await cluster.advance(1)
+
+
+def test_the_blocking_twin_does_the_same() -> None:
+    with SyncCluster(clock=VirtualClock()) as cluster:
+        cluster.create_topic("t", partitions=2, configs={"retention.ms": "1000"})
+        cluster.produce("t", [b"1"], partition=0)
+        cluster.restart()
+        cluster.intercept(ApiKey.PRODUCE, fail_next())
+        cluster.produce("t", [b"2"], partition=0)
+        assert [r.value for r in cluster.records("t")] == [b"1", b"2"]
+        cluster.crash()
+        cluster.start()
+        cluster.stop()
+        cluster.start()
+        assert cluster.statistics().topic_count == 1
+        assert cluster.address == cluster.bootstrap_servers
+        cluster.advance(10 * DAY_MS)
+        assert cluster.records("t") == []
+        assert "running" in repr(cluster)
+        assert cluster.cluster.broker.is_running
+    cluster.close()
+    with pytest.raises(AssertionError, match="not started"):
+        cluster.records("t")
+
+
+async def test_errors_come_out_of_the_other_thread_as_they_are() -> None:
+    with SyncCluster() as cluster:
+        cluster.intercept(ApiKey.CREATE_TOPICS, fail_next(error_code=ErrorCode.POLICY_VIOLATION))
+        with pytest.raises(PolicyViolationError, match="refused by a test"):
+            cluster.create_topic("t")

@@ -1,0 +1,118 @@
+"""What is TCP's own: addresses, socket options, named errors."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
+from kafkalite.transport.tcp import TcpTransport, format_address, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("127.0.0.1:9092", ("127.0.0.1", 9092)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::1]:9092", ("::1", 9092)),
+        ("broker-1.example.com:65535", ("broker-1.example.com", 65535)),
+    ],
+)
+def test_addresses_both_ways(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(text) == parsed
+    assert format_address(*parsed) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":9092",
+        "localhost",
+        "localhost:",
+        "localhost:x",
+        "localhost:-1",
+        "localhost:65536",
+        "::1:9092",
+        "h:９",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be host:port, \[IPv6 address\]:port or inproc://name"):
+        parse_address(text)
+
+
+async def test_sockets_are_tuned_on_both_sides(recorder: Any) -> None:
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    class Server(recorder):  # type: ignore[misc]
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            accepted.set_result(self)
+
+    listener = await TcpTransport().listen("localhost:0", Server)
+    client = await TcpTransport().connect(listener.address, recorder)
+    server = await accepted
+    for end in (client, server):
+        opened = end.transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        end.transport.abort()
+        await end.lost
+    listener.close()
+    await listener.wait_closed()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_ipv6(recorder: Any) -> None:
+    try:
+        listener = await TcpTransport().listen("[::1]:0", recorder)
+    except ListenError as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")
+    assert listener.address.startswith("[::1]:")
+    client = await TcpTransport().connect(listener.address, recorder)
+    client.transport.abort()
+    await client.lost
+    listener.close()
+    await listener.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (
+            "192.0.2.1:9092",
+            r"can't listen on 192\.0\.2\.1:9092: this machine has no such address \(listen on",
+        ),
+        ("no-such-host.invalid:9092", r"can't listen on no-such-host\.invalid:9092: "),
+        (f"{'x' * 64}.invalid:9092", "can't listen on x"),
+    ],
+)
+async def test_an_address_not_to_be_had(recorder: Any, address: str, reason: str) -> None:
+    with pytest.raises(ListenError, match=reason):
+        await TcpTransport().listen(address, recorder)
+
+
+async def test_the_hint_says_what_to_do(recorder: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError) as raised:
+            await TcpTransport().listen(f"127.0.0.1:{port}", recorder)
+    assert str(raised.value) == (
+        f"can't listen on 127.0.0.1:{port}: the port is in use "
+        "(stop the process that holds it, or choose another port)"
+    )
+
+
+async def test_no_answer_is_named(recorder: Any) -> None:
+    reason = r"can't connect to no-such-host\.invalid:9092: .*is a broker running there"
+    with pytest.raises(ConnectionFailedError, match=reason):
+        await TcpTransport().connect("no-such-host.invalid:9092", recorder)
+    with pytest.raises(ConfigError):
+        await TcpTransport().connect("nowhere", recorder)

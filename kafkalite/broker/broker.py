@@ -121,7 +121,7 @@ class Broker:
             connections_refused=metrics.connections_refused,
             connections_reaped=metrics.connections_reaped,
             protocol_errors=metrics.protocol_errors,
-            requests={ApiKey(key).name: count for key, count in sorted(metrics.requests.items())},
+            requests={ApiKey(key).name: count for key, count in sorted(metrics.requests.items()) if count},
             failed_requests=metrics.failed_requests,
             topic_count=len(services.controller.image.topics),
             partition_count=len(services.partitions),

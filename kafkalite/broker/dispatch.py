@@ -52,7 +52,7 @@ class Dispatcher:
     def handle(self, request: Request, client: Client) -> Answer | Pending:
         """``dispatch`` past the interceptor."""
         api_key = request.api_key
-        self._counts[api_key] = self._counts.get(api_key, 0) + 1
+        self._counts[api_key] += 1
         if self._services.is_stopping:
             return SHUTTING_DOWN
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafkalite.protocol.api import APIS
+
 
 class Metrics:
     """Plain integers, counted on the loop that owns the broker."""
@@ -21,7 +23,7 @@ class Metrics:
     )
 
     def __init__(self) -> None:
-        self.requests: dict[int, int] = {}  #: by api key
+        self.requests: dict[int, int] = dict.fromkeys(APIS, 0)  #: by api key
         self.failed_requests = 0
         self.appended_batches = 0
         self.appended_bytes = 0

@@ -61,16 +61,22 @@ class HostedPartition:
     def log_start_offset(self) -> int:
         return self.log.log_start_offset
 
-    def append(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int, acks: int) -> Appended:
-        """``Partition.append``; tells the readers at once, or when the batch is on the disk."""
+    def append(
+        self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int, acks: int
+    ) -> tuple[Appended, int]:
+        """``Partition.append``; tells the readers at once, or when the batch is on the disk.
+
+        Returns the high watermark with it: what of the log counts as acknowledged now.
+        """
         partition = self.partition
         appended = partition.append(batch, header, now_ms, acks=acks)
-        if self.log.config.synced_only:
+        high_watermark = partition.high_watermark
+        if high_watermark > appended.last_offset:
+            self._waiters.on_high_watermark(self.key, high_watermark, len(batch))
+        elif self.log.config.synced_only:
             self._fresh_bytes += len(batch)
             self._scheduler.mark(self)
-        else:
-            self._waiters.on_high_watermark(self.key, partition.high_watermark, len(batch))
-        return appended
+        return appended, high_watermark
 
     def stored(self) -> StoredPartition:
         """What there is of it on the disk; of a log that can't be read, only why."""

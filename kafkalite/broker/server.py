@@ -122,6 +122,8 @@ class Connection(asyncio.BufferedProtocol):
             self._receiving_bytes = 0
         if self._backlog or not self._has_room():
             self._hold_back(requests)
+        elif len(requests) == 1 and not self._queue:
+            self._serve_one(requests[0])
         else:
             self._serve(requests)
         if self._queue or not self._is_writable:
@@ -179,6 +181,16 @@ class Connection(asyncio.BufferedProtocol):
         """Keep requests for later: at most what one receive buffer held, for reading pauses now."""
         if not self._is_final:
             self._backlog.extend(requests)
+
+    def _serve_one(self, request: Request | BadRequest) -> None:
+        """As ``_serve``, for the request that comes alone and finds nothing before it."""
+        answer = self._dispatch(request, self.client)
+        if isinstance(answer, Pending):
+            self._enqueue(request, answer)
+        else:
+            out: list[Any] = []
+            self._encode(request, answer, out)
+            self._write(out)
 
     def _serve(self, requests: Iterable[Request | BadRequest]) -> None:
         """Begin requests in order, and write the answers that are ready."""

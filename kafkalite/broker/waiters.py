@@ -93,6 +93,8 @@ class Waiters:
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
         """The partition may be read up to ``high_watermark`` now, ``readable_bytes`` more than before."""
+        if not self._reached and not self._appended:
+            return
         queue = self._reached.get(key)
         if queue is not None:
             while queue and queue[0].offset <= high_watermark:

@@ -1,10 +1,337 @@
-"""``kl log``: look into log files, offline; no broker is needed, and none is disturbed."""
+"""``kl log``: look into log files, offline; no broker is needed, and none is disturbed.
+
+A PATH is a data directory, one log's directory in it, or one file. Nothing is locked or changed, so the files
+of a running broker may be looked at too; its last batch may then be half there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
 import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
+from kafkalite.cli.invocation import debug_option, output_option
+from kafkalite.cli.output import Column, human_bytes, plural, print_listing
+from kafkalite.cli.printers import Printer, make_printer
+from kafkalite.cli.stdio import Output
+from kafkalite.cli.times import format_time
+
+if TYPE_CHECKING:
+    from kafkalite.storage.inspect import Finding, LogVerdict
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SEGMENT_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("base_offset", "BASE OFFSET"),
+    Column("size_bytes", "SIZE", show=human_bytes),
+    Column("index_bytes", "INDEX", show=human_bytes),
+    Column("time_index_bytes", "TIMEINDEX", show=human_bytes),
+    Column("file", "FILE", wide=True),
+)
+_BATCH_COLUMNS: Final = (
+    Column("position", "POSITION"),
+    Column("base_offset", "BASE OFFSET"),
+    Column("last_offset", "LAST OFFSET"),
+    Column("records", "RECORDS"),
+    Column("bytes", "BYTES"),
+    Column("codec", "CODEC"),
+    Column("max_timestamp", "MAX TIMESTAMP"),
+    Column("leader_epoch", "EPOCH", wide=True),
+    Column("producer_id", "PRODUCER", wide=True),
+    Column("crc", "CRC", wide=True),
+    Column("problem", "PROBLEM", show=lambda problem: problem or ""),
+)
+_INDEX_COLUMNS: Final = (
+    Column("kind", "INDEX"),
+    Column("base_offset", "BASE OFFSET"),
+    Column("block", "BLOCK"),
+    Column("key", "KEY"),
+    Column("value", "VALUE"),
+)
+_VERDICT_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("log_start_offset", "START"),
+    Column("log_end_offset", "END"),
+    Column("segments", "SEGMENTS"),
+    Column("batches", "BATCHES"),
+    Column("records", "RECORDS"),
+    Column("size_bytes", "SIZE", show=human_bytes),
+    Column("verdict", "VERDICT"),
+    Column("directory", "DIRECTORY", wide=True),
+)
 
 
 @click.group()
 def log() -> None:
-    """Look into segment files and partition directories. Nothing is changed."""
+    """Look into segment files, without a broker. Nothing is changed."""
+
+
+def _path_argument(function: F) -> F:
+    return click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path(path_type=Path))(
+        function
+    )
+
+
+def _log_directories(path: Path) -> list[Path]:
+    """``path`` itself if it is a log's directory, else those in it. Raises NotFoundError."""
+    from kafkalite.storage import layout
+
+    if not path.exists():
+        raise NotFoundError(f"{path}: there is no such file or directory", hint="give a data directory")
+    if layout.parse_log_directory_name(path.resolve().name) is not None:
+        return [path.resolve()]
+    found = sorted(each for each in path.iterdir() if layout.parse_log_directory_name(each.name) is not None)
+    if not found and not (path / layout.NODE_FILE).exists():
+        raise NotFoundError(
+            f"{path} holds no log",
+            hint="a log's directory is named <topic id>-<partition>; give it, or what it is in",
+        )
+    return found
+
+
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Segment files of these kinds: ``path`` itself, or all below it in the order of their offsets."""
+    from kafkalite.storage import layout
+
+    if path.is_file():
+        name = layout.parse_segment_file_name(path.name)
+        if name is None or name.suffix not in suffixes:
+            raise UsageError(f"{path} is no {' or '.join(suffixes)} file of a segment")
+        return [path]
+    return [
+        each
+        for directory in _log_directories(path)
+        for each in sorted(directory.iterdir())
+        if (name := layout.parse_segment_file_name(each.name)) is not None and name.suffix in suffixes
+    ]
+
+
+def _home(directory: Path) -> tuple[str, int]:
+    """The topic (its id where partition.json does not tell) and partition of a log's directory."""
+    from kafkalite.storage import layout
+    from kafkalite.storage.checkpoints import decode_partition_topic
+
+    parsed = layout.parse_log_directory_name(directory.resolve().name)
+    try:
+        topic = decode_partition_topic((directory / layout.PARTITION_FILE).read_bytes())
+    except OSError:
+        topic = None
+    if parsed is None:
+        return topic or directory.name, -1
+    return topic or parsed.topic_id, parsed.partition
+
+
+# --- segments --------------------------------------------------------------------------------------
+
+
+@log.command()
+@_path_argument
+@output_option
+@debug_option
+def segments(paths: tuple[Path, ...]) -> None:
+    """List segments: which topic and partition, from which offset on, how large."""
+    from kafkalite.storage import layout
+
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        for file in _files(path, (layout.LOG_SUFFIX,)):
+            topic, partition = _home(file.parent)
+            name = layout.parse_segment_file_name(file.name)
+            assert name is not None, "only segment files are listed"
+            rows.append(
+                {
+                    "name": str(file),
+                    "topic": topic,
+                    "partition": partition,
+                    "base_offset": name.base_offset,
+                    "size_bytes": file.stat().st_size,
+                    "index_bytes": _size(file.with_suffix(layout.OFFSET_INDEX_SUFFIX)),
+                    "time_index_bytes": _size(file.with_suffix(layout.TIME_INDEX_SUFFIX)),
+                    "file": str(file),
+                }
+            )
+    print_listing(rows, _SEGMENT_COLUMNS, invocation.current().output)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+# --- dump ------------------------------------------------------------------------------------------
+
+
+@log.command(
+    epilog="""\b
+Examples:
+  kl log dump data                                    every batch of every log
+  kl log dump data/0f…-0/00000000000000000000.log -o wide
+  kl log dump data/0f…-0 --records -o jsonl           records, as 'kl produce -i jsonl' takes them
+  kl log dump data/0f…-0 -f '%o %k %s\\n'"""
+)
+@_path_argument
+@click.option("--records", is_flag=True, help="The records in the batches.")
+@click.option(
+    "-f", "--format", "text_format", metavar="FORMAT", help="Print each record so (as kl consume -f)."
+)
+@click.option("--no-verify", is_flag=True, help="Do not check CRCs and offsets.")
+@output_option
+@debug_option
+def dump(paths: tuple[Path, ...], records: bool, text_format: str | None, no_verify: bool) -> None:
+    """Print the batches of log files, or their records."""
+    from kafkalite.storage import layout
+
+    files = [file for path in paths for file in _files(path, (layout.LOG_SUFFIX,))]
+    output = invocation.current().output
+    if records or text_format is not None:
+        try:
+            printer = make_printer(output, text_format)
+        except ValueError as problem:
+            raise UsageError(str(problem)) from None
+        _dump_records(files, printer)
+        return
+    rows = [row for file in files for row in _batch_rows(file, verify=not no_verify)]
+    print_listing(rows, _BATCH_COLUMNS, output, name_key="file")
+
+
+def _batch_rows(file: Path, *, verify: bool) -> Iterator[dict[str, Any]]:
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import iter_batches
+
+    for position, header, problem in iter_batches(RealFileSystem(), str(file), verify=verify):
+        row: dict[str, Any] = dict.fromkeys(column.key for column in _BATCH_COLUMNS)
+        row |= {"file": str(file), "position": position, "problem": problem}
+        if header is not None:
+            row |= {
+                "base_offset": header.base_offset,
+                "last_offset": header.last_offset,
+                "records": header.record_count,
+                "bytes": header.length_bytes,
+                "codec": header.codec.name.lower(),
+                "max_timestamp": format_time(header.max_timestamp_ms),
+                "max_timestamp_ms": header.max_timestamp_ms,
+                "leader_epoch": header.leader_epoch,
+                "producer_id": header.producer_id,
+                "crc": f"{header.crc:08x}",
+            }
+        yield row
+
+
+def _dump_records(files: Iterable[Path], printer: Printer) -> None:
+    """Records of intact batches; a batch that is not is told on stderr."""
+    from kafkalite.records.batch import RecordBatch
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import iter_batches
+
+    out = Output()
+    out.write(printer.head())
+    for file in files:
+        topic, partition = _home(file.parent)
+        with file.open("rb") as stream:
+            for position, header, problem in iter_batches(RealFileSystem(), str(file)):
+                if problem is not None or header is None:
+                    invocation.say(f"{file}: position {position}: {problem}")
+                    continue
+                stream.seek(position)
+                batch = RecordBatch(stream.read(header.length_bytes), check_crc=False)
+                out.write(printer.body(batch.records(topic, partition)))
+    out.write(printer.tail())
+    out.flush()
+
+
+# --- index -----------------------------------------------------------------------------------------
+
+
+@log.command()
+@_path_argument
+@output_option
+@debug_option
+def index(paths: tuple[Path, ...]) -> None:
+    """Print index entries: offset -> position (.index), timestamp -> offset (.timeindex)."""
+    from kafkalite.storage import layout
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import read_index
+
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        for file in _files(path, (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX)):
+            name = layout.parse_segment_file_name(file.name)
+            assert name is not None, "only index files are read"
+            found = read_index(RealFileSystem(), str(file))
+            if not found.is_whole:
+                invocation.say(
+                    f"{file}: no intact block from byte {found.valid_bytes} on; it will be rebuilt"
+                )
+            kind = "offset" if name.suffix == layout.OFFSET_INDEX_SUFFIX else "time"
+            rows += [
+                {
+                    "file": str(file),
+                    "kind": kind,
+                    "base_offset": name.base_offset,
+                    "block": entry.block,
+                    "key": entry.key,
+                    "value": entry.value,
+                }
+                for entry in found.entries
+            ]
+    print_listing(rows, _INDEX_COLUMNS, invocation.current().output, name_key="file")
+
+
+# --- verify ----------------------------------------------------------------------------------------
+
+
+@log.command()
+@_path_argument
+@output_option
+@debug_option
+def verify(paths: tuple[Path, ...]) -> None:
+    """Check every batch, index entry and small file; exit code 9 when something is damaged.
+
+    A torn tail at the very end and a short index are told but are no damage: a start repairs them.
+    """
+    from kafkalite.storage import layout
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import verify_data_dir, verify_log
+
+    filesystem = RealFileSystem()
+    verdicts: list[LogVerdict] = []
+    findings: list[Finding] = []
+    for path in paths:
+        if (path / layout.NODE_FILE).exists():
+            of_directory, of_logs = verify_data_dir(filesystem, str(path))
+            findings += of_directory
+            verdicts += of_logs
+        else:
+            verdicts += [verify_log(filesystem, str(directory)) for directory in _log_directories(path)]
+    findings += [finding for verdict in verdicts for finding in verdict.findings]
+    rows = [_verdict_row(verdict) for verdict in verdicts]
+    print_listing(rows, _VERDICT_COLUMNS, invocation.current().output, name_key="directory")
+    for finding in findings:
+        grade = "damaged" if finding.is_damage else "repaired at the next start"
+        invocation.say(f"{finding.path}: position {finding.position}: {finding.problem} ({grade})")
+    damaged = sum(finding.is_damage for finding in findings)
+    if damaged:
+        raise CheckFailedError(f"{plural(damaged, 'problem')} in {plural(len(verdicts), 'log')}")
+
+
+def _verdict_row(verdict: LogVerdict) -> dict[str, Any]:
+    is_damaged = any(finding.is_damage for finding in verdict.findings)
+    return {
+        "topic": verdict.topic or verdict.topic_id,
+        "partition": verdict.partition,
+        "log_start_offset": verdict.log_start_offset,
+        "log_end_offset": verdict.log_end_offset,
+        "segments": verdict.segment_count,
+        "batches": verdict.batch_count,
+        "records": verdict.record_count,
+        "size_bytes": verdict.size_bytes,
+        "verdict": "damaged" if is_damaged else "torn tail" if verdict.findings else "good",
+        "directory": verdict.directory,
+        "findings": [finding._asdict() for finding in verdict.findings],
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -290,7 +291,8 @@ def _print_tables(job: _Job) -> None:
         keys = len(job.received.per_key)
         console.print(
             f"[bold green]{job.sent.count:,} records in, {job.received.count:,} out[/]; "
-            f"each of the {keys:,} keys kept its partition and its order."
+            f"each of the {keys:,} keys kept its partition and its order.",
+            soft_wrap=True,
         )
     console.print(_next_steps(job), markup=False, soft_wrap=True)
 
@@ -300,9 +302,10 @@ def _per_partition(job: _Job) -> list[tuple[str, int]]:
 
 
 def _speed_table(job: _Job) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title="speed", title_justify="left")
+    table = Table(title="speed", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("step")
     for title in ("records", "time", "rate", "p50", "p99"):
         table.add_column(title, justify="right")
@@ -311,23 +314,23 @@ def _speed_table(job: _Job) -> Any:
         p50, p99 = (show_ms(percentile(samples, percent)) if samples else "-" for percent in (50, 99))
         table.add_row(step, f"{count:,}", show_ms(seconds), show_rate(count, seconds), p50, p99)
 
-    row(
-        f"produce, {_LINES_PER_SEND} at a time, to acknowledged",
-        job.sent.count,
-        job.produce_seconds,
-        job.ack_seconds,
-    )
+    row(f"produce, {_LINES_PER_SEND} a send", job.sent.count, job.produce_seconds, job.ack_seconds)
     row("consume", job.received.count, job.consume_seconds, [])
-    trips = job.round_trip_seconds
-    row("one record, sent to consumed", len(trips), sum(trips), trips)
+    row(
+        "one record, round trip",
+        len(job.round_trip_seconds),
+        sum(job.round_trip_seconds),
+        job.round_trip_seconds,
+    )
     return table
 
 
 def _share_table(title: str, what: str, rows: list[tuple[str, int]]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     total = sum(count for _, count in rows) or 1
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column(what)
     table.add_column("records", justify="right")
     table.add_column("share", justify="right")
@@ -338,11 +341,11 @@ def _share_table(title: str, what: str, rows: list[tuple[str, int]]) -> Any:
 
 
 def _next_steps(job: _Job) -> str:
-    program = os.environ.get("KL_PROGRAM", "kl")
+    program = shlex.quote(os.environ.get("KL_PROGRAM", "kl"))
     if job.file is None:
         feed = f'echo \'{{"country":"CA","donut":"maple"}}\' | {program} produce Purchases -k CA'
     else:
-        feed = f"{program} produce {job.topic} '{job.file}' --progress"
+        feed = f"{program} produce {job.topic} {shlex.quote(str(job.file))} --progress"
     return f"""
 That broker is gone again, with its data. To go on:
   {program} dev --topic {job.topic}:{PARTITION_COUNT}        a broker that stays, on localhost:9092

@@ -30,12 +30,15 @@ from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec
+from kafkalite.records.single import build_single
 
 # An upper estimate of what a record costs beyond its bytes: 8 timestamp, 4 + 4 column offsets, 2 validity
 # bits, 1 for absent headers. Never too low, or a batch could pass max.request.size.
 RECORD_OVERHEAD_BYTES: Final = 18
 HEADER_OVERHEAD_BYTES: Final = 12  # of one header of a record: two length prefixes and an array mark
 BATCH_OVERHEAD_BYTES: Final = 128  # the 61-byte header and the columns' length prefixes
+
+Encoded = bytes | bytearray | memoryview
 
 WHOLE_BATCH: Final = -1  # in place of a record's index: whoever waits for the batch as such
 
@@ -51,7 +54,6 @@ class PendingBatch:
         "base_offset",
         "closed",
         "common_timestamp_ms",
-        "created_ms",
         "deadline_ms",
         "done",
         "error",
@@ -84,13 +86,12 @@ class PendingBatch:
         self.common_timestamp_ms = NO_TIMESTAMP
         self.headers: list[Headers] | None = None
         self.is_plain = True  #: no record has headers so far
-        self.prebuilt: bytes | bytearray | memoryview | None = None
+        self.prebuilt: Encoded | None = None
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = limit_bytes
         self.limit_records = limit_records
         self.reserved_bytes = 0
         self.record_count = 0  #: valid once closed
-        self.created_ms = 0
         self.linger_until_ms = 0
         self.deadline_ms = 0
         self.closed = False
@@ -152,13 +153,7 @@ class PendingBatch:
         self.limit_records = 0
         self.record_count = len(self.values)
 
-    def settle(
-        self,
-        *,
-        base_offset: int = NO_OFFSET,
-        log_append_time_ms: int = NO_TIMESTAMP,
-        error: Exception | None = None,
-    ) -> None:
+    def settle(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
         """Write down the fate of the records, and let go of them.
 
         deliveries that live on must not hold their memory.
@@ -205,9 +200,9 @@ class Shipment:
     in_flight: bool = False
     failures: int = 0
     retry_at_ms: int = 0
-    encoded: bytes | bytearray | memoryview | None = None
+    encoded: Encoded | None = None
 
-    def encode(self, codec: Codec, level: int | None) -> bytes | bytearray | memoryview:
+    def encode(self, codec: Codec, level: int | None) -> Encoded:
         """The record batch's bytes; built once, so that a retry sends the same."""
         if self.encoded is None:
             self.encoded = self.batches[0].prebuilt
@@ -219,6 +214,10 @@ class Shipment:
 def _encode(batches: list[PendingBatch], codec: Codec, level: int | None) -> bytes | bytearray:
     if len(batches) == 1:
         batch = batches[0]
+        if batch.record_count == 1 and batch.is_plain and codec is Codec.NONE and batch.timestamps[0] >= 0:
+            value = batch.values[0]
+            if value is not None:
+                return build_single(value, batch.keys[0] if batch.keys else None, batch.timestamps[0])
         return build_batch(
             batch.values, batch.keys, batch.timestamps, batch.headers, codec=codec, level=level
         )
@@ -268,6 +267,15 @@ class Limits:
 
 
 @dataclass(slots=True)
+class _Filling:
+    """The request being filled for one node. ``room``: how many more the node takes."""
+
+    room: int
+    shipments: list[Shipment] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
 class Drained:
     """What to send now: (node, shipments of one request). ``leaderless``: somebody must fetch metadata."""
 
@@ -290,7 +298,8 @@ class Accumulator:
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
-        self._ready: dict[PartitionQueue, None] = {}
+        #: Queues that may have something to send now, in the order they got ready.
+        self.ready: dict[PartitionQueue, None] = {}
         self._retrying: dict[PartitionQueue, None] = {}
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
@@ -298,11 +307,6 @@ class Accumulator:
         if queue is None:
             queue = self._queues[tp] = PartitionQueue(tp)
         return queue
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether ``drain`` may find something to send."""
-        return bool(self._ready)
 
     # --- taking records in ---------------------------------------------------------------------
 
@@ -335,7 +339,6 @@ class Accumulator:
         return batch
 
     def _accept(self, batch: PendingBatch, reserved_bytes: int, now_ms: int) -> None:
-        batch.created_ms = now_ms
         batch.linger_until_ms = now_ms + self.limits.linger_ms
         batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
         batch.reserved_bytes = reserved_bytes
@@ -354,6 +357,37 @@ class Accumulator:
         self.free_bytes += unused
         queue.closed.append(batch)
         self._maybe_ready(queue, now_ms)
+
+    def add_alone(
+        self, queue: PartitionQueue, value: bytes, key: bytes | None, timestamp_ms: int, now_ms: int
+    ) -> Shipment | None:
+        """A batch of one record on its way at once, encoded; None when something is before it or there is no room.
+
+        What ``open_batch``, ``close_batch`` and ``take`` come to for a record that need not wait, in one step.
+        """
+        size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
+        if key is not None:
+            size_bytes += len(key)
+        if (
+            queue.shipment is not None
+            or queue.open is not None
+            or queue.closed
+            or size_bytes > self.free_bytes
+            or size_bytes > self.limits.max_request_size
+        ):
+            return None
+        topic, partition = queue.tp
+        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
+        batch.timestamps.append(timestamp_ms)
+        batch.size_bytes = batch.reserved_bytes = size_bytes
+        batch.record_count = 1
+        batch.closed = True
+        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        self.free_bytes -= size_bytes
+        self.incomplete[batch] = None
+        shipment = queue.shipment = Shipment(queue, [batch], size_bytes, True)
+        shipment.encoded = build_single(value, key, timestamp_ms)
+        return shipment
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a whole batch of ``size_bytes`` may come in.
@@ -374,7 +408,7 @@ class Accumulator:
         if queue.shipment is not None:
             return
         if queue.closed or (queue.open is not None and queue.open.linger_until_ms <= now_ms):
-            self._ready[queue] = None
+            self.ready[queue] = None
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -390,18 +424,29 @@ class Accumulator:
             self._forget_closed_lingerers()
         for queue in [queue for queue in self._retrying if _retry_at(queue) <= now_ms]:
             del self._retrying[queue]
-            self._ready[queue] = None
+            self.ready[queue] = None
         return self.expire(now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """When ``on_tick`` has something to do, or None while nothing waits."""
+        deadline_ms = None
+        for batch in self.incomplete:  # the first has the earliest
+            deadline_ms = batch.deadline_ms
+            break
         self._forget_closed_lingerers()
-        deadlines = [_retry_at(queue) for queue in self._retrying]
-        if self._lingering:
-            deadlines.append(self._lingering[0][0].linger_until_ms)
-        if self.incomplete:
-            deadlines.append(next(iter(self.incomplete)).deadline_ms)
-        return min(deadlines, default=None)
+        if self._lingering:  # these are incomplete too, so there is a deadline
+            linger_until_ms = self._lingering[0][0].linger_until_ms
+            deadline_ms = linger_until_ms if deadline_ms is None else min(deadline_ms, linger_until_ms)
+        for queue in self._retrying:
+            retry_at_ms = _retry_at(queue)
+            if deadline_ms is None or retry_at_ms < deadline_ms:
+                deadline_ms = retry_at_ms
+        return deadline_ms
+
+    @property
+    def deadlines_only_recede(self) -> bool:
+        """Whether the next deadline can't be nearer than it was: nothing lingers, nothing is retried."""
+        return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:
         while self._lingering and self._lingering[0][0].closed:
@@ -440,12 +485,12 @@ class Accumulator:
             self.close_batch(queue, now_ms)
         if batch in queue.closed:
             queue.closed.remove(batch)
-        self._finish(batch, error=error)
+        self._fail(batch, error)
         shipment = queue.shipment
         if shipment is not None and not shipment.in_flight and all(batch.done for batch in shipment.batches):
             self._end_shipment(queue, now_ms)
         if queue.shipment is None and not queue.closed and queue.open is None:
-            self._ready.pop(queue, None)
+            self.ready.pop(queue, None)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -455,44 +500,49 @@ class Accumulator:
         """Take what can be sent now, grouped into requests of at most max.request.size.
 
         ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more
-        requests a node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed`` is told
-        its fate.
+        requests a node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed``.
         """
         drained = Drained()
-        rooms: dict[int, int] = {}
-        filling: dict[int, tuple[list[Shipment], int]] = {}
-        for queue in list(self._ready):
+        filling: dict[int, _Filling] = {}
+        for queue in list(self.ready):
             node_id = leader_of(queue.tp)
             if node_id < 0:
                 drained.leaderless = True
                 continue
-            if node_id not in rooms:
-                rooms[node_id] = room(node_id)
-            shipments, filled = filling.get(node_id, (None, 0))
-            if shipments is None and rooms[node_id] <= 0:
+            request = filling.get(node_id)
+            if request is None:
+                request = filling[node_id] = _Filling(room(node_id))
+            if request.room <= 0 and not request.shipments:
                 continue
             shipment = self._next_shipment(queue, now_ms)
             if shipment is None:
-                del self._ready[queue]
+                del self.ready[queue]
                 continue
-            if shipments is not None and filled + shipment.size_bytes > self.limits.max_request_size:
-                if rooms[node_id] <= 0:
+            if request.shipments and request.size_bytes + shipment.size_bytes > self.limits.max_request_size:
+                if request.room <= 0:
                     continue  # made up already; it goes first next time
-                shipments = None
-            if shipments is None:
-                shipments, filled = [], 0
-                drained.requests.append((node_id, shipments))
-                rooms[node_id] -= 1
-            shipments.append(shipment)
-            filling[node_id] = (shipments, filled + shipment.size_bytes)
+                request.shipments, request.size_bytes = [], 0
+            if not request.shipments:
+                drained.requests.append((node_id, request.shipments))
+                request.room -= 1
+            request.shipments.append(shipment)
+            request.size_bytes += shipment.size_bytes
             shipment.in_flight = True
-            del self._ready[queue]
+            del self.ready[queue]
         return drained
+
+    def take(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
+        """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
+        del self.ready[queue]
+        shipment = self._next_shipment(queue, now_ms)
+        if shipment is not None:
+            shipment.in_flight = True
+        return shipment
 
     def _next_shipment(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
         """The shipment to send for ``queue``.
 
-        the one to retry, or one made of closed batches; None without any.
+        The one to retry, or one made of closed batches; None without any.
         """
         if queue.shipment is not None:
             return queue.shipment
@@ -502,22 +552,29 @@ class Accumulator:
                 return None
             self.close_batch(queue, now_ms)
         first = closed.popleft()
-        batches, size, count = [first], first.size_bytes, first.record_count
+        if closed and queue.coalesce and first.prebuilt is None:
+            queue.shipment = self._coalesce(queue, first)
+        else:
+            queue.shipment = Shipment(queue, [first], first.size_bytes)
+        return queue.shipment
+
+    def _coalesce(self, queue: PartitionQueue, first: PendingBatch) -> Shipment:
+        """``first`` and as many closed batches behind it as one record batch may hold."""
         limits = self.limits
-        while closed and queue.coalesce and first.prebuilt is None:
-            more = closed[0]
-            size += more.size_bytes
-            count += more.record_count
+        batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
+        while queue.closed:
+            more = queue.closed[0]
+            size_bytes += more.size_bytes
+            record_count += more.record_count
             if (
                 more.prebuilt is not None
-                or size > limits.max_request_size
-                or count > limits.records_per_batch
+                or size_bytes > limits.max_request_size
+                or record_count > limits.records_per_batch
             ):
-                size -= more.size_bytes
+                size_bytes -= more.size_bytes
                 break
-            batches.append(closed.popleft())
-        queue.shipment = Shipment(queue, batches, size)
-        return queue.shipment
+            batches.append(queue.closed.popleft())
+        return Shipment(queue, batches, size_bytes)
 
     def on_acknowledged(
         self, shipment: Shipment, base_offset: int, log_append_time_ms: int, now_ms: int
@@ -526,11 +583,11 @@ class Accumulator:
 
         Returns the batches that are done by this.
         """
-        finished = []
         offset = base_offset
+        finished = []
         for batch in shipment.batches:
             if not batch.done:
-                self._finish(batch, base_offset=offset, log_append_time_ms=log_append_time_ms)
+                self._finish(batch, offset, log_append_time_ms, None)
                 finished.append(batch)
             if base_offset != NO_OFFSET:
                 offset += batch.record_count
@@ -562,30 +619,29 @@ class Accumulator:
             self._retrying[queue] = None
             return []
         for batch in live:
-            self._finish(batch, error=error)
+            self._fail(batch, error)
         self._end_shipment(queue, now_ms)
         return live
 
     def retry_now(self) -> None:
         """Cut every pause short: the metadata just changed, so the cause may be gone."""
-        self._ready.update(self._retrying)
+        self.ready.update(self._retrying)
         self._retrying.clear()
 
     def _end_shipment(self, queue: PartitionQueue, now_ms: int) -> None:
         queue.shipment = None
-        self._retrying.pop(queue, None)
-        self._ready.pop(queue, None)
+        if self._retrying:
+            self._retrying.pop(queue, None)
+        self.ready.pop(queue, None)
         self._maybe_ready(queue, now_ms)
 
+    def _fail(self, batch: PendingBatch, error: Exception) -> None:
+        self._finish(batch, NO_OFFSET, NO_TIMESTAMP, error)
+
     def _finish(
-        self,
-        batch: PendingBatch,
-        *,
-        base_offset: int = NO_OFFSET,
-        log_append_time_ms: int = NO_TIMESTAMP,
-        error: Exception | None = None,
+        self, batch: PendingBatch, base_offset: int, log_append_time_ms: int, error: Exception | None
     ) -> None:
-        batch.settle(base_offset=base_offset, log_append_time_ms=log_append_time_ms, error=error)
+        batch.settle(base_offset, log_append_time_ms, error)
         self.free_bytes += batch.reserved_bytes
         batch.reserved_bytes = 0
         del self.incomplete[batch]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from kafkalite.errors import (
@@ -21,7 +22,7 @@ from kafkalite.errors import (
     RequestTimeoutError,
     broker_error,
 )
-from kafkalite.protocol.connection import ClientConnection, Response
+from kafkalite.protocol.connection import ClientConnection
 from kafkalite.transport import transport_for
 
 logger = logging.getLogger(__name__)
@@ -34,22 +35,20 @@ SWEEP_INTERVAL_S: Final = 0.25
 
 
 class Answer(NamedTuple):
-    """What a request came to: a response without an error of the request as a whole, or the error."""
+    """A response without an error of the request as a whole."""
 
     message: Any
     payload: memoryview
-    error: Exception | None
 
 
-OnAnswer = Callable[[Answer], None]
+OnAnswer = Callable[[Any, memoryview, Exception | None], None]
+"""What a request came to: (message, payload, None), or (anything, anything, the error)."""
 
 _NOTHING: Final = memoryview(b"")
 
 
-class _Pending(NamedTuple):
-    on_answer: OnAnswer
-    deadline_s: float  #: on the loop's clock
-    timeout_ms: int
+# (on_answer, deadline on the loop's clock in seconds, timeout_ms)
+_Pending = tuple[OnAnswer, float, int]
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -99,12 +98,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests ------------------------------------------------------------------------------
 
     def request(
-        self,
-        message: Any,
-        on_answer: OnAnswer,
-        *,
-        timeout_ms: int,
-        payload_parts: Sequence[Buffer] = (),
+        self, message: Any, on_answer: OnAnswer, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
     ) -> None:
         """Send ``message``; ``on_answer`` is called once, never from inside this call.
 
@@ -115,9 +109,8 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             raise self._reason or ConnectionFailedError(f"the connection to {self.address} is closed")
         correlation_id, buffers = self._protocol.send(message, payload_parts)
-        deadline_s = self._loop.time() + timeout_ms / 1000
-        self._pending[correlation_id] = _Pending(on_answer, deadline_s, timeout_ms)
-        self._write(transport, buffers)
+        self._pending[correlation_id] = (on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
+        transport.writelines(buffers)
         if self._sweep is None:
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
 
@@ -127,39 +120,19 @@ class Connection(asyncio.BufferedProtocol):
         Cancelling the wait leaves the request in flight; its answer is dropped.
         """
         answered: asyncio.Future[Answer] = self._loop.create_future()
-
-        def on_answer(answer: Answer) -> None:
-            if not answered.done():
-                answered.set_result(answer)
-
-        self.request(message, on_answer, timeout_ms=timeout_ms, payload_parts=payload_parts)
-        answer = await answered
-        if answer.error is not None:
-            raise answer.error
-        return answer
+        self.request(message, partial(_resolve, answered), timeout_ms, payload_parts)
+        return await answered
 
     async def _handshake(self, timeout_ms: int) -> None:
         """Agree on versions. Raises as ``call``."""
         greeted: asyncio.Future[Answer] = self._loop.create_future()
-
-        def on_answer(answer: Answer) -> None:
-            if not greeted.done():
-                greeted.set_result(answer)
-
         transport = self._transport
         assert transport is not None, "connected before the handshake"
         correlation_id, buffers = self._protocol.handshake()
-        self._pending[correlation_id] = _Pending(on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
-        self._write(transport, buffers)
-        answer = await greeted
-        if answer.error is not None:
-            raise answer.error
-
-    def _write(self, transport: asyncio.Transport, buffers: list[Any]) -> None:
-        if len(buffers) == 1:
-            transport.write(buffers[0])
-        else:
-            transport.writelines(buffers)
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        self._pending[correlation_id] = (partial(_resolve, greeted), deadline_s, timeout_ms)
+        transport.writelines(buffers)
+        await greeted
 
     def _sweep_pending(self) -> None:
         """Give up on a broker that leaves a request unanswered.
@@ -168,11 +141,11 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._sweep = None
         now_s = self._loop.time()
-        for pending in self._pending.values():
-            if pending.deadline_s <= now_s:
+        for _, deadline_s, timeout_ms in self._pending.values():
+            if deadline_s <= now_s:
                 self._fail(
                     RequestTimeoutError(
-                        f"{self.address} did not answer within {pending.timeout_ms} ms",
+                        f"{self.address} did not answer within {timeout_ms} ms",
                         hint="the connection is closed; raise request.timeout.ms if the broker is only slow",
                     )
                 )
@@ -198,15 +171,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for waiting in pending.values():
-            self._tell(waiting.on_answer, Answer(None, _NOTHING, error))
+        for on_answer, _, _ in pending.values():
+            self._tell(on_answer, None, _NOTHING, error)
 
-    def _tell(self, on_answer: OnAnswer, answer: Answer) -> None:
+    def _tell(self, on_answer: OnAnswer, message: Any, payload: memoryview, error: Exception | None) -> None:
         try:
-            on_answer(answer)
-        except Exception as error:
+            on_answer(message, payload, error)
+        except Exception as failure:
             self._loop.call_exception_handler(
-                {"message": f"the handler of an answer from {self.address} failed", "exception": error}
+                {"message": f"the handler of an answer from {self.address} failed", "exception": failure}
             )
 
     # --- asyncio.BufferedProtocol --------------------------------------------------------------
@@ -220,13 +193,17 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             responses = self._protocol.buffer_updated(nbytes)
-        except ProtocolError as error:
-            self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {error}"))
+        except ProtocolError as broken:
+            self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {broken}"))
             return
-        for response in responses:
-            pending = self._pending.pop(response.correlation_id, None)
-            if pending is not None:
-                self._tell(pending.on_answer, _answer(response))
+        for correlation_id, _, message, payload in responses:
+            pending = self._pending.pop(correlation_id, None)
+            if pending is None:
+                continue
+            error = None
+            if message.error_code:
+                error = broker_error(message.error_code, message.error_message or "")
+            self._tell(pending[0], message, payload, error)
 
     def eof_received(self) -> bool:
         return False  # close the transport; connection_lost follows
@@ -249,11 +226,15 @@ class Connection(asyncio.BufferedProtocol):
             self.on_writable()
 
 
-def _answer(response: Response) -> Answer:
-    message = response.message
-    if message.error_code == 0:
-        return Answer(message, response.payload, None)
-    return Answer(message, response.payload, broker_error(message.error_code, message.error_message or ""))
+def _resolve(
+    answered: asyncio.Future[Answer], message: Any, payload: memoryview, error: Exception | None
+) -> None:
+    if answered.done():
+        return  # whoever waited was cancelled
+    if error is not None:
+        answered.set_exception(error)
+    else:
+        answered.set_result(Answer(message, payload))
 
 
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from kafkalite.client import offsets
 from kafkalite.client.cluster import FETCH_LANE, ClusterClient
 from kafkalite.client.config import BootstrapServers, ConsumerSettings, consumer_config, merged
-from kafkalite.client.connection import Answer, Connection
+from kafkalite.client.connection import Connection
 from kafkalite.client.delivery import wake
 from kafkalite.client.fetch_state import FetchedBatch, FetchLimits, FetchPlan, FetchState, PartitionState
 from kafkalite.client.retry import Backoff
@@ -466,7 +466,7 @@ class Consumer:
             connection.request(
                 request,
                 partial(self._on_answer, fetch),
-                timeout_ms=config.request_timeout_ms + plan.max_wait_ms,
+                config.request_timeout_ms + plan.max_wait_ms,
             )
         except KafkaliteError:
             self._state.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
@@ -490,18 +490,16 @@ class Consumer:
     def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
         return self._cluster.metadata.leader(tp).node_id == node_id
 
-    def _on_answer(self, fetch: _Fetch, answer: Answer) -> None:
+    def _on_answer(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
         node_id = fetch.plan.node_id
         if self._fetches.get(node_id) is not fetch:
             return  # hung up on
         del self._fetches[node_id]
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
-        if answer.error is not None:
+        if error is not None:
             self._state.on_fetch_failed(fetch.plan.asked, now_ms, chance)
             self._cluster.request_refresh()
-        elif self._state.on_fetched(
-            fetch.plan.asked, answer.message.partitions, answer.payload, now_ms, chance
-        ):
+        elif self._state.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
             self._cluster.request_refresh()
         if self._waiters:
             self._fetch_for_waiters()

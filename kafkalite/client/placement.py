@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafkalite.client.accumulator import WHOLE_BATCH, PartitionQueue, PendingBatch
 from kafkalite.client.delivery import Delivery
 from kafkalite.client.sender import Sender
 from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
-from kafkalite.model import Headers, TopicPartition
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
+from kafkalite.records.header import Codec
 from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
 
 MAX_REMEMBERED_KEYS: Final = 100_000  # of one topic, then all are forgotten: the hash is computed anew
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingRecord:
+class OutgoingRecord(NamedTuple):
     """A record checked. ``size_bytes`` is the estimate of ``accumulator.record_size``."""
 
     value: bytes | None
@@ -71,6 +70,9 @@ class Placement:
         self._keeps_keyless = isinstance(partitioner, RoundRobinPerBatch | Sticky)
         self.keyless = self._last_keyless if self._keeps_keyless else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
+        config = sender.config
+        #: Whether a record that is awaited may go at once, past the batches: see ``send_alone``.
+        self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
         self._topics: dict[str, TopicQueues] = {}
         self._parked: dict[str, _Parked] = {}
 
@@ -87,28 +89,58 @@ class Placement:
             return self._park(topic, record)
         return Delivery(*self._place(known, record, forced=False))
 
+    def send_alone(
+        self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
+    ) -> PendingBatch | None:
+        """Send one record at once in a batch of its own; None, and nothing done, when something is in its way.
+
+        The short way of a record that somebody waits for, with linger.ms=0: no batch is opened and closed.
+        """
+        topic = self._topics.get(name)
+        if topic is None or not self.sends_alone:
+            return None
+        partition = self._partitioner.partition(name, key, value, len(topic.queues))
+        assert partition is not None, "only a function may leave the choice"
+        queue = topic.queues[partition]
+        sender = self._sender
+        node_id = self._cluster.metadata.leader(queue.tp).node_id
+        connection = self._cluster.connection_now(node_id) if node_id >= 0 else None
+        if connection is None or not sender.has_room(connection):
+            return None
+        shipment = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms())
+        if shipment is None:
+            return None
+        if key is None:
+            self._partitioner.on_batch_closed(name, partition)
+        batch = shipment.batches[0]
+        sender.send_alone(connection, shipment)
+        return batch
+
     def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
+        """Append to the open batch of the record's partition, or to a new one. Raises BufferFullError."""
+        value, key, partition, timestamp_ms, headers, size_bytes = record
         accumulator, now_ms = self._accumulator, self._sender.now_ms()
-        is_keyless = record.key is None and record.partition is None
-        queue = topic.queues[self.choose(topic, record.key, record.value, record.partition)]
-        if queue.open is not None and not queue.open.has_room(record.size_bytes):
+        is_keyless = key is None and partition is None
+        queue = topic.queues[self.choose(topic, key, value, partition)]
+        batch = queue.open
+        if batch is not None and not batch.has_room(size_bytes):
             accumulator.close_batch(queue, now_ms)
             if is_keyless and self._keeps_keyless:  # a full batch is when to go to the next partition
-                queue = topic.queues[self.choose(topic, None, record.value, None)]
-                if queue.open is not None and not queue.open.has_room(record.size_bytes):
-                    accumulator.close_batch(queue, now_ms)
-        batch = queue.open
+                queue = topic.queues[self.choose(topic, None, value, None)]
+            batch = queue.open
+            if batch is not None and not batch.has_room(size_bytes):
+                accumulator.close_batch(queue, now_ms)
+                batch = None
         if batch is None:
-            batch = accumulator.open_batch(queue, record.size_bytes, now_ms, forced=forced)
-        if batch is None:
-            raise self._buffer_full()
+            batch = accumulator.open_batch(queue, size_bytes, now_ms, forced=forced)
+            if batch is None:
+                raise self._buffer_full()
         if is_keyless:
             self._note_closed(topic.name)
             self._last_keyless[topic.name] = batch
-        elif record.key is not None and record.partition is None and self._hashes_keys:
-            self._remember_key(topic.name, record.key, queue)
-        index = batch.append(record.value, record.key, record.timestamp_ms, record.headers, record.size_bytes)
-        return batch, index
+        elif key is not None and partition is None and self._hashes_keys:
+            self._remember_key(topic.name, key, queue)
+        return batch, batch.append(value, key, timestamp_ms, headers, size_bytes)
 
     def choose(
         self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
@@ -275,7 +307,7 @@ class Placement:
     def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
         batch.close()
         batch.record_count = record_count
-        batch.settle(error=error)
+        batch.settle(NO_OFFSET, NO_TIMESTAMP, error)
         self._sender.finish([batch])
 
     def _buffer_full(self) -> KafkaliteError:

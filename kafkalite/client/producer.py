@@ -88,6 +88,7 @@ class Producer:
         self._placement = Placement(self._sender, make_partitioner(chosen, rng))
         self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
+        self._sends_alone = False  # until the producer is open
         # What the fast path looks at. The dicts live as long as the placement; closing empties them.
         self._keyless = self._placement.keyless
         self._keyed = self._placement.keyed
@@ -115,6 +116,7 @@ class Producer:
             self._state = "closed"
             raise
         self._state = "open"
+        self._sends_alone = self._placement.sends_alone
         return self
 
     async def __aenter__(self) -> Self:
@@ -141,6 +143,7 @@ class Producer:
         if self._state != "open":
             return
         self._state = "closing"
+        self._sends_alone = False
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self._wait_all()
@@ -209,6 +212,17 @@ class Producer:
         Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the BrokerError
         or DeliveryTimeoutError of its batch. Cancelling the wait does not take the record back.
         """
+        if (
+            self._sends_alone
+            and partition is None
+            and timestamp_ms is None
+            and not headers
+            and value.__class__ is bytes
+            and (key is None or key.__class__ is bytes)
+        ):
+            batch = self._placement.send_alone(topic, value, key, self._time_ns() // 1_000_000)
+            if batch is not None:
+                return await Delivery(batch, 0)
         while True:
             try:
                 delivery = self.send_nowait(
@@ -273,16 +287,16 @@ class Producer:
         headers: RecordHeaders,
     ) -> Delivery:
         """The whole of send_nowait: checks, unknown topics, opening and closing of batches, sending."""
-        self._check_open()
-        value, key = _as_bytes("value", value), _as_bytes("key", key)
+        if self._state != "open":
+            self._check_open()
+        if value.__class__ is not bytes:
+            value = _as_bytes("value", value)
+        if key is not None and key.__class__ is not bytes:
+            key = _as_bytes("key", key)
         own_headers = _as_headers(headers) if headers else ()
         size_bytes = record_size(value, key, own_headers)
-        limit_bytes = self.config.max_request_size
-        if size_bytes > limit_bytes:
-            raise RecordTooLargeError(
-                f"a record of {size_bytes} bytes for topic {topic!r}; max.request.size is {limit_bytes}",
-                hint="raise max.request.size, and the topic's max.message.bytes with it",
-            )
+        if size_bytes > self.config.max_request_size:
+            raise self._too_large(topic, size_bytes)
         if timestamp_ms is None:
             timestamp_ms = self._time_ns() // 1_000_000
         record = OutgoingRecord(value, key, partition, timestamp_ms, own_headers, size_bytes)
@@ -290,6 +304,13 @@ class Producer:
             return self._placement.put(topic, record)
         finally:
             self._sender.drain()
+
+    def _too_large(self, topic: str, size_bytes: int) -> RecordTooLargeError:
+        limit_bytes = self.config.max_request_size
+        return RecordTooLargeError(
+            f"a record of {size_bytes} bytes for topic {topic!r}; max.request.size is {limit_bytes}",
+            hint="raise max.request.size, and the topic's max.message.bytes with it",
+        )
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
         """A delivery that failed before it was one: flush() and close() know of it as of any other."""

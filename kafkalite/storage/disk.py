@@ -21,6 +21,7 @@ _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+_READ_ONLY: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
@@ -127,6 +128,8 @@ class RealFileSystem:
         except OSError as error:
             if error.errno in _FULL:
                 raise _full(error, path) from error
+            if error.errno in _READ_ONLY and not create:  # good enough for looking at it
+                return RealFile(os.open(path, flags & ~os.O_RDWR, _FILE_MODE), path)
             raise
 
     def exists(self, path: str) -> bool:
@@ -147,7 +150,12 @@ class RealFileSystem:
             raise
 
     def rename(self, old: str, new: str) -> None:
-        os.replace(old, new)  # noqa: PTH105 - text paths throughout
+        try:
+            os.replace(old, new)  # noqa: PTH105 - text paths throughout
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _full(error, new) from error
+            raise
 
     def unlink(self, path: str) -> None:
         os.unlink(path)  # noqa: PTH108 - text paths throughout

@@ -277,6 +277,9 @@ class DurableLog:
         path = layout.join(self._directory, layout.LOG_STATE_FILE)
         data = encode_log_state(state)
         try:
+            if self._parent_unsynced:
+                self._fs.sync_dir(layout.parent(self._directory))
+                self._parent_unsynced = False
             try:
                 self._fs.write_atomically(path, data)
             except DiskFullError:

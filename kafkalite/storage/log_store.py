@@ -48,8 +48,9 @@ def format_data_dir(
     Raises DataDirectoryError when it is one already, or holds anything else.
     """
     rng = rng or system_rng()
-    fs.make_dirs(path)
-    names = [name for name in fs.list_dir(path) if name != layout.LOCK_FILE and not layout.is_leftover(name)]
+    _make_dirs_durably(fs, path)
+    ignored = {layout.LOCK_FILE, "lost+found"}
+    names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
         raise DataDirectoryError(f"{path} is formatted already", hint="use it as it is, or choose another")
     if names:
@@ -58,8 +59,18 @@ def format_data_dir(
         )
     identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
     fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
-    fs.sync_dir(layout.parent(path))
     return identity
+
+
+def _make_dirs_durably(fs: FileSystem, path: str) -> None:
+    made: list[str] = []
+    missing = path
+    while not fs.exists(missing):
+        made.append(missing)
+        missing = layout.parent(missing)
+    fs.make_dirs(path)
+    for directory in reversed(made):
+        fs.sync_dir(layout.parent(directory))
 
 
 def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
@@ -132,7 +143,7 @@ class LogStore:
         checkpoint, OSError.
         """
         path = path.rstrip("/") or "/"
-        fs.make_dirs(path)
+        _make_dirs_durably(fs, path)
         lock = fs.lock(layout.join(path, layout.LOCK_FILE))
         try:
             identity = read_identity(fs, path)
@@ -175,6 +186,8 @@ class LogStore:
         is gone although the checkpoint knows it, is offline.
         """
         names = set(self._fs.list_dir(self._path))
+        if not self.clean_start:
+            self._fs.sync_dir(self._path)  # a directory made before a crash may be known to nobody else yet
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
             if tp in self._logs:

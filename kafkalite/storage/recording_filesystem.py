@@ -272,7 +272,8 @@ def crash_states(operations: Sequence[Operation], *, latest: int = 6) -> Iterato
             notes += 1
         else:
             disk.take(number, operation)
-        if operation.kind == "note" and number + 1 < len(operations) and operations[number + 1].kind == "note":
+        following = operations[number + 1].kind if number + 1 < len(operations) else ""
+        if operation.kind == following == "note":
             continue
         for label, key, kept in _losses(disk.pending, latest):
             if (disk.version, notes, key) in seen:

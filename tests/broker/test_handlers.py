@@ -511,7 +511,7 @@ async def test_a_fault_in_a_handler_is_that_requests_alone(
         raise ZeroDivisionError("a later bug")
 
     for bug in (explode, explode_later):
-        monkeypatch.setitem(HANDLERS, ApiKey.DESCRIBE_CLUSTER, bug)  # type: ignore[misc]
+        monkeypatch.setitem(HANDLERS, ApiKey.DESCRIBE_CLUSTER, bug)
         answer = await wire.call(metadata.DescribeClusterRequest())
         assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
         assert "incident-" in answer.error_message
@@ -530,7 +530,7 @@ async def test_a_broken_invariant_stops_the_broker(
     async def explode_later(*_arguments: object) -> None:
         raise AssertionError("the invariant")
 
-    monkeypatch.setitem(  # type: ignore[misc]
+    monkeypatch.setitem(
         HANDLERS, ApiKey.DESCRIBE_CLUSTER, explode_later if is_async else explode
     )
     broker = Broker(listeners="inproc://")

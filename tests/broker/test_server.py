@@ -88,7 +88,7 @@ class Peer:
         """Let the server's side receive."""
         rest = b"".join(bytes(buffer) for buffer in buffers)
         while rest and not self.transport.is_closed:
-            buffer = self.connection.get_buffer(-1)
+            buffer: Any = self.connection.get_buffer(-1)
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
             rest = rest[count:]

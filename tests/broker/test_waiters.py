@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,10 @@ async def _turns() -> None:
         await asyncio.sleep(0)
 
 
+def _note(heard: list[object], offset: int, error: Exception | None) -> None:
+    heard.append((offset, error))
+
+
 def _waiters() -> Waiters:
     return Waiters(asyncio.get_running_loop())
 
@@ -25,7 +30,7 @@ async def test_an_offset_is_reached_when_the_high_watermark_is_at_it() -> None:
     waiters = _waiters()
     heard: list[object] = []
     for offset in (5, 5, 8):
-        waiters.reached(A, offset, lambda error, offset=offset: heard.append((offset, error)))
+        waiters.reached(A, offset, partial(_note, heard, offset))
     waiters.on_high_watermark(A, 4, 1)
     waiters.on_high_watermark(B, 9, 1)
     assert heard == []

@@ -175,7 +175,7 @@ async def test_a_closed_segment_never_changes(tmp_path: Path) -> None:
     data = tmp_path / "data"
 
     def digests() -> dict[str, str]:
-        logs = sorted(data.rglob("*.log"))
+        logs = sorted(data.rglob("*-0/*.log"))  # of the partition, not of the metadata
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs}
 
     async with Broker(log_dirs=str(data)) as broker, Admin(broker.bootstrap_servers) as admin:
@@ -185,7 +185,7 @@ async def test_a_closed_segment_never_changes(tmp_path: Path) -> None:
                 await producer.send("t", os.urandom(1000))
             before = digests()
             active = max(before)
-            assert len([path for path in before if "/t" in path or path != active]) > 3
+            assert len(before) > 3
             for _ in range(20):
                 await producer.send("t", os.urandom(1000))
         await _read(broker.bootstrap_servers, 40, "t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import pytest
 
 from kafkalite import Admin, Broker, Consumer, Producer, TopicPartition
 from kafkalite.errors import OffsetOutOfRangeError
+from kafkalite.records.builder import build_batch
+from kafkalite.storage.disk import RealFileSystem
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.storage.recording_filesystem import RecordingFileSystem
 from kafkalite.testing import VirtualClock
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -131,3 +138,34 @@ async def test_delete_records_moves_the_log_start(tmp_path: Path) -> None:
         assert (await admin.delete_records({T0: 40}))[T0] == 40
     async with Broker(log_dirs=str(tmp_path)) as broker, Admin(broker.bootstrap_servers) as admin:
         assert await _start_offset(admin) == 40
+
+
+def test_a_fetch_hands_out_the_segment_map_itself(tmp_path: Path) -> None:
+    """F8: what the log gives to the socket are views over the mapped file, not copies of it."""
+    fs = RealFileSystem()
+    log = Log.create(fs, str(tmp_path / "log"), LogConfig())
+    for i in range(20):
+        log.append(build_batch([os.urandom(5000)], timestamps_ms=i), now_ms=i, leader_epoch=0)
+    part = log.read(0, max_bytes=1 << 20, up_to=log.log_end_offset)
+    assert part.size_bytes > 100_000
+    for view in part.buffers:
+        assert isinstance(view, memoryview)
+        assert view.readonly
+        owner = view.obj
+        assert isinstance(owner, mmap.mmap) or isinstance(getattr(owner, "obj", None), mmap.mmap)
+    log.close(clean=True)
+
+
+def test_an_append_is_one_write_behind_the_last() -> None:
+    """F7: appends are contiguous, and reading what was written opens and reads no file again."""
+    fs = RecordingFileSystem(MemoryFileSystem())
+    log = Log.create(fs, "/log", LogConfig())
+    batches = [build_batch([os.urandom(500)], timestamps_ms=i) for i in range(50)]
+    for i, batch in enumerate(batches):
+        log.append(batch, now_ms=i, leader_epoch=0)
+    writes = [op for op in fs.operations if op.kind == "write" and op.path.endswith(".log")]
+    assert len(writes) == len(batches)
+    position = 0
+    for write, batch in zip(writes, batches, strict=True):
+        assert (write.position, len(write.data)) == (position, len(batch))
+        position += len(batch)

@@ -236,7 +236,9 @@ def test_every_crash_point_of_a_trace_recovers(
         try:
             check_state(state, read_all)
         except BaseException as error:
-            error.add_note(f"seed {seed}, after operation {state.after} {operations[state.after][:4]}: {state.label}")
+            error.add_note(
+                f"seed {seed}, after operation {state.after} {operations[state.after][:4]}: {state.label}"
+            )
             raise
         states += 1
     assert states > 1000

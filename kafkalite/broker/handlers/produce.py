@@ -37,50 +37,47 @@ from kafkalite.storage.log import Appended
 
 MAX_TIMEOUT_MS: Final = 2**31 - 1
 
+_ACKS: Final = frozenset(int(acks) for acks in Acks)
+
 
 def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
     message: ProduceRequest = request.message
-    acks = message.acks
-    if acks not in (Acks.LEADER, Acks.ALL, Acks.NONE):
+    acks, timeout_ms, partitions = message
+    if acks not in _ACKS:
         raise InvalidRequiredAcksError(f"acks must be one of 0, 1, -1 (all); it is {acks}")
     now_ms = services.clock.wall_ms()
+    metrics, payload, find = services.metrics, request.payload, services.partitions.leader
     results: list[ProducedPartition] = []
     waiting: _Acknowledgement | None = None
     start = 0
-    for topic, number, length_bytes in message.partitions:
+    for topic, number, length_bytes in partitions:
         end = start + length_bytes
-        batch = request.payload[start:end]
+        batch = payload[start:end]
         start = end
         try:
-            hosted = services.partitions.leader(topic, number)
-            appended = append(hosted, batch, now_ms, acks)
+            hosted = find(topic, number)
+            appended, high_watermark = append(hosted, batch, now_ms, acks)
         except Exception as error:
             results.append(_refused(topic, number, error))
             continue
-        services.metrics.appended_batches += 1
-        services.metrics.appended_bytes += length_bytes
-        if acks and hosted.high_watermark <= appended.last_offset:
+        metrics.appended_batches += 1
+        metrics.appended_bytes += length_bytes
+        base_offset, last_offset, append_time_ms, _ = appended
+        if acks and high_watermark <= last_offset:
             if waiting is None:
                 waiting = _Acknowledgement(results)
-            waiting.add(services, hosted, appended.last_offset + 1, len(results))
+            waiting.add(services, hosted, last_offset + 1, len(results))
+        log_start_offset = hosted.log.log_start_offset
         results.append(
-            ProducedPartition(
-                topic,
-                number,
-                0,
-                None,
-                appended.base_offset,
-                appended.log_append_time_ms,
-                hosted.log_start_offset,
-            )
+            ProducedPartition(topic, number, 0, None, base_offset, append_time_ms, log_start_offset)
         )
     if waiting is None:
         return Reply(ProduceResponse(0, None, results))
-    return waiting.begin(services, message.timeout_ms)
+    return waiting.begin(services, timeout_ms)
 
 
-def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> Appended:
-    """Check one batch and append it. Raises what the module's errors are made of."""
+def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> tuple[Appended, int]:
+    """Check one batch and append it; with the high watermark. Raises what the module's errors say."""
     try:
         header = batch_header.check(batch)
     except CorruptBatchError as error:

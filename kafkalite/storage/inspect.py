@@ -1,0 +1,317 @@
+"""Looking at files of a data directory without opening it as one: what ``kl log dump|verify|index`` show.
+
+Everything is read, nothing is locked or changed, and what is wrong comes back as values. A log in use may
+be looked at too: its last batch may then be half there, and its files end in allocated zeros.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeVar
+
+from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError
+from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import (
+    decode_clean_shutdown,
+    decode_leader_epochs,
+    decode_log_state,
+    decode_node,
+    decode_partition_topic,
+    decode_recovery_points,
+)
+from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.index_block import (
+    OFFSET_ENTRY_BYTES,
+    OFFSET_MAGIC,
+    TIME_ENTRY_BYTES,
+    TIME_MAGIC,
+    decode_blocks,
+)
+
+_OFFSET_ENTRY: Final = struct.Struct(">II")
+T = TypeVar("T")
+
+_TIME_ENTRY: Final = struct.Struct(">qI")
+
+
+class Finding(NamedTuple):
+    """Something wrong: in which file, from which byte on, and what. ``is_damage``: recovery would not cut
+    or rebuild it silently."""
+
+    path: str
+    position: int
+    problem: str
+    is_damage: bool = True
+
+
+class BatchAt(NamedTuple):
+    """A batch of a ``.log`` file. ``header`` is None where no header can be read; then it is the last one.
+    ``problem`` is None for an intact batch."""
+
+    position: int
+    header: BatchHeader | None
+    problem: str | None
+
+
+class IndexEntry(NamedTuple):
+    """``key`` is an offset in a ``.index``, with the position of its batch; a timestamp in milliseconds in
+    a ``.timeindex``, with the base offset of the first batch that has it. Offsets are absolute."""
+
+    block: int
+    key: int
+    value: int
+
+
+class SegmentIndex(NamedTuple):
+    """An index file's entries, the offset up to which (exclusive) its blocks describe the log, and whether
+    the file ends with the last intact block."""
+
+    entries: list[IndexEntry]
+    end_offset: int
+    block_count: int
+    valid_bytes: int
+    is_whole: bool
+
+
+class LogVerdict(NamedTuple):
+    """What verifying one log directory found. ``log_end_offset`` is exclusive, of the intact batches."""
+
+    directory: str
+    topic: str | None
+    topic_id: str
+    partition: int
+    log_start_offset: int
+    log_end_offset: int
+    segment_count: int
+    batch_count: int
+    record_count: int
+    size_bytes: int
+    findings: list[Finding]
+
+
+def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:
+    """The batches of a ``.log`` file in order; with ``verify`` their CRCs and offsets are checked.
+
+    A batch that is whole but wrong is told, and the walk goes on behind it. Zeros to the end are not told;
+    anything else that is no batch is told once, as the last. Raises OSError.
+    """
+    file = fs.open(path)
+    view = file.map(file.size())
+    name = layout.parse_segment_file_name(path.rpartition("/")[2])
+    expected = name.base_offset if name is not None else None
+    position = 0
+    while position < len(view):
+        try:
+            length = _length_at(view, position)
+            if length == 0:
+                return
+            header = parse_header(view, position)
+        except CorruptBatchError as error:
+            yield BatchAt(position, None, error.message)
+            return
+        problem = _problem(view[position : position + length], header, expected) if verify else None
+        yield BatchAt(position, header, problem)
+        expected = header.next_offset
+        position += length
+
+
+def _length_at(view: memoryview, position: int) -> int:
+    """Of the batch at ``position``; 0 when only zeros are left. Raises CorruptBatchError."""
+    left = len(view) - position
+    length = total_length(view, position) if left >= HEADER_BYTES else 0
+    if length == 0 and any(bytes(view[position:]).lstrip(b"\0")):
+        raise CorruptBatchError(f"{left} bytes are left that are neither a batch nor zeros")
+    if length > left:
+        raise CorruptBatchError(f"a batch of {length} bytes where {left} are left")
+    return length
+
+
+def _problem(batch: memoryview, header: BatchHeader, expected: int | None) -> str | None:
+    try:
+        check(batch)
+    except CorruptBatchError as error:
+        return error.message
+    if expected is not None and header.base_offset != expected:
+        return f"base offset is {header.base_offset}, expected {expected}"
+    return None
+
+
+def read_index(fs: FileSystem, path: str) -> SegmentIndex:
+    """The entries of a ``.index`` or ``.timeindex`` file. Raises DataDirectoryError for another name."""
+    name = layout.parse_segment_file_name(path.rpartition("/")[2])
+    if name is None or name.suffix == layout.LOG_SUFFIX:
+        raise DataDirectoryError(f"{path} is no index file", hint="its name ends in .index or .timeindex")
+    data = fs.read_bytes(path)
+    is_offsets = name.suffix == layout.OFFSET_INDEX_SUFFIX
+    magic, entry_bytes, entry_struct = (
+        (OFFSET_MAGIC, OFFSET_ENTRY_BYTES, _OFFSET_ENTRY)
+        if is_offsets
+        else (TIME_MAGIC, TIME_ENTRY_BYTES, _TIME_ENTRY)
+    )
+    entries: list[IndexEntry] = []
+    end_offset, valid_bytes, count = name.base_offset, 0, 0
+    for block, end in decode_blocks(magic, data, entry_bytes):
+        for first, second in entry_struct.iter_unpack(block.entries):
+            if is_offsets:
+                entries.append(IndexEntry(count, name.base_offset + first, second))
+            else:
+                entries.append(IndexEntry(count, first, name.base_offset + second))
+        end_offset, valid_bytes, count = block.end_offset, end, count + 1
+    return SegmentIndex(entries, end_offset, count, valid_bytes, valid_bytes == len(data))
+
+
+def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
+    """Read every batch and every index entry of one log directory. Raises DataDirectoryError, OSError."""
+    parsed = layout.parse_log_directory_name(directory.rstrip("/").rpartition("/")[2])
+    if parsed is None:
+        raise DataDirectoryError(
+            f"{directory} is no log directory", hint="its name is <32 hex digits of topic id>-<partition>"
+        )
+    names = fs.list_dir(directory)
+    findings: list[Finding] = []
+    log_start_offset = _verify_small_files(fs, directory, names, findings)
+    segments = [name for name in map(layout.parse_segment_file_name, names) if name is not None]
+    bases = sorted(name.base_offset for name in segments if name.suffix == layout.LOG_SUFFIX)
+    ends: list[int] = []
+    batch_count = record_count = size_bytes = 0
+    for number, base_offset in enumerate(bases):
+        tally = _verify_segment(fs, directory, base_offset, number == len(bases) - 1, findings)
+        ends.append(tally.end_offset)
+        batch_count += tally.batch_count
+        record_count += tally.record_count
+        size_bytes += tally.size_bytes
+    for end, base_offset in zip(ends, bases[1:], strict=False):
+        if end != base_offset:
+            path = layout.join(directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
+            findings.append(Finding(path, 0, f"the segment before it ends at offset {end}"))
+    return LogVerdict(
+        directory,
+        _topic(fs, directory),
+        parsed.topic_id,
+        parsed.partition,
+        max(log_start_offset, bases[0] if bases else 0),
+        ends[-1] if ends else log_start_offset,
+        len(bases),
+        batch_count,
+        record_count,
+        size_bytes,
+        findings,
+    )
+
+
+def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[LogVerdict]]:
+    """(what is wrong with the directory's own files, a verdict per log, made while iterating).
+
+    Raises DataDirectoryError if ``path`` is not formatted.
+    """
+    names = fs.list_dir(path)
+    findings: list[Finding] = []
+    node_path = layout.join(path, layout.NODE_FILE)
+    if layout.NODE_FILE not in names:
+        raise DataDirectoryError(f"{path} is no data directory: it holds no {layout.NODE_FILE}")
+    try:
+        decode_node(fs.read_bytes(node_path), node_path)
+    except DataDirectoryError as error:
+        findings.append(Finding(node_path, 0, error.message))
+    for name, decode in (
+        (layout.RECOVERY_POINTS_FILE, decode_recovery_points),
+        (layout.CLEAN_SHUTDOWN_FILE, decode_clean_shutdown),
+    ):
+        if name in names:
+            _try_decode(fs, layout.join(path, name), decode, findings)
+    logs = [layout.join(path, name) for name in names if layout.parse_log_directory_name(name)]
+    return findings, (verify_log(fs, directory) for directory in logs)
+
+
+class _Tally(NamedTuple):
+    end_offset: int
+    batch_count: int
+    record_count: int
+    size_bytes: int
+
+
+def _verify_segment(
+    fs: FileSystem, directory: str, base_offset: int, is_last: bool, findings: list[Finding]
+) -> _Tally:
+    """Batches, then the index entries against them. A bad end of the last segment may be a torn tail."""
+    path = layout.join(directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
+    starts: dict[int, int] = {}  # base offset -> position
+    timestamps: dict[int, int] = {}  # base offset -> max timestamp
+    end_offset, size_bytes, record_count = base_offset, 0, 0
+    for position, header, problem in iter_batches(fs, path):
+        if problem is not None:
+            findings.append(Finding(path, position, problem, is_damage=header is not None or not is_last))
+        if header is None:
+            break
+        starts[header.base_offset] = position
+        timestamps[header.base_offset] = header.max_timestamp_ms
+        end_offset = header.next_offset
+        size_bytes = position + header.length_bytes
+        record_count += header.record_count
+    for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
+        index_path = layout.join(directory, layout.segment_file_name(base_offset, suffix))
+        if fs.exists(index_path):
+            _verify_index(fs, index_path, starts, timestamps, end_offset, findings)
+    return _Tally(end_offset, len(starts), record_count, size_bytes)
+
+
+def _verify_index(
+    fs: FileSystem,
+    path: str,
+    starts: dict[int, int],
+    timestamps: dict[int, int],
+    end_offset: int,
+    findings: list[Finding],
+) -> None:
+    index = read_index(fs, path)
+    if not index.is_whole:
+        problem = "bytes that are no intact block; the index is rebuilt from here on"
+        findings.append(Finding(path, index.valid_bytes, problem, is_damage=False))
+    if index.end_offset > end_offset:
+        findings.append(Finding(path, 0, f"synced up to offset {index.end_offset}, but the log ends before"))
+    if path.endswith(layout.OFFSET_INDEX_SUFFIX):
+        for _, offset, position in index.entries:
+            if starts.get(offset) != position:
+                findings.append(Finding(path, 0, f"no batch with offset {offset} at position {position}"))
+    else:
+        for _, timestamp_ms, offset in index.entries:
+            if timestamps.get(offset) != timestamp_ms:
+                findings.append(Finding(path, 0, f"the batch at offset {offset} has not time {timestamp_ms}"))
+    for before, after in pairwise(index.entries):
+        if after.key <= before.key or after.value <= before.value:
+            findings.append(Finding(path, 0, f"entries {before.key} and {after.key} do not increase"))
+
+
+def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findings: list[Finding]) -> int:
+    """Checks the checkpoints. Returns the log start offset."""
+    log_start_offset = 0
+    if layout.LEADER_EPOCHS_FILE in names:
+        _try_decode(fs, layout.join(directory, layout.LEADER_EPOCHS_FILE), decode_leader_epochs, findings)
+    if layout.LOG_STATE_FILE in names:
+        path = layout.join(directory, layout.LOG_STATE_FILE)
+        state = _try_decode(fs, path, decode_log_state, findings)
+        log_start_offset = state.log_start_offset if state is not None else 0
+    return log_start_offset
+
+
+def _try_decode(
+    fs: FileSystem, path: str, decode: Callable[[bytes, str], T], findings: list[Finding]
+) -> T | None:
+    """What ``decode`` makes of the file, or None and a finding."""
+    try:
+        return decode(fs.read_bytes(path), path)
+    except CorruptLogError as error:
+        findings.append(Finding(path, error.position, error.message))
+    except ValueError as error:
+        findings.append(Finding(path, 0, str(error)))
+    return None
+
+
+def _topic(fs: FileSystem, directory: str) -> str | None:
+    try:
+        return decode_partition_topic(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+    except FileNotFoundError:
+        return None

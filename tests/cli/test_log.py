@@ -1,0 +1,179 @@
+"""kl log on the files of a real broker, whole, torn and damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalite import Admin, Broker, Producer
+
+Kl = Callable[..., Any]
+
+RECORDS = 300
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory with topic t: two partitions, several segments, all records in partition 0."""
+    path = tmp_path / "data dir"
+
+    async def fill() -> None:
+        async with Broker(listeners=("127.0.0.1:0",), log_dirs=str(path)) as broker:
+            async with Admin(broker.bootstrap_servers) as admin:
+                await admin.create_topic(
+                    "t", 2, 1, configs={"segment.bytes": "4096", "index.interval.bytes": "512"}
+                )
+            async with Producer(broker.bootstrap_servers) as producer:
+                for first in range(0, RECORDS, 10):
+                    values = [b"value %d" % number for number in range(first, first + 10)]
+                    await producer.send_many(
+                        "t", values, [b"k"] * 10, partition=0, timestamps_ms=1431857103000
+                    )
+
+    asyncio.run(fill())
+    return path
+
+
+def rows(kl: Kl, *arguments: str | Path) -> list[dict[str, Any]]:
+    result = kl("log", *arguments, "-o", "json")
+    assert result.code == 0, result.told
+    found: list[dict[str, Any]] = json.loads(result.out)
+    return found
+
+
+def logs(kl: Kl, data: Path) -> list[Path]:
+    return [Path(row["file"]) for row in rows(kl, "segments", data) if row["partition"] == 0]
+
+
+def test_segments(kl: Kl, data: Path) -> None:
+    found = [row for row in rows(kl, "segments", data) if row["partition"] == 0]
+    assert len(found) >= 2
+    assert {row["topic"] for row in found} == {"t"}
+    offsets = [row["base_offset"] for row in found]
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 0
+    text = kl("log", "segments", Path(found[0]["file"]).parent).text
+    assert text.splitlines()[0].split() == [
+        "TOPIC",
+        "PARTITION",
+        "BASE",
+        "OFFSET",
+        "SIZE",
+        "INDEX",
+        "TIMEINDEX",
+    ]
+
+
+def test_dump_batches(kl: Kl, data: Path) -> None:
+    found = rows(kl, "dump", data)
+    assert sum(row["records"] for row in found) == RECORDS
+    assert all(row["problem"] is None for row in found)
+    first = logs(kl, data)[0]
+    (batch, *_) = rows(kl, "dump", first)
+    assert (batch["position"], batch["base_offset"], batch["last_offset"], batch["codec"]) == (
+        0,
+        0,
+        9,
+        "none",
+    )
+    assert batch["max_timestamp"] == "2015-05-17T10:05:03.000Z"
+    assert "POSITION" in kl("log", "dump", first).text
+    assert rows(kl, "dump", first, "--no-verify") == rows(kl, "dump", first)
+
+
+def test_dump_records(kl: Kl, data: Path) -> None:
+    result = kl("log", "dump", data, "--records", "-o", "jsonl")
+    records = [json.loads(line) for line in result.out.splitlines()]
+    assert [record["offset"] for record in records] == list(range(RECORDS))
+    assert records[7] == {
+        "topic": "t",
+        "partition": 0,
+        "offset": 7,
+        "timestamp": 1431857103000,
+        "key": "k",
+        "value": "value 7",
+        "headers": [],
+    }
+    assert kl("log", "dump", logs(kl, data)[0], "-f", "%o:%s\\n").text.startswith("0:value 0\n1:value 1\n")
+    assert kl("log", "dump", data, "-f", "nothing").code == 2
+
+
+def test_index(kl: Kl, data: Path) -> None:
+    entries = rows(kl, "index", data)
+    positions = {(row["base_offset"], row["key"]): row["value"] for row in entries if row["kind"] == "offset"}
+    assert positions
+    batches = {
+        (int(Path(row["file"]).stem), row["base_offset"]): row["position"] for row in rows(kl, "dump", data)
+    }
+    for place, position in positions.items():
+        assert batches[place] == position
+    index = logs(kl, data)[0].with_suffix(".index")
+    assert {row["kind"] for row in rows(kl, "index", index)} == {"offset"}
+
+
+def test_verify_of_a_good_directory(kl: Kl, data: Path) -> None:
+    found = rows(kl, "verify", data)
+    assert {row["verdict"] for row in found} == {"good"}
+    assert {(row["partition"], row["records"]) for row in found} == {(0, RECORDS), (1, 0)}
+    assert kl("log", "verify", data).text.splitlines()[0].split()[0] == "TOPIC"
+    assert len(rows(kl, "verify", logs(kl, data)[0].parent)) == 1
+
+
+def test_a_flipped_byte_is_damage(kl: Kl, data: Path) -> None:
+    log = logs(kl, data)[0]
+    content = bytearray(log.read_bytes())
+    content[100] ^= 1
+    log.write_bytes(content)
+    result = kl("log", "verify", data)
+    assert result.code == 9
+    assert "damaged" in result.text
+    assert f"{log}: position 0: " in result.told
+    assert "CRC" in result.told
+    assert rows(kl, "dump", log)[0]["problem"]
+    dumped = kl("log", "dump", log, "--records", "-o", "jsonl")
+    assert json.loads(dumped.out.splitlines()[0])["offset"] == 10
+    assert "position 0" in dumped.told
+
+
+def test_a_torn_tail_is_no_damage(kl: Kl, data: Path) -> None:
+    log = logs(kl, data)[-1]
+    last = rows(kl, "dump", log)[-1]
+    end = last["position"] + last["bytes"]
+    content = log.read_bytes()
+    log.write_bytes(content[:end] + content[:70])
+    result = kl("log", "verify", data)
+    assert result.code == 0, result.told
+    assert "torn tail" in result.text
+    assert "repaired at the next start" in result.told
+
+
+def test_a_torn_index_is_told(kl: Kl, data: Path) -> None:
+    index = logs(kl, data)[0].with_suffix(".index")
+    index.write_bytes(index.read_bytes() + b"junk")
+    assert "no intact block from byte" in kl("log", "index", index).told
+
+
+@pytest.mark.parametrize("verb", ["segments", "dump", "index", "verify"])
+def test_what_is_no_log(kl: Kl, tmp_path: Path, verb: str) -> None:
+    assert kl("log", verb, tmp_path / "nowhere").code == 4
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    result = kl("log", verb, empty)
+    assert result.code == 4
+    assert "holds no log" in result.told
+
+
+def test_a_file_of_another_kind_is_usage(kl: Kl, data: Path) -> None:
+    assert kl("log", "dump", data / "node.json").code == 2
+    assert kl("log", "index", logs(kl, data)[0]).code == 2
+
+
+def test_a_log_nobody_named(kl: Kl, data: Path) -> None:
+    log = logs(kl, data)[0]
+    (log.parent / "partition.json").unlink()
+    assert rows(kl, "segments", log.parent)[0]["topic"] == log.parent.name.rpartition("-")[0]

@@ -1,0 +1,352 @@
+"""A broker of a few lines for the client's tests: lists of batches in memory, and every fault on command."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kafkalite.errors import ErrorCode
+from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, Record
+from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
+from kafkalite.protocol.messages.data import (
+    FetchedPartition,
+    FetchResponse,
+    ListedOffset,
+    ListOffsetsResponse,
+    ProducedPartition,
+    ProduceResponse,
+)
+from kafkalite.protocol.messages.metadata import (
+    ApiVersionRange,
+    ApiVersionsResponse,
+    BrokerMetadata,
+    MetadataResponse,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from kafkalite.records.batch import RecordBatch, iter_batches
+from kafkalite.records.header import check, stamp
+from kafkalite.transport import transport_for
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Fault:
+    """What to do with a request instead of, or besides, serving it."""
+
+    drop: bool = False  # no answer ever
+    close: bool = False  # close the connection without an answer
+    serve_first: bool = False  # ... after having done what was asked
+    code: int = 0  # answer every partition (or topic) with this error
+    refuse: int = 0  # answer the request as a whole with this error
+    hold: asyncio.Event | None = None  # answer when it is set
+    only: tuple[str, int] | None = None  # ``code`` is for this partition alone
+
+
+@dataclass
+class FakeLog:
+    batches: list[bytes] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+    def append(self, batch: bytes | memoryview) -> int:
+        own = bytearray(batch)
+        header = check(own)
+        base = self.end
+        stamp(own, base_offset=base, leader_epoch=1)
+        self.batches.append(bytes(own))
+        self.end += header.record_count
+        return base
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        chosen: list[bytes] = []
+        size = 0
+        for batch in self.batches:
+            if RecordBatch(batch, check_crc=False).header.next_offset <= offset:
+                continue
+            if chosen and size + len(batch) > max_bytes:
+                break
+            chosen.append(batch)
+            size += len(batch)
+        return b"".join(chosen)
+
+
+class FakeConnection(asyncio.BufferedProtocol):
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.protocol = ServerConnection()
+        self.transport: Any = None
+        self.answers: deque[asyncio.Task[Any]] = deque()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.broker.connections.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.protocol.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for request in self.protocol.buffer_updated(nbytes):
+            before = self.answers[-1] if self.answers else None
+            self.answers.append(asyncio.ensure_future(self._answer(request, before)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.broker.connections.discard(self)
+        for answer in self.answers:
+            answer.cancel()
+
+    async def _answer(self, request: Request | BadRequest, before: asyncio.Task[Any] | None) -> None:
+        """Answers leave in the order of requests."""
+        buffers = await self.broker.serve(self, request)
+        if before is not None:
+            await before
+        if buffers is not None and not self.transport.is_closing():
+            self.transport.writelines(buffers)
+
+
+class FakeBroker:
+    """One node that leads everything, unless ``leaders`` says otherwise."""
+
+    def __init__(self, node_id: int = 1, peers: dict[int, FakeBroker] | None = None) -> None:
+        self.node_id = node_id
+        self.address = f"inproc://fake-{next(_numbers)}"
+        self.peers = peers if peers is not None else {}
+        self.peers[node_id] = self
+        first = next(iter(self.peers.values()))
+        self.topics: dict[str, int] = {} if first is self else first.topics
+        self.leaders: dict[tuple[str, int], int] = {} if first is self else first.leaders
+        self.epochs: dict[tuple[str, int], int] = {} if first is self else first.epochs
+        self.logs: defaultdict[tuple[str, int], FakeLog] = (
+            defaultdict(FakeLog) if first is self else first.logs
+        )
+        self.auto_create = 1  # partitions of a topic that is created by asking for it; 0: it is not
+        self.connections: set[FakeConnection] = set()
+        self.requests: list[Request] = []
+        self.faults: defaultdict[int, deque[Fault]] = defaultdict(deque)
+        self.always: dict[int, Fault] = {}
+        self.appended = asyncio.Event()
+        self.missing_outcomes = False
+        self._listener: Any = None
+
+    # --- what tests say
+
+    async def start(self) -> None:
+        self._listener = await transport_for(self.address).listen(self.address, lambda: FakeConnection(self))
+
+    async def stop(self) -> None:
+        self._listener.close()
+        self.disconnect()
+        await self._listener.wait_closed()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def disconnect(self) -> None:
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    def fault(self, api: ApiKey, *faults: Fault | None, times: int = 1) -> None:
+        """Let the next requests of ``api`` meet these, one each; None is no fault."""
+        for _ in range(times):
+            self.faults[api].extend(fault or Fault() for fault in faults)
+
+    def count(self, api: ApiKey) -> int:
+        return Counter(request.api_key for request in self.requests)[api]
+
+    def records(self, topic: str, partition: int) -> list[Record]:
+        found: list[Record] = []
+        for batch in self.logs[topic, partition].batches:
+            found += RecordBatch(batch).records(topic, partition)
+        return found
+
+    def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        return [record.value for record in self.records(topic, partition)]
+
+    # --- serving
+
+    async def serve(self, connection: FakeConnection, request: Request | BadRequest) -> Any:
+        assert isinstance(request, Request), request
+        self.requests.append(request)
+        queue = self.faults[request.api_key]
+        fault = queue.popleft() if queue else self.always.get(request.api_key, Fault())
+        if fault.hold is not None:
+            await fault.hold.wait()
+        if fault.drop:
+            if fault.serve_first:
+                await self._serve(request, fault)
+            await asyncio.Event().wait()
+        if fault.close:
+            if fault.serve_first:
+                await self._serve(request, fault)
+            connection.transport.abort()
+            return None
+        if fault.refuse:
+            return connection.protocol.send_error(request, fault.refuse, "refused by the test")
+        message, payload = await self._serve(request, fault)
+        return connection.protocol.send(request, message, payload)
+
+    async def _serve(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        handler: Callable[..., Any] = {
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.METADATA: self._metadata,
+            ApiKey.PRODUCE: self._produce,
+            ApiKey.FETCH: self._fetch,
+            ApiKey.LIST_OFFSETS: self._list_offsets,
+        }[ApiKey(request.api_key)]
+        answer = handler(request, fault)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+    def _api_versions(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        ranges = [ApiVersionRange(api.key, api.min_version, api.max_version) for api in APIS.values()]
+        return ApiVersionsResponse(0, None, "fake", "0", ranges), []
+
+    def _metadata(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        asked = request.message.topics
+        for name in asked or []:
+            if name not in self.topics and request.message.allow_auto_topic_creation and self.auto_create:
+                self.topics[name] = self.auto_create
+        names = sorted(self.topics) if asked is None else asked
+        topics = []
+        for name in names:
+            if fault.code or name not in self.topics:
+                code = fault.code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                topics.append(TopicMetadata(int(code), "by the test", name, "", False, []))
+                continue
+            partitions = [
+                PartitionMetadata(
+                    0,
+                    number,
+                    self.leaders.get((name, number), 1),
+                    self.epochs.get((name, number), 1),
+                    [1],
+                    [1],
+                )
+                for number in range(self.topics[name])
+            ]
+            topics.append(TopicMetadata(0, None, name, f"{hash(name) % 10**8:032}", False, partitions))
+        brokers = [BrokerMetadata(node_id, peer.address, None) for node_id, peer in self.peers.items()]
+        return MetadataResponse(0, None, "fake-cluster", 1, brokers, topics), []
+
+    def _error(self, fault: Fault, topic: str, partition: int) -> int:
+        if fault.code and (fault.only is None or fault.only == (topic, partition)):
+            return int(fault.code)
+        if partition >= self.topics.get(topic, 0):
+            return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if self.leaders.get((topic, partition), 1) != self.node_id:
+            return int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return 0
+
+    def _produce(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        outcomes = []
+        position = 0
+        for asked in request.message.partitions:
+            batch = request.payload[position : position + asked.length_bytes]
+            position += asked.length_bytes
+            code = self._error(fault, asked.topic, asked.partition)
+            base = -1 if code else self.logs[asked.topic, asked.partition].append(batch)
+            outcomes.append(
+                ProducedPartition(
+                    asked.topic, asked.partition, code, "by the test" if code else None, base, -1, 0
+                )
+            )
+        self._wake()
+        if self.missing_outcomes:
+            outcomes = []
+        return ProduceResponse(0, None, outcomes), []
+
+    def append(self, topic: str, partition: int, batch: bytes | bytearray) -> int:
+        """Put a batch straight into a log."""
+        base = self.logs[topic, partition].append(batch)
+        self._wake()
+        return base
+
+    def _wake(self) -> None:
+        self.appended.set()
+        self.appended = asyncio.Event()
+
+    async def _fetch(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        message = request.message
+        response, payload, has_error = self._read(message, fault)
+        if not has_error and sum(map(len, payload)) < message.min_bytes and message.max_wait_ms:
+            try:
+                async with asyncio.timeout(message.max_wait_ms / 1000):
+                    while sum(map(len, payload)) < message.min_bytes:
+                        await self.appended.wait()
+                        response, payload, _ = self._read(message, fault)
+            except TimeoutError:
+                pass
+        return response, payload
+
+    def _read(self, message: Any, fault: Fault) -> tuple[Any, list[bytes], bool]:
+        results, payload, has_error = [], [], False
+        for asked in message.partitions:
+            code = self._error(fault, asked.topic, asked.partition)
+            log = self.logs[asked.topic, asked.partition]
+            if not code and not log.start <= asked.fetch_offset <= log.end:
+                code = int(ErrorCode.OFFSET_OUT_OF_RANGE)
+            data = b"" if code else log.read(asked.fetch_offset, asked.max_bytes)
+            has_error = has_error or bool(code)
+            payload.append(data)
+            results.append(
+                FetchedPartition(
+                    asked.topic, asked.partition, code, None, log.end, log.end, log.start, len(data)
+                )
+            )
+        return FetchResponse(0, None, results), payload, has_error
+
+    def _list_offsets(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        listed = []
+        for asked in request.message.partitions:
+            code = self._error(fault, asked.topic, asked.partition)
+            log = self.logs[asked.topic, asked.partition]
+            offset, time_ms = self._offset_at(log, asked.timestamp_ms)
+            listed.append(
+                ListedOffset(asked.topic, asked.partition, code, None, time_ms, -1 if code else offset, 1)
+            )
+        return ListOffsetsResponse(0, None, listed), []
+
+    def _offset_at(self, log: FakeLog, timestamp_ms: int) -> tuple[int, int]:
+        if timestamp_ms == EARLIEST:
+            return log.start, -1
+        if timestamp_ms == LATEST:
+            return log.end, -1
+        headers = [batch.header for data in log.batches for batch in iter_batches(data)]
+        if timestamp_ms == MAX_TIMESTAMP:
+            timestamp_ms = max((header.max_timestamp_ms for header in headers), default=-1)
+        for header in headers:
+            if header.max_timestamp_ms >= timestamp_ms:
+                return header.base_offset, header.max_timestamp_ms
+        return -1, -1
+
+
+@pytest_asyncio.fixture
+async def fake_broker() -> AsyncIterator[FakeBroker]:
+    broker = FakeBroker()
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+@pytest_asyncio.fixture
+async def fake_cluster() -> AsyncIterator[list[FakeBroker]]:
+    """Two nodes that share logs and metadata; ``leaders`` of either says who leads what."""
+    peers: dict[int, FakeBroker] = {}
+    brokers = [FakeBroker(1, peers), FakeBroker(2, peers)]
+    for broker in brokers:
+        await broker.start()
+    yield brokers
+    for broker in brokers:
+        await broker.stop()
+
+
+@pytest.fixture
+def make_fault() -> type[Fault]:
+    return Fault

@@ -1,0 +1,85 @@
+"""Brokers on real sockets, and the requests that most tests send."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from kafkalite.broker.broker import Broker
+from kafkalite.protocol.messages import admin, data
+from kafkalite.records.builder import build_batch
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Modules that say ON_BOTH_LOOPS run each test twice."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if getattr(getattr(item, "module", None), "ON_BOTH_LOOPS", False):
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def new_topic() -> Callable[..., Any]:
+    """The request that creates one topic."""
+
+    def make(name: str, partitions: int = 1, **configs: str) -> admin.CreateTopicsRequest:
+        return admin.CreateTopicsRequest(1000, False, [admin.NewTopic(name, partitions, 1, configs)])
+
+    return make
+
+
+@pytest.fixture
+def batch_of() -> Callable[..., bytearray]:
+    """A record batch of some values, stamped now."""
+
+    def make(*values: bytes, timestamp_ms: int | None = None, **options: Any) -> bytearray:
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        return bytearray(build_batch(list(values) or [b"value"], timestamps_ms=now_ms, **options))
+
+    return make
+
+
+@pytest.fixture
+def produce() -> Callable[..., Any]:
+    """The produce request for one batch, to be sent with the batch."""
+
+    def make(batch: bytes | bytearray, topic: str = "t", partition: int = 0, *, acks: int = -1) -> Any:
+        return data.ProduceRequest(acks, 5000, [data.ProducePartition(topic, partition, len(batch))])
+
+    return make
+
+
+@pytest.fixture
+def fetch() -> Callable[..., Any]:
+    """The fetch request for one partition."""
+
+    def make(offset: int, topic: str = "t", *, max_wait_ms: int = 0, max_bytes: int = 2**20) -> Any:
+        asked = data.FetchPartition(topic, 0, -1, offset, max_bytes)
+        return data.FetchRequest(max_wait_ms, 1, max_bytes, 0, [asked])
+
+    return make
+
+
+@pytest.fixture
+def settled() -> Callable[..., Any]:
+    """Wait until a condition holds, or fail after ten seconds."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    return wait

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafkalite.errors import CorruptLogError, DataDirectoryError
+from kafkalite.storage import checkpoints as c
+from kafkalite.storage.leader_epochs import EpochEntry
+
+STATE = c.LogState(100, 2, 340)
+EPOCHS = [EpochEntry(1, 0), EpochEntry(4, 120)]
+POINTS = {"a-0": c.RecoveryPoint(7, 0), "b-1": c.RecoveryPoint(9, 2)}
+SHUTDOWN = c.CleanShutdown(5, {"a-0": c.CleanEnd(1, 7), "b-1": c.CleanEnd(0, 0)})
+
+FILES: list[tuple[bytes, Callable[[bytes, str], Any], Any]] = [
+    (c.encode_log_state(STATE), c.decode_log_state, STATE),
+    (c.encode_leader_epochs(EPOCHS, 3), c.decode_leader_epochs, (EPOCHS, 3)),
+    (c.encode_leader_epochs([], 0), c.decode_leader_epochs, ([], 0)),
+    (c.encode_recovery_points(POINTS), c.decode_recovery_points, POINTS),
+    (c.encode_recovery_points({}), c.decode_recovery_points, {}),
+    (c.encode_clean_shutdown(SHUTDOWN), c.decode_clean_shutdown, SHUTDOWN),
+]
+
+
+@pytest.mark.parametrize(("data", "decode", "value"), FILES)
+def test_what_is_written_is_read(data: bytes, decode: Callable[[bytes, str], Any], value: Any) -> None:
+    assert decode(data, "p") == value
+
+
+@pytest.mark.parametrize(("data", "decode", "value"), FILES)
+def test_r25_any_changed_or_missing_byte_is_damage(
+    data: bytes, decode: Callable[[bytes, str], Any], value: Any
+) -> None:
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        for bad in (bytes(damaged), data[:position]):
+            with pytest.raises(CorruptLogError):
+                decode(bad, "p")
+
+
+def test_a_file_of_another_kind_or_version_is_damage() -> None:
+    with pytest.raises(CorruptLogError, match="log-state"):
+        c.decode_log_state(c.encode_recovery_points({}), "p")
+    with pytest.raises(CorruptLogError, match="expected truncations"):
+        c.decode_log_state(c.encode_lines("log-state", ["log_start_offset 1", "x 1", "truncated_to 1"]), "p")
+
+
+def test_the_log_state_reads_well() -> None:
+    assert c.encode_log_state(STATE).decode().splitlines()[:4] == [
+        "kafkalite log-state 1",
+        "log_start_offset 100",
+        "truncations 2",
+        "truncated_to 340",
+    ]
+
+
+def test_what_was_said_before_the_last_truncation_holds_below_it_only() -> None:
+    assert STATE.cap(1000, truncations=2) == 1000
+    assert STATE.cap(1000, truncations=1) == 340
+    assert STATE.cap(200, truncations=1) == 200
+    assert c.LogState().cap(1000, truncations=0) == 1000
+
+
+def test_a_node_file_is_read_back() -> None:
+    identity = c.NodeIdentity("cluster", 3, "directory")
+    assert c.decode_node(c.encode_node(identity), "p") == identity
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format_version": 1}', b"\xff"])
+def test_a_node_file_that_cannot_be_read_is_named(data: bytes) -> None:
+    with pytest.raises(DataDirectoryError, match=r"node\.json"):
+        c.decode_node(data, "node.json")
+
+
+def test_another_format_version_is_refused() -> None:
+    data = c.encode_node(c.NodeIdentity("c", 1, "d")).replace(b'"format_version": 1', b'"format_version": 2')
+    with pytest.raises(DataDirectoryError, match="format version 2"):
+        c.decode_node(data, "node.json")
+
+
+def test_a_partition_file_names_its_topic_or_nothing() -> None:
+    assert c.decode_partition_topic(c.encode_partition("orders", "0" * 32, 1)) == "orders"
+    for data in (b"", b"\0\0", b"[]", b"{}", b'{"topic": 1}'):
+        assert c.decode_partition_topic(data) is None
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.binary(max_size=100))
+def test_noise_is_damage(noise: bytes) -> None:
+    for decode in (
+        c.decode_log_state,
+        c.decode_leader_epochs,
+        c.decode_recovery_points,
+        c.decode_clean_shutdown,
+    ):
+        with pytest.raises(CorruptLogError):
+            decode(noise, "p")

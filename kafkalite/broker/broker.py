@@ -309,7 +309,13 @@ class Broker:
         settings = ControllerSettings(config.num_partitions, config.default_replication_factor)
         controller = ControllerNode(self._quorum, config.node_id, self._clock, self._rng, settings)
         partitions = Partitions(
-            self._store, self._path, config.node_id, config.topic_defaults(), self._waiters, self._scheduler
+            self._store,
+            self._path,
+            config.node_id,
+            config.topic_defaults(),
+            self._waiters,
+            self._scheduler,
+            is_volatile=self._filesystem is None and config.log_dirs is None,
         )
         controller.publishers.append(partitions.publish)
         self._services = Services(

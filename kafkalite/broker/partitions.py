@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kafkalite.broker.events import Fields
@@ -28,7 +29,7 @@ from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
 from kafkalite.records.header import BatchHeader
 from kafkalite.replication.partition import Partition, PartitionSettings
 from kafkalite.storage.log import Appended, Log
-from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
 from kafkalite.storage.log_store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,11 @@ class Partitions:
         topic_defaults: Mapping[str, Any],
         waiters: Waiters,
         scheduler: SyncScheduler[HostedPartition],
+        *,
+        is_volatile: bool = False,
     ) -> None:
+        """``is_volatile``: nothing outlives this broker, so there is nothing to wait for with fsync."""
+        self._is_volatile = is_volatile
         self._store = store
         self.path = path  #: the data directory
         self._node_id = node_id
@@ -149,6 +154,7 @@ class Partitions:
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._unopened: dict[tuple[str, int], str] = {}  # reason
         self._image = ClusterImage()
+        self._is_loaded = False
 
     def __len__(self) -> int:
         return len(self._hosted) + len(self._unopened)
@@ -195,11 +201,11 @@ class Partitions:
 
     # --- following the image
 
-    def load(self, image: ClusterImage) -> None:
-        """Open all logs that ``image`` gives this broker: once, at the start."""
+    def _load(self, image: ClusterImage) -> None:
+        """Open all logs that the first image gives this broker, together: some may be missing (R25)."""
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         for name, topic in image.topics.items():
-            config = log_config(self._settings(image, name))
+            config = self._log_config(self._settings(image, name))
             for number, state in enumerate(topic.partitions):
                 if self._node_id in state.replicas:
                     wanted[TopicPartition(name, number)] = (topic.topic_id, config)
@@ -208,6 +214,9 @@ class Partitions:
     def publish(self, delta: Delta, image: ClusterImage) -> None:
         """A new image holds. Deletes, creates, leads, reconfigures, in this order."""
         self._image = image
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._load(image)
         changes = delta.local_changes(self._node_id)
         for local in changes.deleted:
             self._delete(local)
@@ -232,13 +241,17 @@ class Partitions:
     def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
         return topic_settings(image, topic, self._topic_defaults, node_id=self._node_id)
 
+    def _log_config(self, settings: Mapping[str, Setting]) -> LogConfig:
+        config = log_config(settings)
+        return replace(config, durability=PAGE_CACHE) if self._is_volatile else config
+
     def _create(self, local: LocalPartition, image: ClusterImage) -> None:
         key = local.topic_partition
         settings = self._settings(image, key.topic)
         try:
             log = self._store.get(key)
             if log is None:
-                log = self._store.create_log(key, local.topic_id, log_config(settings))
+                log = self._store.create_log(key, local.topic_id, self._log_config(settings))
         except (StorageError, OSError) as error:
             self._unopened[key] = str(error)
             logger.error("log not opened %s", Fields(partition=key, error=error))
@@ -265,7 +278,7 @@ class Partitions:
 
     def _reconfigure(self, topic: str, image: ClusterImage) -> None:
         settings = self._settings(image, topic)
-        config, more = log_config(settings), partition_settings(settings)
+        config, more = self._log_config(settings), partition_settings(settings)
         for number in range(len(image.topics[topic].partitions)):
             hosted = self._hosted.get((topic, number))
             if hosted is not None and hosted.partition.reconfigure(config, more):

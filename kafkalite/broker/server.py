@@ -227,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_answer(self, slot: _Slot) -> None:
         """A queued request has its answer. Answers at the head of the queue leave now."""
-        if self._is_lost or self._queue[0] is not slot:
+        if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
         out: list[Any] = []
         queue = self._queue

@@ -75,11 +75,17 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
         for option in reversed(
             (
                 click.option(
-                    "-n", "--records", type=click.IntRange(min=1), default=default_count, show_default=True
+                    "-n",
+                    "--records",
+                    type=click.IntRange(min=1),
+                    metavar="N",
+                    default=default_count,
+                    show_default=True,
                 ),
                 click.option(
                     "--size",
                     type=click.IntRange(min=1),
+                    metavar="N",
                     default=100,
                     show_default=True,
                     help="Bytes a value.",
@@ -87,11 +93,14 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
                 click.option(
                     "--send",
                     type=click.IntRange(min=1),
+                    metavar="N",
                     default=default_send,
                     show_default=True,
                     help="Records per send_many; 1: single sends, pipelined.",
                 ),
-                click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True),
+                click.option(
+                    "--partitions", type=click.IntRange(min=1), metavar="N", default=1, show_default=True
+                ),
                 click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
                 click.option(
                     "--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from kafkalite.cli.output import plural
 from kafkalite.cli.positions import Span, partitions_of, spans
 from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
 from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
-from kafkalite.cli.stdio import Output, watch_closed_pipe
+from kafkalite.cli.stdio import Output, until_pipe_closes
 from kafkalite.model import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -43,14 +42,14 @@ def record_output(text: str) -> str | OffsetRange:
 
 
 @click.command(
-    epilog=r"""\b
+    epilog="""\b
 Ranges (-r), per partition; what is right of a colon is exclusive:
   start  end  :end  +10  -10  42  42:50  -10:end
   @2015-05-17T10:00:00Z  @-1h  @today:  @-1h:-30m  @2015-05-17:+1h
 
 \b
 Formats (-f), kcat's letters or Python's braces:
-  '%t[%p]@%o %T{iso} %k: %s\n'     %S %K lengths, %h headers, {hex} {base64} {json}
+  '%t[%p]@%o %T{iso} %k: %s\\n'     %S %K lengths, %h headers, {hex} {base64} {json}
   '{topic}[{partition}]@{offset} {key}: {value.amount:>8}'
 
 \b
@@ -62,7 +61,7 @@ Examples:
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option("--topic", "topic_flags", multiple=True, hidden=True)
-@click.option("-n", "--count", type=click.IntRange(min=0), help="Stop after so many records.")
+@click.option("-n", "--count", type=click.IntRange(min=0), metavar="N", help="Stop after so many records.")
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of what is there now.")
 @click.option("-r", "--range", "range_text", metavar="RANGE", help="Which offsets.  [default: start]")
 @click.option("--from", "from_text", metavar="TIME", help="First moment (inclusive), or start, end.")
@@ -71,7 +70,14 @@ Examples:
     "--from-beginning", is_flag=True, hidden=True, help="Kafka's spelling of what is the default here."
 )
 @click.option(
-    "-p", "-P", "--partition", "wanted", multiple=True, type=click.IntRange(min=0), help="Only this one."
+    "-p",
+    "-P",
+    "--partition",
+    "wanted",
+    multiple=True,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only this one.",
 )
 @click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record so.")
 @click.option(
@@ -153,15 +159,7 @@ class _Job:
 
     async def run(self, current: Invocation) -> None:
         """Raises TimedOutError when --timeout passes before a count or an end was reached."""
-        task = asyncio.current_task()
-        assert task is not None
-        watch_closed_pipe(task)
-        try:
-            await self._run(current)
-        except asyncio.CancelledError as cancelled:
-            if cancelled.args == ("stdout was closed",):
-                raise BrokenPipeError from None
-            raise
+        await until_pipe_closes(self._run(current))
 
     async def _run(self, current: Invocation) -> None:
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000

@@ -61,7 +61,12 @@ Examples:
     "--data", type=click.Path(path_type=Path, file_okay=False), help="Keep data here.  [default: in memory]"
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, show_default=True, help="0: any free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    default=_DEFAULT_PORT,
+    show_default=True,
+    help="0: any free one.",
 )
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."

@@ -101,11 +101,13 @@ def client_options(function: F) -> F:
         click.option(
             "-b",
             "--bootstrap-servers",
-            "--bootstrap-server",
             metavar="HOST:PORT,…",
             expose_value=False,
             callback=_remember("bootstrap"),
             help=f"Brokers to ask first.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
+        ),
+        click.option(  # Kafka's scripts have the singular
+            "--bootstrap-server", expose_value=False, hidden=True, callback=_remember("bootstrap")
         ),
         click.option(
             "-X",

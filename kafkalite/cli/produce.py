@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -84,7 +83,9 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record."
 )
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition of every record.")
+@click.option(
+    "-p", "--partition", type=click.IntRange(min=0), metavar="N", help="The partition of every record."
+)
 @click.option("--any-partition", is_flag=True, help="Forget the partitions that json lines name.")
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="An empty key or value is null.")
 @click.option(
@@ -184,6 +185,8 @@ class _Job:
             bar.close()
 
     async def _send_all(self, producer: Producer, bar: Progress) -> None:
+        import asyncio
+
         started = time.monotonic()
         async for blocks in self._blocks(bar):
             if self.rate is not None:

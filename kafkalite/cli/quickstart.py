@@ -54,7 +54,12 @@ With FILE every line is a record keyed by its first word: in an access log, the 
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
-    "--records", type=click.IntRange(min=1), default=10_000, show_default=True, help="Purchases to make up."
+    "--records",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=10_000,
+    show_default=True,
+    help="Purchases to make up.",
 )
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the purchases.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)

@@ -93,7 +93,9 @@ def start(
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
 @click.option("--cluster-id", help="Join this cluster.  [default: cluster.id, or a new one]")
-@click.option("--node-id", type=click.IntRange(min=0), help="This node's number.  [default: node.id]")
+@click.option(
+    "--node-id", type=click.IntRange(min=0), metavar="N", help="This node's number.  [default: node.id]"
+)
 @click.option("--if-not-formatted", is_flag=True, help="A directory that is formatted already is no error.")
 @click.option("--dry-run", is_flag=True, help="Say what would be formatted, touch nothing.")
 @debug_option

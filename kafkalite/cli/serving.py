@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -23,6 +22,8 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 
     A second signal does not wait for the order. Raises what made the broker fail.
     """
+    import asyncio
+
     from kafkalite.broker.broker import Broker
 
     stop = asyncio.Event()

@@ -6,17 +6,18 @@ shares them) and a thread of the loop's own executor would keep Ctrl-C waiting f
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 CHUNK_BYTES: Final = 1 << 20
 _CHUNKS_AHEAD: Final = 4
+_CLOSED: Final = "stdout was closed"
 
 
 async def file_chunks(path: Path) -> AsyncIterator[bytes]:
@@ -36,6 +37,8 @@ async def file_chunks(path: Path) -> AsyncIterator[bytes]:
 
 
 async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     room = threading.Semaphore(_CHUNKS_AHEAD)
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -79,11 +82,28 @@ class Output:
         self._stream.flush()
 
 
-def watch_closed_pipe(task: asyncio.Task[object]) -> None:
-    """Cancel ``task`` as soon as whoever reads our stdout goes away, even when there is nothing to write.
+async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work``, but only as long as somebody reads our stdout, even when there is nothing to write.
 
-    ``kl consume events | head -1`` ends with head, not with the next event.
+    ``kl consume events | head -1`` ends with head, not with the next event. Raises BrokenPipeError then.
     """
+    import asyncio
+
+    task = asyncio.current_task()
+    assert task is not None, "called from a task"
+    _watch_stdout(lambda: task.cancel(_CLOSED))
+    try:
+        await work
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args == (_CLOSED,):
+            raise BrokenPipeError from None
+        raise
+
+
+def _watch_stdout(on_closed: Callable[[], object]) -> None:
+    """Call back on the loop once the reader of stdout is gone, if stdout is a pipe or socket."""
+    import asyncio
+
     descriptor = sys.stdout.fileno()
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
@@ -96,9 +116,7 @@ def watch_closed_pipe(task: asyncio.Task[object]) -> None:
         poller = select.poll()
         poller.register(descriptor, 0)  # errors and hang-ups are always reported
         poller.poll()
-        try:
-            loop.call_soon_threadsafe(task.cancel, "stdout was closed")
-        except RuntimeError:  # the command is over
-            return
+        with suppress(RuntimeError):  # the command is over
+            loop.call_soon_threadsafe(on_closed)
 
     threading.Thread(target=watch, name="kl-stdout", daemon=True).start()

@@ -93,9 +93,15 @@ Examples:
 )
 @click.argument("names", nargs=-1, metavar="NAME…")
 @click.option("--topic", "flags", multiple=True, hidden=True)
-@click.option("-p", "--partitions", type=click.IntRange(min=1), help="How many.  [default: the broker's]")
 @click.option(
-    "-r", "--replication-factor", type=click.IntRange(min=1), help="Copies of each.  [default: the broker's]"
+    "-p", "--partitions", type=click.IntRange(min=1), metavar="N", help="How many.  [default: the broker's]"
+)
+@click.option(
+    "-r",
+    "--replication-factor",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Copies of each.  [default: the broker's]",
 )
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
@@ -274,7 +280,13 @@ Examples:
 )
 @click.argument("name", required=False, shell_complete=complete_topics)
 @click.option("--topic", "flag", hidden=True)
-@click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number, above the present one.")
+@click.option(
+    "-p",
+    "--partitions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The new number, above the present one.",
+)
 @click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Back to the broker's value.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check it, change nothing.")

@@ -83,6 +83,7 @@ class Consumer:
         self._pattern: re.Pattern[str] | None = None
         self._subscribed_late = False  # partitions found from now on are new: read from their beginning
         self._waiters: list[asyncio.Future[None]] = []
+        self._deferred_error: KafkaliteError | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
         if topics or pattern is not None:
             self.subscribe(*topics, pattern=pattern)
@@ -328,13 +329,13 @@ class Consumer:
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []
         deadline_ms = self._deadline_ms(timeout_ms)
+        self._raise_deferred()
         while True:
             try:
                 while len(records) < limit and (cursor := self._state.next_cursor()) is not None:
                     records += cursor.take(limit - len(records))
-            except KafkaliteError:
-                if not records:
-                    raise
+            except KafkaliteError as error:
+                self._raise_or_defer(error, bool(records))
             self._fetch()
             if records or limit <= 0 or not await self._wait_for_records(deadline_ms):
                 return records
@@ -347,13 +348,13 @@ class Consumer:
         self._check_open()
         batches: list[FetchedBatch] = []
         deadline_ms = self._deadline_ms(timeout_ms)
+        self._raise_deferred()
         while True:
             try:
                 while (batch := self._state.next_batch()) is not None:
                     batches.append(batch)
-            except KafkaliteError:
-                if not batches:
-                    raise
+            except KafkaliteError as error:
+                self._raise_or_defer(error, bool(batches))
             self._fetch()
             if batches or not await self._wait_for_records(deadline_ms):
                 return batches
@@ -366,6 +367,18 @@ class Consumer:
         from kafkalite.client.arrow import table
 
         return table(await self.get_batches(timeout_ms=timeout_ms))
+
+    def _raise_or_defer(self, error: KafkaliteError, has_something: bool) -> None:
+        """Give first what was taken before a partition's error; the next call raises it."""
+        if not has_something:
+            raise error
+        self._deferred_error = error
+
+    def _raise_deferred(self) -> None:
+        """Raise the error that the last call kept back, unless a seek has mended it since."""
+        error, self._deferred_error = self._deferred_error, None
+        if error is not None and any(state.error is error for state in self._state.partitions.values()):
+            raise error
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:
         return _FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms

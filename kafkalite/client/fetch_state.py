@@ -232,7 +232,7 @@ class FetchState:
             if batch is not None:
                 return batch
             assert state.error is not None
-            raise state.error
+            raise state.error.with_traceback(None)
         return None
 
     def next_cursor(self) -> RecordCursor | None:

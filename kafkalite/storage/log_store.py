@@ -114,6 +114,7 @@ class LogStore:
         self._clean_ends: dict[str, CleanEnd] = {}
         self._retired: list[tuple[str, int | None]] = []
         self._checkpointing = False
+        self._has_stale_point = False
         self._closed = False
         self.identity = identity
         self.clean_start = False
@@ -319,7 +320,7 @@ class LogStore:
         log.close(clean=False)
         del self._logs[tp]
         del self._names[tp]
-        self._points.pop(name, None)
+        self._has_stale_point = self._points.pop(name, None) is not None or self._has_stale_point
         if self._fs.exists(log.directory):
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
             self._fs.sync_dir(self._path)
@@ -351,7 +352,7 @@ class LogStore:
         for tp, log in self._logs.items():
             if log.is_open:
                 points[self._names[tp]] = log.recovery_point
-        if points == self._points:
+        if points == self._points and not self._has_stale_point:
             return None
         self._checkpointing = True
         return CheckpointWork(self._fs, self._join(layout.RECOVERY_POINTS_FILE), points)
@@ -361,6 +362,7 @@ class LogStore:
         self._checkpointing = False
         if error is None:
             self._points = work.points
+            self._has_stale_point = False
         else:
             logger.warning("event=checkpoint_failed path=%s error=%r", self._path, str(error))
 

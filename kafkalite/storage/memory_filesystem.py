@@ -308,7 +308,7 @@ class MemoryFileSystem:
         return self._find(path) is not None
 
     def file_size(self, path: str) -> int:
-        return self.open(path).size()
+        return self._inode(path).size
 
     def list_dir(self, path: str) -> list[str]:
         return sorted(self._directory(path).entries)
@@ -346,8 +346,8 @@ class MemoryFileSystem:
         directory.pending.clear()
 
     def read_bytes(self, path: str) -> bytes:
-        file = self.open(path)
-        return file.read_at(0, file.size())
+        inode = self._inode(path)
+        return inode.read(0, inode.size)
 
     def write_atomically(self, path: str, data: bytes) -> None:
         temporary = path + TEMPORARY_SUFFIX
@@ -382,6 +382,12 @@ class MemoryFileSystem:
             if not isinstance(node, _Directory):
                 return None
             node = node.entries.get(part)
+        return node
+
+    def _inode(self, path: str) -> _Inode:
+        node = self._find(path)
+        if not isinstance(node, _Inode):
+            raise FileNotFoundError(2, "no such file", path)
         return node
 
     def _directory(self, path: str) -> _Directory:

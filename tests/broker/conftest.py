@@ -1,4 +1,4 @@
-"""A broker in memory, and connections to it that speak the bare protocol."""
+"""A broker on a disk in memory, and connections to it that speak the bare protocol."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest_asyncio
 from kafkalite.broker.broker import Broker
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
 
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with Broker(listeners="inproc://") as running:
+    async with Broker(listeners="inproc://", log_dirs="/broker", filesystem=MemoryFileSystem()) as running:
         yield running
 
 

@@ -152,6 +152,14 @@ async def test_statistics_count_what_happened(
     assert statistics.offline_partition_count == 0
 
 
+async def test_without_a_disk_nothing_waits_for_one(new_topic: Make, batch_of: Make, produce: Make) -> None:
+    async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
+        await wire.call(new_topic("t", durability="fsync"))
+        batch = batch_of()
+        assert (await wire.call(produce(batch), batch)).partitions[0].error_code == 0
+        assert broker.statistics().sync_rounds == 0
+
+
 async def test_no_task_is_left_after_a_stop() -> None:
     before = asyncio.all_tasks()
     async with Broker(listeners="inproc://") as broker, WireClient(broker.address):

@@ -400,6 +400,41 @@ async def test_topics_are_created_grown_and_deleted(
     assert gone.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_a_controller_that_takes_too_long_is_a_timeout(
+    wire: WireClient, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_command: object) -> None:
+        await asyncio.sleep(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker._services.controller, "submit", never)
+        answer = await wire.call(admin.CreateTopicsRequest(5, False, []))
+    assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_broken_invariant_in_a_woken_fetch_stops_the_broker(
+    new_topic: Make, batch_of: Make, produce: Make, fetch: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(listeners="inproc://")
+    await broker.start()
+    async with WireClient(broker.address) as reader, WireClient(broker.address) as writer:
+        await writer.call(new_topic("t"))
+        reader.send(fetch(0, max_wait_ms=60_000))
+        while not broker.statistics().waiting_requests:
+            await asyncio.sleep(0)
+        (hosted,) = broker.partitions
+
+        def explode(*_arguments: object) -> None:
+            raise AssertionError("the invariant")
+
+        monkeypatch.setattr(type(hosted.partition), "read", explode)
+        batch = batch_of()
+        writer.send(produce(batch), batch)
+        with pytest.raises(AssertionError, match="the invariant"):
+            await broker.wait_stopped()
+        await reader.closed()
+
+
 async def test_a_topic_made_again_under_its_name_is_empty(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
@@ -456,7 +491,7 @@ async def test_configs_tell_value_and_source_and_can_be_altered(wire: WireClient
     assert await alter("topic", "t", "retention.ms", "soon") == ErrorCode.INVALID_CONFIG
     assert await _entry(wire, "broker", "1", "node.id") == ("1", "default", True)
     assert await _entry(wire, "broker", "1", "listeners") == ("inproc://", "broker", True)
-    assert await _entry(wire, "broker", "1", "log.dirs") == (None, "default", True)
+    assert await _entry(wire, "broker", "1", "cluster.id") == (None, "default", True)
 
 
 async def test_altered_configs_are_in_force_at_once(
@@ -530,9 +565,7 @@ async def test_a_broken_invariant_stops_the_broker(
     async def explode_later(*_arguments: object) -> None:
         raise AssertionError("the invariant")
 
-    monkeypatch.setitem(
-        HANDLERS, ApiKey.DESCRIBE_CLUSTER, explode_later if is_async else explode
-    )
+    monkeypatch.setitem(HANDLERS, ApiKey.DESCRIBE_CLUSTER, explode_later if is_async else explode)
     broker = Broker(listeners="inproc://")
     await broker.start()
     async with WireClient(broker.address) as wire:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.housekeeping import LOGS_PER_TURN
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.messages import data
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -92,6 +94,42 @@ async def test_recovery_points_follow_what_is_synced(new_topic: Make, batch_of: 
         assert broker.statistics().synced_logs == 1  # the page cache is written out, if nobody else did
         await clock.advance(interval_ms)
         assert b" 2 " in disk.read_bytes("/d/recovery-points")
+
+
+async def test_a_pass_gives_way_and_survives_what_fails_around_it(
+    new_topic: Make, monkeypatch: Any, caplog: Any
+) -> None:
+    clock = VirtualClock()
+    disk = MemoryFileSystem()
+    async with (
+        Broker(log_dirs="/d", listeners="inproc://", clock=clock, filesystem=disk) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t", 2 * LOGS_PER_TURN))
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(count_turns())
+        await asyncio.sleep(0)
+        turns = 0
+        await broker.housekeeping.retain()
+        counting.cancel()
+        assert turns >= 1
+
+        def refuse(*_arguments: object) -> None:
+            raise OSError("no luck")
+
+        monkeypatch.setattr(broker._store, "remove_retired", refuse)
+        monkeypatch.setattr(broker._store, "checkpoint", refuse)
+        await broker.housekeeping.retain()
+        broker.housekeeping.checkpoint()
+        assert caplog.text.count("no luck") == 2
+        monkeypatch.undo()
 
 
 async def test_a_log_that_fails_does_not_stop_the_pass(

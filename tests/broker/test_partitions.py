@@ -118,6 +118,29 @@ async def test_a_log_that_cannot_be_made_is_offline_until_its_topic_goes(
         assert [s.offline_reason for s in broker.partitions.stored()] == ["no more i-nodes"]
 
 
+async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(
+    tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, caplog: Any
+) -> None:
+    """R25: what the checkpoint knows records of is not made anew."""
+    async with (
+        Broker(log_dirs=tmp_path, listeners="inproc://") as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t"))
+        batch = batch_of()
+        await wire.call(produce(batch), batch)
+    (directory,) = tmp_path.glob("*-0")
+    directory.rename(tmp_path / ("0" * 32 + "-0"))
+    async with (
+        Broker(log_dirs=tmp_path, listeners="inproc://") as again,
+        WireClient(again.address) as wire,
+    ):
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "missing" in result.error_message
+        assert "unknown_directory" in caplog.text
+
+
 async def test_preallocation_and_durability_follow_the_topic(
     broker: Broker, wire: WireClient, new_topic: Make
 ) -> None:

@@ -34,7 +34,18 @@ def modules_after(arguments: str, repository: Path) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "topic --help", "completion bash"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "--version",
+        "topic --help",
+        "produce --help",
+        "consume --help",
+        "dev --help",
+        "completion bash",
+    ],
+)
 def test_help_loads_nothing_heavy(arguments: str, repository: Path) -> None:
     loaded = modules_after(arguments, repository)
     assert not [heavy for heavy in HEAVY if heavy in loaded]
@@ -71,6 +82,8 @@ def test_every_command_loads_and_explains_itself(path: str, command: click.Comma
     result = kl(*path.split()[1:], "--help")
     assert (result.code, result.err) == (0, b"")
     assert result.text.startswith(f"Usage: {path} ")
+    assert "\\b" not in result.text
+    assert max(map(len, result.text.splitlines())) <= 100
     for parameter in command.params:
         assert isinstance(parameter, click.Argument) or parameter.hidden or parameter.help or parameter.name  # type: ignore[attr-defined]
 

@@ -14,6 +14,7 @@ import uvloop
 from kafkalite.broker.broker import Broker
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -27,7 +28,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as running:
+    async with Broker(log_dirs="/broker", filesystem=MemoryFileSystem()) as running:
         yield running
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,10 @@ Sync = Callable[[Log], None]
 
 @pytest.fixture
 def fs() -> MemoryFileSystem:
-    return MemoryFileSystem(crashable=True)
+    fs = MemoryFileSystem(crashable=True)
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    return fs
 
 
 @pytest.fixture
@@ -123,11 +127,7 @@ def test_r1_a_follower_keeps_the_leaders_bytes(
     written = fill(log, 20, records=2, epoch=1) + fill(log, 20, epoch=4)
     follower = Log.create(fs, "/data/follower", config)
     data = b"".join(batch for _, batch in written)
-    cut = len(data) // 2
-    while True:  # at a batch's start
-        first = [batch for _, batch in written[:17]]
-        cut = sum(map(len, first))
-        break
+    cut = sum(len(batch) for _, batch in written[:17])
     follower.append_as_follower(data[:cut], now_ms=0)
     follower.append_as_follower(memoryview(data)[cut:], now_ms=0)
     follower.append_as_follower(b"", now_ms=0)
@@ -371,8 +371,6 @@ def test_appending_does_not_sync(log: Log, fs: MemoryFileSystem, fill: Any) -> N
 def test_a_round_syncs_every_segment_that_was_filled_since(
     log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync, read_all: ReadAll
 ) -> None:
-    import random
-
     written = fill(log, 100)
     sync(log)
     assert not log.has_unsynced

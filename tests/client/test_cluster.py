@@ -1,0 +1,238 @@
+"""Bootstrap, metadata that stays fresh, reconnecting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kafkalite.client.cluster import FETCH_LANE, MAIN_LANE, ClusterClient
+from kafkalite.client.config import admin_config
+from kafkalite.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    ErrorCode,
+    InvalidTopicError,
+    KafkaliteError,
+    NotControllerError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.rng import seeded_rng
+
+FAST = {
+    "retry.backoff.ms": 1,
+    "retry.backoff.max.ms": 5,
+    "reconnect.backoff.ms": 1,
+    "reconnect.backoff.max.ms": 5,
+    "default.api.timeout.ms": 2000,
+}
+
+
+def _client(*addresses: str, auto_create: bool = True, **settings: Any) -> ClusterClient:
+    config = admin_config({"bootstrap.servers": ",".join(addresses), **FAST, **settings})
+    return ClusterClient(config, allow_auto_topic_creation=auto_create, rng=seeded_rng(1))
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_the_bootstrap_connection_becomes_the_brokers(fake_broker: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    assert client.metadata.addresses == {1: fake_broker.address}
+    assert client.connection_now(1) is not None
+    assert client.connection_count == len(fake_broker.connections) == 1
+    await client.close()
+    await client.close()
+    assert client.is_closed
+
+
+async def test_the_first_address_that_answers_will_do(fake_broker: Any) -> None:
+    client = _client("inproc://nobody", fake_broker.address)
+    await client.start()
+    assert client.metadata.cluster_id == "fake-cluster"
+    await client.close()
+
+
+async def test_no_broker_anywhere_is_said_with_all_addresses() -> None:
+    client = _client("inproc://nobody", "inproc://nowhere")
+    with pytest.raises(ConnectionFailedError, match=r"nobody.*nowhere.*kl dev"):
+        await client.start()
+    assert client.is_closed
+
+
+async def test_a_lasting_error_ends_the_start_at_once(fake_broker: Any, make_fault: Any) -> None:
+    fake_broker.always[ApiKey.METADATA] = make_fault(refuse=int(ErrorCode.INVALID_REQUEST))
+    client = _client(fake_broker.address)
+    with pytest.raises(KafkaliteError, match="refused by the test"):
+        await client.start()
+    assert fake_broker.count(ApiKey.METADATA) == 1
+
+
+async def test_a_tracked_topic_gets_its_metadata(fake_broker: Any) -> None:
+    fake_broker.topics["t"] = 3
+    client = _client(fake_broker.address)
+    await client.start()
+    assert await client.topic_partition_count("t", client.now_ms() + 1000) == 3
+    assert await client.topic_partition_count("t", client.now_ms()) == 3
+    assert client.metadata.leader(TopicPartition("t", 2)).node_id == 1
+    await client.close()
+
+
+async def test_a_topic_may_take_a_moment_to_come(fake_broker: Any) -> None:
+    client = _client(fake_broker.address, auto_create=False)
+    await client.start()
+    waiting = asyncio.ensure_future(client.topic_partition_count("late", client.now_ms() + 5000))
+    await asyncio.sleep(0.01)
+    fake_broker.topics["late"] = 2
+    assert await waiting == 2
+    await client.close()
+
+
+async def test_a_topic_that_never_comes_and_one_that_cannot_be(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address, auto_create=False)
+    await client.start()
+    with pytest.raises(UnknownTopicOrPartitionError):
+        await client.topic_partition_count("never", client.now_ms() + 30)
+    fake_broker.always[ApiKey.METADATA] = make_fault(code=int(ErrorCode.INVALID_TOPIC_EXCEPTION))
+    with pytest.raises(InvalidTopicError):
+        await client.topic_partition_count("b@d", client.now_ms() + 5000)
+    await client.close()
+
+
+async def test_without_any_metadata_the_reason_is_told(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    fake_broker.always[ApiKey.METADATA] = make_fault(refuse=int(ErrorCode.NOT_CONTROLLER))
+    with pytest.raises(NotControllerError):
+        await client.topic_partition_count("t", client.now_ms() + 50)
+    client.last_error = None
+    assert "no metadata" in str(client.topic_error("t"))
+    await client.close()
+
+
+async def test_it_reconnects_when_a_broker_comes_back(fake_broker: Any) -> None:
+    changes: list[int] = []
+    config = admin_config({"bootstrap.servers": fake_broker.address, **FAST})
+    client = ClusterClient(config, on_change=lambda: changes.append(1), rng=seeded_rng(1))
+    await client.start()
+    await fake_broker.stop()
+    await _until(lambda: client.connection_now(1) is None)
+    for _ in range(20):
+        client.connection_now(1)
+        await asyncio.sleep(0.001)
+    with pytest.raises(ConnectionFailedError):
+        await client.connection(1)
+    await fake_broker.start()
+    await _until(lambda: client.connection_now(1) is not None)
+    assert changes
+    await client.close()
+
+
+async def test_refreshing_goes_on_until_somebody_answers(fake_broker: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    await fake_broker.stop()
+    fake_broker.topics["t"] = 1
+    client.track("t")
+    await asyncio.sleep(0.02)
+    assert client.metadata.partition_count("t") is None
+    await fake_broker.start()
+    await _until(lambda: client.metadata.partition_count("t") == 1)
+    await client.close()
+
+
+async def test_refreshes_are_not_more_frequent_than_the_backoff(fake_broker: Any) -> None:
+    client = _client(fake_broker.address, **{"retry.backoff.ms": 10_000, "retry.backoff.max.ms": 10_000})
+    await client.start()
+    for _ in range(50):
+        client.request_refresh()
+        await asyncio.sleep(0)
+    assert fake_broker.count(ApiKey.METADATA) == 1
+    await client.close()
+
+
+async def test_a_topic_tracked_during_a_refresh_is_in_the_next(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    held = asyncio.Event()
+    fake_broker.fault(ApiKey.METADATA, make_fault(hold=held))
+    client.track("a")
+    await _until(lambda: fake_broker.count(ApiKey.METADATA) == 2)
+    client.track("b")
+    held.set()
+    await _until(lambda: client.metadata.partition_count("b") == 1)
+    await client.close()
+
+
+async def test_metadata_is_fetched_again_by_age(fake_broker: Any) -> None:
+    client = _client(fake_broker.address, **{"metadata.max.age.ms": 5})
+    await client.start()
+    await _until(lambda: fake_broker.count(ApiKey.METADATA) > 3)
+    await client.close()
+
+
+async def test_lanes_are_connections_of_their_own(fake_broker: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    main = await client.connection(1, MAIN_LANE)
+    fetch = await client.connection(1, FETCH_LANE)
+    assert main is not fetch
+    client.hang_up(1, FETCH_LANE)
+    client.hang_up(1, FETCH_LANE)
+    assert await client.connection(1, FETCH_LANE) is not fetch
+    assert await client.connection(1, MAIN_LANE) is main
+    await client.close()
+
+
+async def test_a_broker_that_is_not_in_the_metadata(fake_broker: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    with pytest.raises(ConnectionFailedError, match="broker 9 is not in"):
+        await client.connection(9)
+    await client.close()
+
+
+async def test_calls_are_retried_until_they_succeed(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    passing = make_fault(refuse=int(ErrorCode.NOT_CONTROLLER))
+    fake_broker.fault(ApiKey.METADATA, passing, make_fault(close=True), passing)
+    answer = await client.call(MetadataRequest(None, False))
+    assert answer.message.cluster_id == "fake-cluster"
+    await client.close()
+
+
+async def test_calls_end_with_the_last_error_in_time(fake_broker: Any, make_fault: Any) -> None:
+    client = _client(fake_broker.address)
+    await client.start()
+    fake_broker.always[ApiKey.METADATA] = make_fault(refuse=int(ErrorCode.NOT_CONTROLLER))
+    with pytest.raises(NotControllerError):
+        await client.call(MetadataRequest(None, False), node_id=1, timeout_ms=30)
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await client.call(MetadataRequest(None, False))
+    with pytest.raises(ClientClosedError):
+        await client.connection(1, FETCH_LANE)
+    with pytest.raises(ClientClosedError):
+        await client.changed(0)
+
+
+async def test_metadata_of_all_topics_when_asked(fake_broker: Any) -> None:
+    fake_broker.topics |= {"a": 1, "b": 2}
+    client = _client(fake_broker.address)
+    client.topics = None
+    await client.start()
+    assert sorted(client.metadata.topics) == ["a", "b"]
+    client.track("c")
+    del fake_broker.topics["a"]
+    client.request_refresh(urgent=True)
+    await _until(lambda: sorted(client.metadata.topics) == ["b"])
+    await client.close()

@@ -1,0 +1,223 @@
+"""One connection: answers to callbacks, errors by name, silence noticed, closing in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kafkalite.client import connection as module
+from kafkalite.client.connection import Answer, Connection, connect
+from kafkalite.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    ErrorCode,
+    InvalidRequestError,
+    RequestTimeoutError,
+)
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.transport import transport_for
+
+ALL = MetadataRequest(None, False)
+
+
+async def _connect(broker: Any, timeout_ms: int = 5000) -> Connection:
+    return await connect(broker.address, client_id="test", timeout_ms=timeout_ms)
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_is_answered(fake_broker: Any) -> None:
+    connection = await _connect(fake_broker)
+    answer = await connection.call(ALL, timeout_ms=1000)
+    assert answer.message.cluster_id == "fake-cluster"
+    assert len(answer.payload) == 0
+    assert repr(connection) == f"<Connection to {fake_broker.address}, open, 0 in flight>"
+    assert connection.peer == fake_broker.address + ":0" or connection.peer
+    connection.close()
+    await _settle()
+    assert "closed" in repr(connection)
+
+
+async def test_an_error_of_the_whole_request_is_raised_by_name(fake_broker: Any, make_fault: Any) -> None:
+    connection = await _connect(fake_broker)
+    fake_broker.fault(ApiKey.METADATA, make_fault(refuse=int(ErrorCode.INVALID_REQUEST)))
+    with pytest.raises(InvalidRequestError, match="refused by the test"):
+        await connection.call(ALL, timeout_ms=1000)
+    connection.close()
+    await _settle()
+
+
+async def test_answers_keep_their_order(fake_broker: Any, make_fault: Any) -> None:
+    connection = await _connect(fake_broker)
+    held = asyncio.Event()
+    fake_broker.fault(ApiKey.METADATA, make_fault(hold=held))
+    seen: list[int] = []
+    for number in range(3):
+        connection.request(ALL, lambda *_, number=number: seen.append(number), 1000)
+    await _settle()
+    assert (seen, connection.in_flight) == ([], 3)
+    held.set()
+    while len(seen) < 3:
+        await asyncio.sleep(0)
+    assert seen == [0, 1, 2]
+    connection.close()
+    await _settle()
+
+
+async def test_silence_fails_the_request_and_all_behind_it(
+    fake_broker: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_INTERVAL_S", 0.01)
+    connection = await _connect(fake_broker)
+    fake_broker.fault(ApiKey.METADATA, make_fault(drop=True))
+    impatient = asyncio.ensure_future(connection.call(ALL, timeout_ms=30))
+    patient = asyncio.ensure_future(connection.call(ALL, timeout_ms=60_000))
+    for waiting in (impatient, patient):
+        with pytest.raises(RequestTimeoutError, match="did not answer within 30 ms"):
+            await waiting
+    await _settle()
+    assert not connection.is_open
+    with pytest.raises(RequestTimeoutError):
+        connection.request(ALL, lambda *_: None, 1000)
+
+
+async def test_a_cancelled_call_drops_its_answer(fake_broker: Any, make_fault: Any) -> None:
+    connection = await _connect(fake_broker)
+    held = asyncio.Event()
+    fake_broker.fault(ApiKey.METADATA, make_fault(hold=held), make_fault(hold=held, refuse=42))
+    calls = [asyncio.ensure_future(connection.call(ALL, timeout_ms=1000)) for _ in range(2)]
+    await _settle()
+    for call in calls:
+        call.cancel()
+    held.set()
+    await connection.call(ALL, timeout_ms=1000)
+    connection.close()
+    await _settle()
+
+
+async def test_a_lost_connection_fails_what_is_in_flight(fake_broker: Any, make_fault: Any) -> None:
+    connection = await _connect(fake_broker)
+    lost: list[Connection] = []
+    connection.on_lost = lost.append
+    fake_broker.fault(ApiKey.METADATA, make_fault(close=True))
+    with pytest.raises(ConnectionFailedError, match="closed the connection"):
+        await connection.call(ALL, timeout_ms=1000)
+    await _settle()
+    assert lost == [connection]
+    with pytest.raises(ConnectionFailedError):
+        connection.request(ALL, lambda *_: None, 1000)
+
+
+async def test_closing_fails_what_is_in_flight(fake_broker: Any, make_fault: Any) -> None:
+    connection = await _connect(fake_broker)
+    fake_broker.fault(ApiKey.METADATA, make_fault(drop=True))
+    waiting = asyncio.ensure_future(connection.call(ALL, timeout_ms=1000))
+    await _settle()
+    connection.close()
+    with pytest.raises(ClientClosedError, match="closed by this client"):
+        await waiting
+    await _settle()
+
+
+async def test_a_callback_that_fails_is_reported_and_hurts_nobody(fake_broker: Any) -> None:
+    connection = await _connect(fake_broker)
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    def fail(*_: object) -> None:
+        raise ValueError("in a callback")
+
+    connection.request(ALL, fail, 1000)
+    answer = await connection.call(ALL, timeout_ms=1000)
+    assert isinstance(answer, Answer)
+    assert [str(context["exception"]) for context in reported] == ["in a callback"]
+    connection.close()
+    await _settle()
+
+
+async def test_back_pressure_of_the_socket_is_passed_on(fake_broker: Any) -> None:
+    connection = await _connect(fake_broker)
+    told: list[bool] = []
+    connection.on_writable = lambda: told.append(connection.can_write)
+    connection.pause_writing()
+    assert not connection.can_write
+    connection.resume_writing()
+    assert told == [True]
+    connection.on_writable = None
+    connection.pause_writing()
+    connection.resume_writing()
+    connection.close()
+    await _settle()
+
+
+class _Babbler(asyncio.Protocol):
+    """A server that speaks something else, or says nothing."""
+
+    words = b""
+
+    def connection_made(self, transport: Any) -> None:
+        if self.words:
+            transport.write(self.words)
+
+
+async def _babble(words: bytes) -> Any:
+    kind = type("Babbler", (_Babbler,), {"words": words})
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(kind, "127.0.0.1", 0)
+
+
+async def test_a_stranger_at_the_address_is_no_broker() -> None:
+    server = await _babble(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(ConnectionFailedError, match="broke the protocol"):
+        await connect(f"{host}:{port}", client_id="test", timeout_ms=5000)
+    server.close()
+    await server.wait_closed()
+    await _settle()
+
+
+async def test_a_silent_peer_is_given_up() -> None:
+    server = await _babble(b"")
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(ConnectionFailedError, match="within 50 ms"):
+        await connect(f"{host}:{port}", client_id="test", timeout_ms=50)
+    server.close()
+    await server.wait_closed()
+    await _settle()
+
+
+async def test_cancelling_a_connect_leaves_nothing_open() -> None:
+    server = await _babble(b"")
+    host, port = server.sockets[0].getsockname()
+    connecting = asyncio.ensure_future(connect(f"{host}:{port}", client_id="test", timeout_ms=5000))
+    await asyncio.sleep(0.02)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    server.close()
+    await server.wait_closed()
+    await _settle()
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(ConnectionFailedError):
+        await connect("inproc://nobody", client_id="test", timeout_ms=50)
+
+
+async def test_the_peer_is_named_as_the_system_knows_it(fake_broker: Any) -> None:
+    listener = await transport_for("127.0.0.1:0").listen(
+        "127.0.0.1:0", lambda: next(iter(fake_broker.connections)).__class__(fake_broker)
+    ) if fake_broker.connections else None
+    assert listener is None
+    loop = asyncio.get_running_loop()
+    connection = Connection(client_id="test", address="[::1]:9", loop=loop)
+    assert connection.peer == "[::1]:9"
+    assert not connection.is_open
+    with pytest.raises(ConnectionFailedError, match="is closed"):
+        connection.request(ALL, lambda *_: None, 1000)

@@ -1,0 +1,424 @@
+"""A consumer's partitions by themselves: what is fetched, what is given, what a seek makes void."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafkalite.client.fetch_state import SHORT_WAIT_MS, FetchLimits, FetchPlan, FetchState
+from kafkalite.client.retry import Backoff
+from kafkalite.client.routing import Leader
+from kafkalite.errors import (
+    CorruptBatchError,
+    ErrorCode,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+    UnsupportedVersionError,
+)
+from kafkalite.model import EARLIEST, LATEST, TopicPartition
+from kafkalite.protocol.messages.data import FetchedPartition
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, seal, stamp
+
+T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
+LIMITS = FetchLimits(
+    fetch_max_wait_ms=500,
+    fetch_max_bytes=10_000,
+    max_partition_fetch_bytes=1_000,
+    check_crcs=True,
+    backoff=Backoff(100, 1000),
+)
+
+
+def _state(*tps: TopicPartition, reset: str = "earliest", limits: FetchLimits = LIMITS) -> FetchState:
+    state = FetchState(limits)
+    state.assign(dict.fromkeys(tps, reset))
+    for tp in tps:
+        state.partitions[tp].seek(0)
+    return state
+
+
+def _batch(base_offset: int, *values: bytes, control: bool = False) -> bytearray:
+    batch = build_batch(list(values), None, 1)
+    stamp(batch, base_offset=base_offset, leader_epoch=1)
+    if control:
+        batch[ATTRIBUTES_POSITION + 1] |= CONTROL_BIT
+        seal(batch)
+    return batch
+
+
+def _plan(state: FetchState, now_ms: int = 0) -> list[FetchPlan]:
+    return state.plan(now_ms, lambda tp: Leader(1, 7), lambda node: False)[0]
+
+
+def _answer(
+    state: FetchState,
+    plan: FetchPlan,
+    data: dict[TopicPartition, bytes | bytearray],
+    *,
+    end: int = 1_000_000,
+    code: int = 0,
+    now_ms: int = 0,
+) -> bool:
+    results = [
+        FetchedPartition(*tp, code, "why" if code else None, end, end, 0, len(data.get(tp, b"")))
+        for tp in plan.asked
+    ]
+    payload = memoryview(b"".join(bytes(data.get(tp, b"")) for tp in plan.asked))
+    return state.on_fetched(plan.asked, results, payload, now_ms, 0.5)
+
+
+def _fetch(state: FetchState, data: dict[TopicPartition, bytes | bytearray], *, end: int = 1_000_000) -> None:
+    (plan,) = _plan(state)
+    _answer(state, plan, data, end=end)
+
+
+def _take_all(state: FetchState, count: int = 1000) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    while len(values) < count and (cursor := state.next_cursor()) is not None:
+        values += [record.value for record in cursor.take(count - len(values))]
+    return values
+
+
+def test_it_asks_from_its_position_with_the_leaders_epoch() -> None:
+    state = _state(T0)
+    state.partitions[T0].seek(42)
+    (plan,) = _plan(state)
+    (asked,) = plan.partitions
+    assert (plan.node_id, plan.max_wait_ms) == (1, 500)
+    assert (asked.topic, asked.partition, asked.current_leader_epoch) == ("t", 0, 7)
+    assert (asked.fetch_offset, asked.max_bytes) == (42, 1000)
+
+
+def test_records_come_in_order_and_move_the_position() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a", b"b", b"c") + _batch(3, b"d")})
+    cursor = state.next_cursor()
+    assert cursor is not None
+    assert [record.value for record in cursor.take(2)] == [b"a", b"b"]
+    assert state.partitions[T0].position == 2
+    assert _take_all(state) == [b"c", b"d"]
+    assert state.partitions[T0].position == 4
+
+
+def test_a_fetched_batch_may_begin_before_the_position() -> None:
+    state = _state(T0)
+    state.partitions[T0].seek(5)
+    _fetch(state, {T0: _batch(0, b"0", b"1") + _batch(2, *(b"%d" % i for i in range(2, 8)))})
+    assert _take_all(state) == [b"5", b"6", b"7"]
+
+
+def test_control_batches_are_passed_over() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a") + _batch(1, b"commit", control=True) + _batch(2, b"b")})
+    assert _take_all(state) == [b"a", b"b"]
+    assert state.partitions[T0].position == 3
+    _fetch(state, {T0: _batch(3, b"commit", control=True)})
+    assert state.next_cursor() is None
+    assert state.partitions[T0].position == 4
+
+
+def test_partitions_take_turns() -> None:
+    state = _state(T0, T1)
+    _fetch(state, {T0: _batch(0, b"a") + _batch(1, b"b"), T1: _batch(0, b"1") + _batch(1, b"2")})
+    assert _take_all(state) == [b"a", b"1", b"b", b"2"]
+
+
+def test_the_next_fetch_goes_out_while_records_wait_but_not_beyond_the_bounds() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"x" * 300)})
+    (plan,) = _plan(state)
+    assert plan.partitions[0].fetch_offset == 1
+    assert plan.max_wait_ms == SHORT_WAIT_MS
+    _answer(state, plan, {T0: _batch(1, b"x" * 800)})
+    assert _plan(state) == [], "max.partition.fetch.bytes wait"
+    state.next_batch()
+    assert len(_plan(state)) == 1
+
+
+def test_all_that_is_fetched_ahead_is_bounded() -> None:
+    state = _state(T0, T1, limits=replace(LIMITS, fetch_max_bytes=1000))
+    _fetch(state, {T0: _batch(0, b"x" * 900), T1: _batch(0, b"y" * 100)})
+    assert _plan(state) == []
+
+
+def test_nothing_is_polled_ahead_of_the_end() -> None:
+    """A long poll can't be called back by a seek, so while records wait only known ones are fetched."""
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a")}, end=1)
+    assert _plan(state) == []
+    assert _take_all(state) == [b"a"]
+    (plan,) = _plan(state)
+    assert plan.max_wait_ms == 500
+
+
+def test_paused_partitions_are_neither_fetched_nor_given() -> None:
+    state = _state(T0, T1)
+    _fetch(state, {T0: _batch(0, b"a", b"b"), T1: _batch(0, b"1", b"2")})
+    cursor = state.next_cursor()
+    assert cursor is not None
+    iterator = cursor.iterator
+    assert next(iterator).value == b"a"
+    state.pause([T0])
+    assert list(iterator) == [], "a loop that was on its way ends"
+    assert _take_all(state) == [b"1", b"2"]
+    assert state.partitions[T0].position == 1
+    state.partitions[T0].paused = False
+    assert _take_all(state) == [b"b"]
+    state.pause([T0, T1])
+    assert _plan(state) == []
+
+
+def test_a_seek_makes_answers_in_flight_void() -> None:
+    state = _state(T0)
+    (plan,) = _plan(state)
+    state.partitions[T0].seek(0)
+    assert not state.serves(plan.asked, 0, lambda tp: True)
+    _answer(state, plan, {T0: _batch(0, b"old")})
+    assert state.next_cursor() is None
+    _fetch(state, {T0: _batch(0, b"new")})
+    assert _take_all(state) == [b"new"]
+
+
+def test_a_seek_ends_a_loop_that_is_on_its_way() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a", b"b", b"c")})
+    cursor = state.next_cursor()
+    assert cursor is not None
+    iterator = cursor.iterator
+    next(iterator)
+    state.partitions[T0].seek(0)
+    assert list(iterator) == []
+    assert state.partitions[T0].position == 0
+
+
+def test_a_fetch_in_flight_serves_what_is_wanted_of_its_broker() -> None:
+    state = _state(T0)
+    (plan,) = _plan(state)
+    assert state.serves(plan.asked, 0, lambda tp: True)
+    state.assign({T0: "earliest", T1: "earliest"})
+    state.partitions[T1].seek(0)
+    assert state.serves(plan.asked, 0, lambda tp: tp == T0), "another leads the new one"
+    assert not state.serves(plan.asked, 0, lambda tp: True)
+
+
+def test_unassigned_partitions_are_dropped_and_kept_ones_keep_their_place() -> None:
+    state = _state(T0, T1)
+    (plan,) = _plan(state)
+    state.partitions[T0].seek(5)
+    state.assign({T0: "latest", T2: "latest"})
+    assert list(state.partitions) == [T0, T2]
+    assert state.partitions[T0].position == 5
+    assert state.partitions[T2].position is None
+    _answer(state, plan, {T1: _batch(0, b"late")})
+    assert state.next_batch() is None
+
+
+def test_busy_brokers_and_missing_leaders() -> None:
+    state = _state(T0, T1, T2)
+    leaders = {T0: Leader(1, 0), T1: Leader(2, 0), T2: Leader(-1, -1)}
+    plans, leaderless = state.plan(0, leaders.__getitem__, lambda node: node == 2)
+    assert [plan.node_id for plan in plans] == [1]
+    assert leaderless
+
+
+def test_where_to_start() -> None:
+    state = FetchState(LIMITS)
+    state.assign({T0: "earliest", T1: "latest", T2: "none"})
+    assert state.without_offset() == {T0: EARLIEST, T1: LATEST}
+    assert _plan(state) == [], "no position, no fetch"
+    with pytest.raises(NoOffsetError, match="t-2 has no position"):
+        state.next_batch()
+    state.partitions[T2].seek(3)
+    assert state.without_offset() == {T0: EARLIEST, T1: LATEST}
+    assert state.next_batch() is None
+
+
+def test_out_of_range_follows_the_reset_policy() -> None:
+    state = _state(T0, reset="latest")
+    (plan,) = _plan(state)
+    _answer(state, plan, {}, code=int(ErrorCode.OFFSET_OUT_OF_RANGE))
+    assert state.without_offset() == {T0: LATEST}
+
+
+def test_out_of_range_without_a_policy_is_an_error_after_what_was_fetched() -> None:
+    state = _state(T0, reset="none")
+    _fetch(state, {T0: _batch(0, b"a")})
+    (plan,) = _plan(state)
+    _answer(state, plan, {}, code=int(ErrorCode.OFFSET_OUT_OF_RANGE))
+    assert _plan(state) == [], "not asked again before the user has what there is"
+    assert _take_all(state) == [b"a"]
+    (plan,) = _plan(state)
+    _answer(state, plan, {}, code=int(ErrorCode.OFFSET_OUT_OF_RANGE))
+    for _ in range(2):
+        with pytest.raises(NoOffsetError, match="offset 1 is out of range") as failure:
+            state.next_cursor()
+    assert isinstance(failure.value.__cause__, OffsetOutOfRangeError)
+    state.partitions[T0].seek(7)
+    assert state.next_cursor() is None
+
+
+def test_passing_errors_pause_and_ask_for_metadata() -> None:
+    state = _state(T0)
+    (plan,) = _plan(state)
+    assert _answer(state, plan, {}, code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), now_ms=10)
+    assert _plan(state, 109) == []
+    assert state.next_retry_ms(10) == 110
+    (plan,) = _plan(state, 110)
+    assert not _answer(state, plan, {}, code=int(ErrorCode.UNKNOWN_LEADER_EPOCH), now_ms=110)
+    assert state.next_retry_ms(110) == 310
+    (plan,) = _plan(state, 310)
+    _answer(state, plan, {T0: _batch(0, b"a")}, now_ms=310)
+    assert state.partitions[T0].failures == 0
+    assert state.next_retry_ms(310) is None
+
+
+def test_a_lost_fetch_is_tried_again_after_a_pause() -> None:
+    state = _state(T0)
+    (plan,) = _plan(state)
+    state.assign({T0: "earliest"})
+    state.on_fetch_failed({**plan.asked, T1: plan.asked[T0]}, 0, 0.5)
+    assert _plan(state, 99) == []
+    assert len(_plan(state, 100)) == 1
+
+
+def test_a_lasting_error_is_told_when_its_turn_comes_and_others_go_on() -> None:
+    state = _state(T0, T1)
+    (plan,) = _plan(state)
+    results = [
+        FetchedPartition(*T0, int(ErrorCode.UNSUPPORTED_VERSION), None, 0, 0, 0, 0),
+        FetchedPartition(*T1, 0, None, 10, 10, 0, len(_batch(0, b"1"))),
+    ]
+    state.on_fetched(plan.asked, results, memoryview(_batch(0, b"1")), 0, 0.5)
+    with pytest.raises(UnsupportedVersionError, match="t-0"):
+        state.next_batch()
+    assert _take_all(state, 1) == [b"1"]
+    with pytest.raises(UnsupportedVersionError, match="t-0"):
+        state.next_batch()
+    state.pause([T0])
+    assert state.next_batch() is None, "who knows of it may go on with the others"
+
+
+def test_a_damaged_batch_stops_its_partition_before_it() -> None:
+    state = _state(T0)
+    damaged = _batch(1, b"bad")
+    damaged[-3] ^= 1
+    _fetch(state, {T0: _batch(0, b"good") + damaged + _batch(2, b"after")})
+    assert _take_all(state, 1) == [b"good"]
+    for _ in range(2):
+        with pytest.raises(CorruptBatchError, match="t-0: the batch at offset 1 can't be read"):
+            state.next_cursor()
+    assert state.partitions[T0].position == 1
+    assert _plan(state) == []
+    state.partitions[T0].seek(2)
+    _fetch(state, {T0: _batch(2, b"after")})
+    assert _take_all(state) == [b"after"]
+
+
+def test_without_check_crcs_only_the_body_must_be_readable() -> None:
+    state = _state(T0, limits=replace(LIMITS, check_crcs=False))
+    damaged = _batch(0, b"bad")
+    damaged[-3] ^= 1
+    _fetch(state, {T0: damaged})
+    (value,) = _take_all(state)
+    assert value != b"bad"
+    unreadable = _batch(1, b"bad")
+    unreadable[61] = 0
+    _fetch(state, {T0: unreadable})
+    with pytest.raises(CorruptBatchError, match="offset 1"):
+        state.next_cursor()
+
+
+def test_bytes_that_are_no_batch_are_an_error() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"good") + b"\x00" * 80})
+    assert _take_all(state, 1) == [b"good"]
+    with pytest.raises(CorruptBatchError, match="80 bytes"):
+        state.next_cursor()
+
+
+def test_batches_and_records_may_be_taken_in_turn() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a", b"b", b"c") + _batch(3, b"d")})
+    cursor = state.next_cursor()
+    assert cursor is not None
+    cursor.take(1)
+    first = state.next_batch()
+    assert first is not None
+    assert (len(first), [record.value for record in first.records()]) == (2, [b"b", b"c"])
+    assert state.partitions[T0].position == 3
+    second = state.next_batch()
+    assert second is not None and len(second) == 1
+    assert state.next_batch() is None
+
+
+def test_an_exhausted_cursor_is_not_given_again() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a")}, end=1)
+    cursor = state.next_cursor()
+    assert cursor is not None
+    cursor.take(10)
+    assert state.next_batch() is None
+    assert state.partitions[T0].position == 1
+
+
+def test_arrow_holds_what_was_asked_for() -> None:
+    pytest.importorskip("pyarrow")
+    state = _state(T0)
+    state.partitions[T0].seek(1)
+    _fetch(state, {T0: _batch(0, b"a", b"b", b"c")})
+    batch = state.next_batch()
+    assert batch is not None
+    assert batch.to_arrow().to_pydict()["value"] == [b"b", b"c"]
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.data())
+def test_whatever_the_user_does_the_records_are_those_of_the_log(data: st.DataObject) -> None:
+    """Random takes, seeks, pauses and fetches, against a plain list per partition."""
+    logs: dict[TopicPartition, list[bytes]] = {}
+    stored: dict[TopicPartition, list[tuple[int, bytearray]]] = {}
+    for tp in (T0, T1):
+        sizes = data.draw(st.lists(st.integers(1, 5), max_size=6))
+        values = [b"%d-%d" % (tp.partition, i) for i in range(sum(sizes))]
+        logs[tp], stored[tp], start = values, [], 0
+        for size in sizes:
+            stored[tp].append((start + size, _batch(start, *values[start : start + size])))
+            start += size
+    state = _state(T0, T1, limits=replace(LIMITS, max_partition_fetch_bytes=200))
+    expected = dict.fromkeys((T0, T1), 0)
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["fetch", "take", "seek", "pause", "resume", "batch"]))
+        tp = data.draw(st.sampled_from([T0, T1]))
+        if action == "fetch":
+            for plan in _plan(state):
+                found = {}
+                for asked in plan.partitions:
+                    key = TopicPartition(asked.topic, asked.partition)
+                    parts = [batch for end, batch in stored[key] if end > asked.fetch_offset][:2]
+                    found[key] = b"".join(parts)
+                _answer(state, plan, found, end=max(map(len, logs.values())))
+        elif action == "seek":
+            expected[tp] = data.draw(st.integers(0, len(logs[tp])))
+            state.partitions[tp].seek(expected[tp])
+        elif action == "pause":
+            state.pause([tp])
+        elif action == "resume":
+            state.partitions[tp].paused = False
+        else:
+            records = []
+            if action == "take" and (cursor := state.next_cursor()) is not None:
+                records = cursor.take(data.draw(st.integers(1, 7)))
+            elif action == "batch" and (batch := state.next_batch()) is not None:
+                records = batch.records()
+            for record in records:
+                key = TopicPartition(record.topic, record.partition)
+                assert not state.partitions[key].paused
+                assert record.offset == expected[key]
+                assert record.value == logs[key][record.offset]
+                expected[key] += 1
+        for key, offset in expected.items():
+            assert state.partitions[key].position == offset

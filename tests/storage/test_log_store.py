@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError
+from kafkalite.model import TopicPartition
+from kafkalite.storage.checkpoints import decode_recovery_points
+from kafkalite.storage.disk import RealFileSystem
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_store import LogStore, format_data_dir, read_identity
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+PATH = "/var/data"
+CONFIG = LogConfig(segment_bytes=4096, preallocate_min_bytes=1024)
+IDS = [f"{number:032x}" for number in range(10)]
+ORDERS = TopicPartition("orders", 0)
+TRADES = TopicPartition("trades", 1)
+WANTED = {ORDERS: (IDS[0], CONFIG), TRADES: (IDS[1], CONFIG)}
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem(crashable=True)
+
+
+def open_store(fs: Any, wanted: Any = None, **how: Any) -> LogStore:
+    settings = {"cluster_id": "c", "node_id": 1, "rng": random.Random(1)} | how
+    store = LogStore.open(fs, PATH, **settings)
+    store.load(WANTED if wanted is None else wanted)
+    return store
+
+
+def get(store: LogStore, tp: TopicPartition = ORDERS) -> Log:
+    log = store.get(tp)
+    assert log is not None
+    return log
+
+
+@pytest.fixture
+def write(make_batch: Any, sync: Any) -> Any:
+    def write(log: Log, count: int = 1, *, synced: bool = True) -> None:
+        for _ in range(count):
+            log.append(make_batch(seed=log.log_end_offset), now_ms=1, leader_epoch=1)
+        if synced:
+            sync(log)
+
+    return write
+
+
+# --- identity ------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_formatted_once(fs: MemoryFileSystem) -> None:
+    identity = format_data_dir(fs, PATH, cluster_id="c", node_id=7, rng=random.Random(1))
+    assert identity.cluster_id == "c" and identity.node_id == 7 and len(identity.directory_id) == 32
+    assert read_identity(fs, PATH) == identity
+    with pytest.raises(DataDirectoryError, match="formatted already"):
+        format_data_dir(fs, PATH, cluster_id="c", node_id=7)
+    store = LogStore.open(fs, PATH, node_id=7)
+    assert store.identity == identity
+    assert "node 7" in repr(store)
+
+
+def test_without_a_cluster_id_a_new_cluster_begins(fs: MemoryFileSystem) -> None:
+    first = format_data_dir(fs, "/a", cluster_id=None, node_id=1)
+    second = format_data_dir(fs, "/b", cluster_id=None, node_id=1)
+    assert first.cluster_id != second.cluster_id
+    assert first.directory_id != second.directory_id
+
+
+def test_a_directory_with_something_else_in_it_is_not_formatted(fs: MemoryFileSystem) -> None:
+    fs.make_dirs(PATH + "/thesis")
+    with pytest.raises(DataDirectoryError, match="thesis"):
+        open_store(fs)
+    assert fs.list_dir(PATH) == [".lock", "thesis"]
+
+
+@pytest.mark.parametrize(
+    ("how", "match"), [({"cluster_id": "other"}, "cluster c, not other"), ({"node_id": 2}, "node 1, not 2")]
+)
+def test_a_strange_directory_is_refused_and_left_alone(
+    how: dict[str, Any], match: str, fs: MemoryFileSystem
+) -> None:
+    open_store(fs).close()
+    before = fs.tree()
+    with pytest.raises(DataDirectoryError, match=match):
+        open_store(fs, **how)
+    assert fs.tree() == before
+    assert open_store(fs).clean_start
+
+
+def test_another_version_is_refused(fs: MemoryFileSystem) -> None:
+    open_store(fs).close()
+    path = PATH + "/node.json"
+    fs.write_atomically(path, fs.read_bytes(path).replace(b'"format_version": 1', b'"format_version": 9'))
+    with pytest.raises(DataDirectoryError, match="version 9"):
+        open_store(fs)
+
+
+def test_formatting_can_be_left_to_people(fs: MemoryFileSystem) -> None:
+    with pytest.raises(DataDirectoryError, match="not formatted"):
+        open_store(fs, format_if_empty=False)
+
+
+def test_a_format_that_was_cut_short_can_be_done_again(fs: MemoryFileSystem) -> None:
+    for seed in range(10):
+        disk = MemoryFileSystem(crashable=True)
+        format_data_dir(disk, "/a/b/c", cluster_id="c", node_id=1)
+        disk.crash(random.Random(seed))
+        assert read_identity(disk, "/a/b/c") is not None, "formatting is durable"
+
+
+def test_two_processes_do_not_share_a_directory(fs: MemoryFileSystem, tmp_path: Path) -> None:
+    store = open_store(fs)
+    with pytest.raises(DataDirectoryError, match="in use"):
+        open_store(fs)
+    store.close()
+    open_store(fs).close()
+    disk = RealFileSystem()
+    real = LogStore.open(disk, str(tmp_path / "d"), node_id=1)
+    with pytest.raises(DataDirectoryError, match="another process"):
+        LogStore.open(disk, str(tmp_path / "d"), node_id=1)
+    real.close()
+    LogStore.open(disk, str(tmp_path / "d") + "/", node_id=1).close()
+
+
+# --- starting and stopping -----------------------------------------------------------------------------
+
+
+def test_r21_a_clean_stop_is_marked_and_the_mark_taken_away_at_the_next_start(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    assert not store.clean_start
+    write(get(store), 60)
+    write(get(store, TRADES), 3, synced=False)
+    store.close(broker_epoch=42)
+    store.close()
+    assert fs.exists(PATH + "/clean-shutdown")
+    store = open_store(fs)
+    assert store.clean_start
+    assert store.last_broker_epoch == 42
+    for seed in range(5):
+        disk = MemoryFileSystem(crashable=True)
+        disk._root = fs._root
+        disk.crash(random.Random(seed))
+        assert not disk.exists(PATH + "/clean-shutdown"), "removed durably before anything is appended"
+    assert len(read_all(get(store))) == 60
+    assert len(read_all(get(store, TRADES))) == 3
+    store.close(clean=False)
+    again = open_store(fs)
+    assert not again.clean_start
+    assert len(read_all(get(again))) == 60
+
+
+def test_a_start_after_a_clean_stop_opens_no_log(
+    fs: MemoryFileSystem, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(fs)
+    write(get(store), 60)
+    store.close()
+    touched: list[str] = []
+    for name in ("open", "read_bytes", "list_dir"):
+        real = getattr(fs, name)
+        monkeypatch.setattr(
+            fs, name, lambda path, *a, real=real, **k: touched.append(path) or real(path, *a, **k)
+        )
+    store = open_store(fs)
+    assert get(store).log_end_offset == 60
+    assert not [path for path in touched if IDS[0] in path]
+    store.checkpoint()
+    store.close()
+    assert not [path for path in touched if IDS[0] in path]
+
+
+def test_an_untouched_log_stays_marked_over_many_stops(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    store.close()
+    for _ in range(3):
+        open_store(fs).close()
+    open_store(fs, wanted={}).close()
+    store = open_store(fs)
+    assert len(read_all(get(store))) == 10
+
+
+def test_a_damaged_marker_is_no_marker(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    store.close()
+    fs.open(PATH + "/clean-shutdown").write_at(5, b"x")
+    store = open_store(fs)
+    assert not store.clean_start
+    assert len(read_all(get(store))) == 10
+
+
+def test_r25_a_damaged_checkpoint_stops_the_start(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    store.close()
+    fs.open(PATH + "/recovery-points").write_at(5, b"x")
+    with pytest.raises(CorruptLogError, match="recovery-points"):
+        open_store(fs)
+    fs.unlink(PATH + "/recovery-points")
+    open_store(fs)
+
+
+def test_a_log_whose_last_sync_failed_is_left_out_of_the_marker(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    write(get(store), 1, synced=False)
+    write(get(store, TRADES), 1)
+    fs.fail_next_sync()
+    store.close()
+    marker = fs.read_bytes(PATH + "/clean-shutdown").decode()
+    assert IDS[0] not in marker and IDS[1] in marker
+    store = open_store(fs)
+    assert len(read_all(get(store))) >= 10
+
+
+def test_a_marker_that_finds_no_room_is_no_marker(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).close(clean=True)
+    fs.capacity_bytes = fs.used_bytes()
+    store.close()
+    fs.capacity_bytes = None
+    store = open_store(fs)
+    assert not store.clean_start
+    assert len(read_all(get(store))) == 10
+
+
+# --- logs ----------------------------------------------------------------------------------------------
+
+
+def test_logs_are_made_found_and_told_apart(fs: MemoryFileSystem) -> None:
+    store = open_store(fs, wanted={})
+    log = store.create_log(ORDERS, IDS[0], CONFIG)
+    assert store.create_log(ORDERS, IDS[0], CONFIG) is log is store.get(ORDERS)
+    assert dict(store.logs()) == {ORDERS: log}
+    assert store.get(TRADES) is None
+    with pytest.raises(DataDirectoryError, match="delete that one first"):
+        store.create_log(ORDERS, IDS[1], CONFIG)
+    assert b'"topic": "orders"' in fs.read_bytes(f"{PATH}/{IDS[0]}-0/partition.json")
+    store.load({ORDERS: (IDS[0], CONFIG)})
+    assert store.get(ORDERS) is log
+
+
+def test_making_a_log_that_is_there_opens_it(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 3)
+    store.close()
+    store = open_store(fs, wanted={})
+    assert store.create_log(ORDERS, IDS[0], CONFIG).log_end_offset == 3
+
+
+def test_a_bad_topic_id_names_no_directory(fs: MemoryFileSystem) -> None:
+    store = open_store(fs, wanted={})
+    with pytest.raises(DataDirectoryError):
+        store.create_log(ORDERS, "../x", CONFIG)
+
+
+def test_r25_unknown_directories_are_left_alone_and_reported_once(
+    fs: MemoryFileSystem, write: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(fs)
+    write(get(store), 3)
+    store.close(clean=False)
+    caplog.set_level(logging.WARNING)
+    store = open_store(fs, wanted={TRADES: WANTED[TRADES]})
+    store.load({})
+    assert store.unknown_directories == [f"{IDS[0]}-0"]
+    assert sum("unknown_directory" in record.message for record in caplog.records) == 1
+    store.close()
+    store = open_store(fs)
+    assert get(store).log_end_offset == 3
+
+
+def test_r24_a_damaged_log_is_offline_and_the_others_go_on(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    write(get(store, TRADES), 5)
+    store.checkpoint()
+    store.close(clean=False)
+    fs.open(f"{PATH}/{IDS[0]}-0/00000000000000000000.log").write_at(300, b"damage")
+    store = open_store(fs)
+    assert list(store.offline_logs()) == [ORDERS]
+    assert "damaged at position 161" in store.offline_logs()[ORDERS]
+    with pytest.raises(LogOfflineError):
+        get(store).read(0, max_bytes=1, up_to=1)
+    write(get(store, TRADES), 1)
+    store.checkpoint()
+    store.close()
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
+    assert points[f"{IDS[0]}-0"].recovery_point == 10, "the proof of the damage is kept"
+    assert list(open_store(fs).offline_logs()) == [ORDERS]
+
+
+def test_r24_a_log_that_vanished_is_offline_not_new(fs: MemoryFileSystem, write: Any) -> None:
+    for clean in (False, True):
+        store = open_store(fs)
+        write(get(store), 10)
+        store.checkpoint()
+        store.close(clean=clean)
+        fs.rename(f"{PATH}/{IDS[0]}-0", f"{PATH}/away")
+        store = open_store(fs)
+        assert "missing" in store.offline_logs()[ORDERS]
+        assert not fs.exists(f"{PATH}/{IDS[0]}-0")
+        store.close(clean=False)
+        fs.rename(f"{PATH}/away", f"{PATH}/{IDS[0]}-0")
+
+
+def test_deleting_a_log_is_durable_and_its_files_go_later(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    store.checkpoint()
+    with pytest.raises(DataDirectoryError, match="not one of topic id"):
+        store.delete_log(ORDERS, IDS[5])
+    store.delete_log(ORDERS, IDS[0])
+    store.delete_log(ORDERS)
+    assert store.get(ORDERS) is None
+    name = f"{IDS[0]}-0.deleted"
+    store.remove_retired(1000)
+    store.remove_retired(60_999)
+    assert name in fs.list_dir(PATH)
+    store.remove_retired(61_000)
+    assert name not in fs.list_dir(PATH)
+    store.checkpoint()
+    assert IDS[0] not in fs.read_bytes(PATH + "/recovery-points").decode()
+    log = store.create_log(ORDERS, IDS[3], CONFIG)
+    assert log.log_end_offset == 0
+
+
+def test_a_log_deleted_in_an_earlier_life_is_removed_at_the_start(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 1)
+    store.delete_log(ORDERS)
+    store.close()
+    fs.make_dirs(PATH + "/not-ours.deleted")
+    open_store(fs, wanted={})
+    assert f"{IDS[0]}-0.deleted" not in fs.list_dir(PATH)
+    assert "not-ours.deleted" in fs.list_dir(PATH)
+
+
+# --- passes --------------------------------------------------------------------------------------------
+
+
+def test_r24_checkpoints_hold_what_is_synced(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    assert store.begin_checkpoint() is not None
+    store.finish_checkpoint(store.begin_checkpoint() or checkpoint_of(store), None)
+    write(get(store), 5)
+    write(get(store), 2, synced=False)
+    store.checkpoint()
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
+    assert points[f"{IDS[0]}-0"] == (5, 0)
+    assert store.begin_checkpoint() is None, "nothing has moved"
+    get(store).truncate_to(3)
+    store.checkpoint()
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
+    assert points[f"{IDS[0]}-0"] == (3, 1)
+
+
+def checkpoint_of(store: LogStore) -> Any:
+    store._checkpointing = False
+    return store.begin_checkpoint()
+
+
+def test_a_checkpoint_is_written_one_at_a_time_and_a_failed_one_again(
+    fs: MemoryFileSystem, write: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 5)
+    work = store.begin_checkpoint()
+    assert work is not None and store.begin_checkpoint() is None
+    store.finish_checkpoint(work, OSError("no"))
+    fs.capacity_bytes = fs.used_bytes()
+    with pytest.raises(DiskFullError):
+        store.checkpoint()
+    fs.capacity_bytes = None
+    store.checkpoint()
+    assert fs.exists(PATH + "/recovery-points")
+
+
+def test_the_logs_with_something_to_sync_are_known(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    assert store.unsynced_logs() == []
+    write(get(store), 1, synced=False)
+    assert store.unsynced_logs() == [get(store)]
+    write(get(store), 1)
+    assert store.unsynced_logs() == []
+    store.release_idle()
+    assert store.release_idle() == 1
+
+
+@pytest.mark.slow
+def test_five_thousand_logs_open_quickly_and_hold_no_descriptor(tmp_path: Path, make_batch: Any) -> None:
+    import os
+    import time
+
+    disk, path = RealFileSystem(), str(tmp_path / "d")
+    wanted = {TopicPartition("t", n): (IDS[0], CONFIG) for n in range(5000)}
+    store = LogStore.open(disk, path, node_id=1)
+    store.load(wanted)
+    for number in range(0, 5000, 50):
+        get(store, TopicPartition("t", number)).append(make_batch(), now_ms=1, leader_epoch=1)
+    store.close()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    begin = time.monotonic()
+    store = LogStore.open(disk, path, node_id=1)
+    store.load(wanted)
+    elapsed = time.monotonic() - begin
+    assert store.clean_start
+    assert get(store, TopicPartition("t", 50)).log_end_offset == 1
+    assert elapsed < 5
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the lock's"
+    store.close()

@@ -1,0 +1,374 @@
+"""R24 and R25: what a start finds after anything but an orderly stop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafkalite.errors import CorruptLogError
+from kafkalite.storage.checkpoints import LogState, RecoveryPoint, encode_log_state
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+DIRECTORY = "/data/log"
+CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=512, preallocate_min_bytes=1024)
+BATCH_BYTES = 161
+Batches = list[tuple[int, bytes]]
+
+
+class World:
+    """A log with what was written to it, on a disk that can be crashed and damaged."""
+
+    def __init__(self, make_batch: Any, sync: Any, read_all: Any) -> None:
+        self.fs = MemoryFileSystem(crashable=True)
+        self.fs.make_dirs("/data")
+        self.fs.sync_dir("/")
+        self.log = Log.create(self.fs, DIRECTORY, CONFIG)
+        self.fs.sync_dir("/data")
+        self.written: Batches = []
+        self._make_batch = make_batch
+        self._sync = sync
+        self._read_all = read_all
+
+    def fill(self, count: int, epoch: int = 1) -> None:
+        for _ in range(count):
+            batch = self._make_batch(seed=len(self.written), timestamp_ms=1000 + len(self.written))
+            self.log.append(batch, now_ms=1, leader_epoch=epoch)
+            self.written.append((len(self.written), bytes(batch)))
+
+    def sync(self) -> RecoveryPoint:
+        self._sync(self.log)
+        return self.log.recovery_point
+
+    def path(self, base_offset: int = 0, suffix: str = ".log") -> str:
+        return f"{DIRECTORY}/{base_offset:020d}{suffix}"
+
+    def drop_indexes(self) -> None:
+        for name in self.fs.list_dir(DIRECTORY):
+            if name.endswith("index"):
+                self.fs.unlink(f"{DIRECTORY}/{name}")
+
+    def damage(self, position: int, base_offset: int = 0, data: bytes = b"\xff") -> None:
+        self.fs.open(self.path(base_offset)).write_at(position, data)
+
+    def recover(self, point: RecoveryPoint | None = None) -> Log:
+        return Log.recover(self.fs, DIRECTORY, CONFIG, point)
+
+    def contents(self, log: Log) -> Batches:
+        return self._read_all(log)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def world(make_batch: Any, sync: Any, read_all: Any) -> World:
+    return World(make_batch, sync, read_all)
+
+
+def test_a_log_nobody_wrote_to(world: World) -> None:
+    log = world.recover()
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (0, 0, 0)
+
+
+def test_a_killed_process_loses_nothing_and_logs_nothing(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(70)
+    log = world.recover()
+    assert world.contents(log) == world.written
+    assert torn_tail_cuts() == []
+    assert world.fs.file_size(world.path(50)) == 20 * BATCH_BYTES, "the space allocated ahead is given back"
+
+
+@pytest.mark.parametrize("cut", [8, 60, 61, 62, 160])
+def test_a_torn_tail_is_cut_with_one_event(cut: int, world: World, torn_tail_cuts: Any) -> None:
+    world.fill(10)
+    world.damage(9 * BATCH_BYTES + cut, data=bytes(BATCH_BYTES - cut))
+    log = world.recover()
+    assert world.contents(log) == world.written[:9]
+    (event,) = torn_tail_cuts()
+    assert "offset=9 " in event and f"position={9 * BATCH_BYTES}" in event and world.path() in event
+    assert world.recover().log_end_offset == 9
+    assert len(torn_tail_cuts()) == 1, "the next recovery finds nothing to cut"
+
+
+def test_an_intact_batch_behind_a_torn_one_is_cut_too(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(60)
+    world.damage(20 * BATCH_BYTES + 100)
+    log = world.recover(RecoveryPoint(20))
+    assert world.contents(log) == world.written[:20]
+    assert [name for name in world.fs.list_dir(DIRECTORY) if name.endswith(".log")] == [world.path()[-24:]]
+    assert "segments_removed=2" in torn_tail_cuts()[0]
+
+
+def test_what_was_cut_never_comes_back(world: World, make_batch: Any) -> None:
+    world.fill(30)
+    world.damage(10 * BATCH_BYTES + 100)
+    log = world.recover()
+    assert log.log_end_offset == 10
+    for seed in range(20):
+        copy = MemoryFileSystem(crashable=True)
+        copy._root = world.fs._root
+        copy.crash(random.Random(seed))
+        assert Log.recover(copy, DIRECTORY, CONFIG).log_end_offset == 10
+
+
+def test_r24_damage_below_the_recovery_point_is_told_and_nothing_is_touched(
+    world: World, torn_tail_cuts: Any
+) -> None:
+    world.fill(30)
+    world.drop_indexes()
+    world.damage(10 * BATCH_BYTES + 100)
+    before = world.fs.tree()
+    with pytest.raises(
+        CorruptLogError, match=f"damaged at position {10 * BATCH_BYTES}: expected an intact batch"
+    ):
+        world.recover(RecoveryPoint(11))
+    assert world.fs.tree() == before
+    assert torn_tail_cuts() == []
+
+
+def test_r24_an_end_below_the_recovery_point_is_damage(world: World) -> None:
+    world.fill(10)
+    world.fs.open(world.path()).truncate(9 * BATCH_BYTES)
+    with pytest.raises(CorruptLogError, match="batches up to offset 10"):
+        world.recover(RecoveryPoint(10))
+    assert world.recover(RecoveryPoint(9)).log_end_offset == 9
+
+
+def test_r24_a_missing_segment_below_the_recovery_point_is_damage(world: World) -> None:
+    world.fill(80)
+    world.fs.unlink(world.path(25))
+    with pytest.raises(CorruptLogError):
+        world.recover(RecoveryPoint(30))
+    world.fs.unlink(world.path())
+    with pytest.raises(CorruptLogError):
+        world.recover(RecoveryPoint(80))
+    for base_offset in (50, 75):
+        world.fs.unlink(world.path(base_offset))
+    with pytest.raises(CorruptLogError):
+        world.recover(RecoveryPoint(80))
+    assert world.recover().log_end_offset == 0
+
+
+def test_a_missing_segment_above_the_recovery_point_is_a_torn_tail(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(60)
+    world.fs.unlink(world.path(25))
+    log = world.recover(RecoveryPoint(20))
+    assert world.contents(log) == world.written[:25]
+    assert "base offset 50" in torn_tail_cuts()[0]
+
+
+def test_a_first_segment_that_never_was_there(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(30)
+    world.fs.unlink(world.path())
+    assert world.recover().log_end_offset == 0
+    assert len(torn_tail_cuts()) == 1
+
+
+def test_r24_a_closed_segment_is_proven_by_its_index_though_no_checkpoint_tells(world: World) -> None:
+    world.fill(60)
+    world.sync()
+    world.damage(3 * BATCH_BYTES + 100, base_offset=25)
+    log = world.recover()  # taken as it is; whoever reads it meets the CRC
+    assert log.log_end_offset == 60
+    world.fs.open(world.path(25)).truncate(3 * BATCH_BYTES)
+    with pytest.raises(CorruptLogError):
+        world.fs.unlink(world.path(50))
+        world.recover()
+
+
+def test_a_start_reads_only_what_is_not_proven(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.fill(200)
+    point = world.sync()
+    world.fill(3)
+    opened: list[str] = []
+    real = world.fs.open
+
+    def note(path: str, *, create: bool = False) -> Any:
+        opened.append(path)
+        return real(path, create=create)
+
+    monkeypatch.setattr(world.fs, "open", note)
+    log = world.recover(point)
+    logs = {path for path in opened if path.endswith(".log")}
+    assert logs == {world.path(200)}
+    assert world.contents(log) == world.written
+
+
+def test_the_active_segment_is_read_from_the_last_saved_index_entry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kafkalite.storage import recovery
+
+    config = LogConfig(index_interval_bytes=512)
+    world.log.reconfigure(config)
+    world.fill(400)
+    point = world.sync()
+    checked: list[int] = []
+    real = recovery.check
+
+    def note(batch: memoryview) -> Any:
+        header = real(batch)
+        checked.append(header.base_offset)
+        return header
+
+    monkeypatch.setattr(recovery, "check", note)
+    log = Log.recover(world.fs, DIRECTORY, config, point)
+    assert 0 < len(checked) < 140, checked[:1]
+    assert world.contents(log) == world.written
+    assert log.offset_for_timestamp(1004) == (1004, 4)
+
+
+def test_a_recovery_point_from_before_a_truncation_is_capped(world: World) -> None:
+    world.fill(40)
+    old = world.sync()
+    world.log.truncate_to(30)
+    del world.written[30:]
+    assert world.contents(world.recover(old)) == world.written
+    world.fill(5, epoch=2)
+    world.sync()
+    assert world.contents(world.recover(old)) == world.written
+
+
+def test_r5_epochs_are_rebuilt_when_the_checkpoint_is_gone_or_damaged(world: World) -> None:
+    world.fill(30, epoch=1)
+    world.fill(30, epoch=4)
+    point = world.sync()
+    path = f"{DIRECTORY}/leader-epochs"
+    for damage in ("missing", "damaged"):
+        if damage == "missing":
+            world.fs.unlink(path)
+        else:
+            world.fs.open(path).write_at(3, b"x")
+        log = world.recover(point)
+        assert log.leader_epochs == [(1, 0), (4, 30)]
+        assert world.fs.exists(path)
+
+
+def test_r5_the_walk_for_epochs_meets_damage(world: World) -> None:
+    world.fill(60)
+    point = world.sync()
+    world.fs.unlink(f"{DIRECTORY}/leader-epochs")
+    world.damage(16, data=b"\x07")
+    with pytest.raises(CorruptLogError, match="position 0"):
+        world.recover(point)
+
+
+def test_r5_a_clean_log_without_epochs_walks_for_them(world: World) -> None:
+    world.fill(30, epoch=1)
+    world.fill(3, epoch=2)
+    world.log.close(clean=True)
+    world.fs.unlink(f"{DIRECTORY}/leader-epochs")
+    end = world.log.clean_end
+    assert end is not None
+    assert Log.open_clean(world.fs, DIRECTORY, CONFIG, end).leader_epochs == [(1, 0), (2, 30)]
+
+
+def test_an_epoch_without_batches_is_forgotten(world: World) -> None:
+    world.fill(3, epoch=1)
+    world.log.start_epoch(2)
+    world.sync()
+    assert world.recover().leader_epochs == [(1, 0)]
+
+
+@pytest.mark.parametrize("field", ["offset", "epoch"])
+def test_a_batch_with_a_foreign_offset_or_older_epoch_is_no_part_of_the_log(
+    field: str, world: World, make_batch: Any, torn_tail_cuts: Any
+) -> None:
+    world.fill(3, epoch=5)
+    batch = make_batch(base_offset=9 if field == "offset" else 3, leader_epoch=4 if field == "epoch" else 5)
+    world.damage(3 * BATCH_BYTES, data=bytes(batch))
+    assert world.recover().log_end_offset == 3
+    assert len(torn_tail_cuts()) == 1
+
+
+def test_zeros_behind_the_last_batch_are_no_tail(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(3)
+    for size in (0, 1, 60, 61, 3_000_000):
+        world.fs.open(world.path()).truncate(3 * BATCH_BYTES + size)
+        assert world.recover().log_end_offset == 3
+    assert torn_tail_cuts() == []
+
+
+def test_few_bytes_that_are_not_zero_are_a_tail(world: World, torn_tail_cuts: Any) -> None:
+    world.fill(3)
+    world.fs.open(world.path()).truncate(3 * BATCH_BYTES)
+    world.damage(3 * BATCH_BYTES, data=b"\0\0x")
+    assert world.recover().log_end_offset == 3
+    world.damage(3 * BATCH_BYTES + 100, data=b"x")
+    assert world.recover().log_end_offset == 3
+    assert len(torn_tail_cuts()) == 2
+
+
+def test_leftovers_and_orphans_are_removed(world: World) -> None:
+    world.fill(3)
+    for name in (
+        "00000000000000000900.index",
+        "00000000000000000000.log.deleted",
+        "log-state.tmp",
+        "keep.txt",
+    ):
+        world.fs.open(f"{DIRECTORY}/{name}", create=True)
+    world.recover()
+    names = world.fs.list_dir(DIRECTORY)
+    assert names == ["00000000000000000000.log", "keep.txt", "leader-epochs"]
+
+
+def test_segments_below_the_log_start_are_leftovers_of_a_deletion(world: World) -> None:
+    world.fill(80)
+    world.sync()
+    state = encode_log_state(LogState(log_start_offset=60))
+    world.fs.write_atomically(f"{DIRECTORY}/log-state", state)
+    log = world.recover()
+    assert log.log_start_offset == 60
+    assert world.contents(log) == world.written[60:]
+    assert not world.fs.exists(world.path()) and not world.fs.exists(world.path(25))
+
+
+def test_a_log_that_ends_below_its_start_begins_there_anew(world: World) -> None:
+    world.fill(10)
+    world.log.delete_before(10)
+    world.fs.open(world.path()).truncate(5 * BATCH_BYTES)
+    log = world.recover()
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (10, 10, 0)
+
+
+def test_r25_a_damaged_log_state_is_damage(world: World) -> None:
+    world.fill(3)
+    world.log.delete_before(1)
+    world.fs.open(f"{DIRECTORY}/log-state").write_at(3, b"x")
+    with pytest.raises(CorruptLogError, match="log-state"):
+        world.recover()
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.integers(0, 10),
+    st.lists(st.tuples(st.integers(0, 30 * BATCH_BYTES - 1), st.binary(min_size=1, max_size=40)), max_size=4),
+    st.integers(-1, 25),
+)
+def test_whatever_stands_above_the_recovery_point_recovery_ends_well(
+    make_batch: Callable[..., bytearray],
+    sync: Any,
+    read_all: Any,
+    synced: int,
+    scribbles: list[tuple[int, bytes]],
+    cut: int,
+) -> None:
+    """Fuzzing: scribble anywhere above the recovery point, cut the file anywhere above it."""
+    world = World(make_batch, sync, read_all)
+    world.fill(20)
+    world.drop_indexes()
+    floor = synced * BATCH_BYTES
+    for position, data in scribbles:
+        world.damage(max(position, floor), data=data)
+    if cut >= 0:
+        world.fs.open(world.path()).truncate(max(cut * BATCH_BYTES + cut, floor))
+    log = world.recover(RecoveryPoint(synced))
+    assert log.log_end_offset >= synced
+    assert world.contents(log) == world.written[: log.log_end_offset]
+    again = world.recover(RecoveryPoint(log.log_end_offset))
+    assert again.log_end_offset == log.log_end_offset

@@ -111,4 +111,4 @@ def test_the_readme_session(tmp_path: Path) -> None:
                 ]
     finally:
         server.terminate()
-        server.wait(20)
+        server.communicate(timeout=20)

@@ -59,7 +59,7 @@ class Dispatcher:
             answer = self._handlers[api_key](self._services, request, client)
         except Exception as error:
             return self._failed(error)
-        if isinstance(answer, Reply | Pending | Refusal):
+        if isinstance(answer, (Reply, Pending, Refusal)):
             return answer
         pending = Pending()
         self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")

@@ -116,14 +116,15 @@ class Connection(asyncio.BufferedProtocol):
         if not requests:
             self._keep_receiving(nbytes)
             return
-        self.received_requests += len(requests)
+        count = len(requests)
+        self.received_requests += count
         if self._receiving_bytes:
             self._server.free_bytes += self._receiving_bytes
             self._receiving_bytes = 0
-        if self._backlog or not self._has_room():
-            self._hold_back(requests)
-        elif len(requests) == 1 and not self._queue:
+        if count == 1 and self._is_writable and not self._queue and not self._backlog:
             self._serve_one(requests[0])
+        elif self._backlog or not self._has_room():
+            self._hold_back(requests)
         else:
             self._serve(requests)
         if self._queue or not self._is_writable:
@@ -190,7 +191,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             out: list[Any] = []
             self._encode(request, answer, out)
-            self._write(out)
+            if len(out) == 1 and not self._is_final:
+                self._transport.write(out[0])
+            else:
+                self._write(out)
 
     def _serve(self, requests: Iterable[Request | BadRequest]) -> None:
         """Begin requests in order, and write the answers that are ready."""

@@ -139,6 +139,8 @@ def produce(
     job = _Job(
         files or (Path("-"),), cast("InputFormat", how), wishes, rate=rate, progress=progress, dry_run=dry_run
     )
+    if not files and not quiet and sys.stdin.isatty():
+        invocation.say("type a record a line; Ctrl-D ends")
     settings = {"compression.type": compression, "acks": acks}
     started = time.monotonic()
     try:

@@ -533,8 +533,8 @@ class Accumulator:
 
     def take(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
         """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
-        del self.ready[queue]
         shipment = self._next_shipment(queue, now_ms)
+        del self.ready[queue]
         if shipment is not None:
             shipment.in_flight = True
         return shipment
@@ -545,6 +545,7 @@ class Accumulator:
         The one to retry, or one made of closed batches; None without any.
         """
         if queue.shipment is not None:
+            assert not queue.shipment.in_flight, "a partition has one shipment in flight"
             return queue.shipment
         closed = queue.closed
         if not closed:

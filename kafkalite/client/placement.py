@@ -241,13 +241,14 @@ class Placement:
         return [parked.batch for parked in self._parked.values()]
 
     def _park(self, topic: str, record: OutgoingRecord) -> Delivery:
-        if not self._accumulator.has_room(record.size_bytes):
+        accumulator = self._accumulator
+        if record.size_bytes > accumulator.free_bytes and (accumulator.incomplete or self._parked):
             raise self._buffer_full()
         parked = self._parked.get(topic)
         if parked is None:
             parked = self._parked[topic] = _Parked(topic, self._give_up_later(topic))
             self._cluster.request_refresh(urgent=True)
-        self._accumulator.free_bytes -= record.size_bytes
+        accumulator.free_bytes -= record.size_bytes
         parked.reserved_bytes += record.size_bytes
         delivery = Delivery(parked.batch, len(parked.records))
         parked.records.append((delivery, record))

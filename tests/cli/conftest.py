@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from kafkalite.cli.app import run
+from kafkalite.cli.client_warnings import SparseHandler
 
 
 class Result(NamedTuple):
@@ -84,6 +86,8 @@ def kl(
         return Result(code, out, err)
 
     yield invoke
+    logger = logging.getLogger("kafkalite")
+    logger.handlers[:] = [each for each in logger.handlers if not isinstance(each, SparseHandler)]
 
 
 @pytest.fixture

@@ -497,6 +497,31 @@ class AccumulatorMachine(RuleBasedStateMachine):
         partitions = [shipment.queue.tp for shipment in self.flying]
         assert len(set(partitions)) == len(partitions), "a partition has one shipment in flight"
 
+    @rule()
+    def take(self) -> None:
+        for queue in self.accumulator.ready:
+            shipment = self.accumulator.take(queue, self.now_ms)
+            if shipment is not None:
+                assert shipment not in self.flying
+                self.flying.append(shipment)
+            break
+
+    @rule(partition=st.integers(0, 2))
+    def send_alone(self, partition: int) -> None:
+        queue = self.accumulator.queue(TopicPartition("t", partition))
+        value = b"%d:alone" % self.number
+        shipment = self.accumulator.add_alone(queue, value, None, 0, self.now_ms)
+        if shipment is not None:
+            self.number += 1
+            self.batches.append((shipment.batches[0], 0, value))
+            self.sent[partition].append(value)
+            self.flying.append(shipment)
+
+    @invariant()
+    def what_is_ready_is_not_on_its_way(self) -> None:
+        for queue in self.accumulator.ready:
+            assert queue.shipment is None or not queue.shipment.in_flight
+
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "lost ack", "refused", "too large"]))
     def answer(self, data: st.DataObject, outcome: str) -> None:
         if not self.flying:

@@ -1,4 +1,4 @@
-"""A log against a list: whatever is done to it, it holds what the list holds (reliability I7, R4, R5, R24)."""
+"""A log against a list: it holds what the list holds, whatever is done to it (I7, R4, R5, R24)."""
 
 from __future__ import annotations
 

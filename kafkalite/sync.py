@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkalite.client.loop_thread import shared_loop_thread
-from kafkalite.client.sync import Admin, Consumer, PendingDelivery, Producer
+from kafkalite.client.sync import Consumer, PendingDelivery, Producer
+from kafkalite.client.sync_admin import Admin
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig

@@ -21,231 +21,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Final
 
+from kafkalite.client.pending_batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    PartitionQueue,
+    PendingBatch,
+    Shipment,
+)
 from kafkalite.client.retry import Backoff, is_retriable
 from kafkalite.errors import DeliveryTimeoutError, MessageTooLargeError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
-from kafkalite.records.builder import build_batch
-from kafkalite.records.header import Codec
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kafkalite.records.single import build_single
-
-# An upper estimate of what a record costs beyond its bytes: 8 timestamp, 4 + 4 column offsets, 2 validity
-# bits, 1 for absent headers. Never too low, or a batch could pass max.request.size.
-RECORD_OVERHEAD_BYTES: Final = 18
-HEADER_OVERHEAD_BYTES: Final = 12  # of one header of a record: two length prefixes and an array mark
-BATCH_OVERHEAD_BYTES: Final = 128  # the 61-byte header and the columns' length prefixes
-
-Encoded = bytes | bytearray | memoryview
-
-WHOLE_BATCH: Final = -1  # in place of a record's index: whoever waits for the batch as such
-
-
-class PendingBatch:
-    """Records of one partition that share one fate.
-
-    ``values``, ``timestamps`` and, when there are any, ``keys`` and ``headers`` have one entry per record
-    while the batch is open. Invariant: ``size_bytes`` never understates what the records need on the wire.
-    """
-
-    __slots__ = (
-        "base_offset",
-        "closed",
-        "common_timestamp_ms",
-        "deadline_ms",
-        "done",
-        "error",
-        "headers",
-        "is_plain",
-        "keys",
-        "limit_bytes",
-        "limit_records",
-        "linger_until_ms",
-        "listeners",
-        "log_append_time_ms",
-        "observed",
-        "partition",
-        "prebuilt",
-        "record_count",
-        "reserved_bytes",
-        "size_bytes",
-        "timestamps",
-        "topic",
-        "values",
-    )
-
-    def __init__(self, topic: str, partition: int, *, limit_bytes: int, limit_records: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.timestamps: list[int] = []
-        #: Instead of ``timestamps``, when one time holds for all records (send_many, send_batch).
-        self.common_timestamp_ms = NO_TIMESTAMP
-        self.headers: list[Headers] | None = None
-        self.is_plain = True  #: no record has headers so far
-        self.prebuilt: Encoded | None = None
-        self.size_bytes = BATCH_OVERHEAD_BYTES
-        self.limit_bytes = limit_bytes
-        self.limit_records = limit_records
-        self.reserved_bytes = 0
-        self.record_count = 0  #: valid once closed
-        self.linger_until_ms = 0
-        self.deadline_ms = 0
-        self.closed = False
-        self.done = False
-        self.base_offset = NO_OFFSET  #: valid once done without error; NO_OFFSET with acks=0
-        self.log_append_time_ms = NO_TIMESTAMP
-        self.error: Exception | None = None
-        #: (index of the record or WHOLE_BATCH, what to call when done). The machine only carries them.
-        self.listeners: list[tuple[int, Callable[[], object]]] = []
-        #: Of a failed batch: indexes of records whose error somebody has seen or will see.
-        self.observed: set[int] = set()
-
-    def __repr__(self) -> str:
-        state = "open"
-        if self.done:
-            state = f"failed: {self.error}" if self.error else f"done at offset {self.base_offset}"
-        elif self.closed:
-            state = "closed"
-        count = self.record_count if self.closed else len(self.values)
-        return f"<PendingBatch {self.topic}-{self.partition}, {count} records, {state}>"
-
-    def append(
-        self, value: bytes | None, key: bytes | None, timestamp_ms: int, headers: Headers, size_bytes: int
-    ) -> int:
-        """Add one record of ``size_bytes``.
-
-        returns its index. The caller asked ``has_room`` before.
-        """
-        index = len(self.values)
-        assert not self.closed, "a closed batch takes no more"
-        if key is not None and self.keys is None:
-            self.keys = [None] * index
-        if self.keys is not None:
-            self.keys.append(key)
-        if headers and self.headers is None:
-            self.headers = [()] * index
-            self.is_plain = False
-        if self.headers is not None:
-            self.headers.append(headers)
-        self.values.append(value)
-        self.timestamps.append(timestamp_ms)
-        self.size_bytes += size_bytes
-        return index
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a record of ``record_size`` bytes fits. An empty batch takes any one record."""
-        count = len(self.values)
-        return count == 0 or (self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records)
-
-    def timestamp_ms(self, index: int) -> int:
-        """The record's time as the broker keeps it: append time where the topic says so, else its own."""
-        if self.log_append_time_ms != NO_TIMESTAMP:
-            return self.log_append_time_ms
-        return self.timestamps[index] if self.timestamps else self.common_timestamp_ms
-
-    def close(self) -> None:
-        """Take no more records. The limit drops to 0, so that a fast path needs no second look."""
-        self.closed = True
-        self.limit_records = 0
-        self.record_count = len(self.values)
-
-    def settle(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
-        """Write down the fate of the records, and let go of them.
-
-        deliveries that live on must not hold their memory.
-        """
-        assert not self.done, "a batch is done once"
-        self.base_offset = base_offset
-        self.log_append_time_ms = log_append_time_ms
-        self.error = error
-        self.done = True  # last: another thread may look
-        if error is not None:
-            self.observed.update(index for index, _ in self.listeners if index != WHOLE_BATCH)
-        self.values = []
-        self.keys = self.headers = self.prebuilt = None
-
-    def unobserved_count(self) -> int:
-        """Of a failed batch: how many records' errors nobody has looked at."""
-        return self.record_count - len(self.observed)
-
-    def observe_all(self) -> None:
-        self.observed.update(range(self.record_count))
-
-
-def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -> int:
-    """An upper estimate of one record's bytes on the wire, uncompressed."""
-    size = RECORD_OVERHEAD_BYTES
-    if value is not None:
-        size += len(value)
-    if key is not None:
-        size += len(key)
-    for name, content in headers:
-        # A name of n characters is at most 4n bytes of UTF-8.
-        size += HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else 4 * len(name))
-        size += len(content) if content is not None else 0
-    return size
-
-
-@dataclass(slots=True, eq=False)
-class Shipment:
-    """What travels as one record batch: one pending batch or several coalesced ones, in order."""
-
-    queue: PartitionQueue
-    batches: list[PendingBatch]
-    size_bytes: int
-    in_flight: bool = False
-    failures: int = 0
-    retry_at_ms: int = 0
-    encoded: Encoded | None = None
-
-    def encode(self, codec: Codec, level: int | None) -> Encoded:
-        """The record batch's bytes; built once, so that a retry sends the same."""
-        if self.encoded is None:
-            self.encoded = self.batches[0].prebuilt
-        if self.encoded is None:
-            self.encoded = _encode(self.batches, codec, level)
-        return self.encoded
-
-
-def _encode(batches: list[PendingBatch], codec: Codec, level: int | None) -> bytes | bytearray:
-    if len(batches) == 1:
-        batch = batches[0]
-        if batch.record_count == 1 and batch.is_plain and codec is Codec.NONE and batch.timestamps[0] >= 0:
-            value = batch.values[0]
-            if value is not None:
-                return build_single(value, batch.keys[0] if batch.keys else None, batch.timestamps[0])
-        return build_batch(
-            batch.values, batch.keys, batch.timestamps, batch.headers, codec=codec, level=level
-        )
-    values = list(chain.from_iterable(batch.values for batch in batches))
-    timestamps = list(chain.from_iterable(batch.timestamps for batch in batches))
-    keys = headers = None
-    if any(batch.keys is not None for batch in batches):
-        keys = list(chain.from_iterable(batch.keys or [None] * len(batch.values) for batch in batches))
-    if any(batch.headers is not None for batch in batches):
-        headers = list(chain.from_iterable(batch.headers or [()] * len(batch.values) for batch in batches))
-    return build_batch(values, keys, timestamps, headers, codec=codec, level=level)
-
-
-class PartitionQueue:
-    """What waits for one partition.
-
-    Invariant: at most one shipment; ``closed`` is in send order and before ``open``.
-    """
-
-    __slots__ = ("closed", "coalesce", "open", "shipment", "tp")
-
-    def __init__(self, tp: TopicPartition) -> None:
-        self.tp = tp
-        self.open: PendingBatch | None = None
-        self.closed: deque[PendingBatch] = deque()
-        self.shipment: Shipment | None = None
-        #: False once the broker found a coalesced batch too large (max.message.bytes of the topic).
-        self.coalesce = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +149,9 @@ class Accumulator:
     def add_alone(
         self, queue: PartitionQueue, value: bytes, key: bytes | None, timestamp_ms: int, now_ms: int
     ) -> Shipment | None:
-        """A batch of one record on its way at once, encoded; None when something is before it or there is no room.
+        """A batch of one record, encoded and on its way; None if something is before it or there is no room.
 
-        What ``open_batch``, ``close_batch`` and ``take`` come to for a record that need not wait, in one step.
+        In one step what ``open_batch``, ``close_batch`` and ``take`` do for a record that need not wait.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:

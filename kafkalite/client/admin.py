@@ -109,8 +109,8 @@ class Admin:
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the first
-    error, with a note on how many others failed; with ``return_exceptions=True`` they return errors as results.
+    Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the
+    first error, with a note on how many failed; ``return_exceptions=True`` has errors returned as results.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete records below an offset (-1: all that can be read); {partition: the new log start offset}."""
+        """Delete records below an offset (-1: all that can be read); {partition: its new log start}."""
         self._check_open()
         await check_partitions(self._cluster, before)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}

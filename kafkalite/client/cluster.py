@@ -180,7 +180,7 @@ class ClusterClient:
         return outcome
 
     def hang_up(self, node_id: int, lane: int) -> None:
-        """Close this connection because of what is in flight on it; the next one is dialled without a pause."""
+        """Close this connection for what is in flight on it; the next one is dialled without a pause."""
         link = self._links.get((node_id, lane))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None

@@ -7,7 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kafkalite.client.accumulator import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, record_size
+from kafkalite.client.pending_batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    record_size,
+)
 from kafkalite.errors import RecordError, RecordTooLargeError
 from kafkalite.model import Headers
 

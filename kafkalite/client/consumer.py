@@ -49,15 +49,15 @@ class Consumer:
 
     ::
 
-        async with Consumer("orders", bootstrap_servers="localhost:9092", auto_offset_reset="earliest") as consumer:
+        async with Consumer("orders", bootstrap_servers="localhost:9092") as consumer:
             async for record in consumer:
                 print(record.address, record.key, record.value)
 
-    ``topics`` (or ``pattern``, a regular expression that a topic's whole name must match) subscribe to all their
-    partitions, those added later included. ``assign`` names partitions instead. A partition without a position
-    starts where ``auto_offset_reset`` says as of the opening; one that appears later starts at its beginning, so
-    that ``latest`` skips nothing that is new. Settings are those of ``config.CONSUMER_OPTIONS``, as arguments or,
-    dotted, in ``config``; arguments win.
+    ``topics`` (or ``pattern``, a regular expression that a topic's whole name must match) subscribe to all
+    their partitions, those added later included. ``assign`` names partitions instead. A partition without a
+    position starts where ``auto_offset_reset`` says as of the opening; one that appears later starts at its
+    beginning, so that ``latest`` skips nothing that is new. Settings are those of
+    ``config.CONSUMER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Consumer:
     async def start(self) -> Self:
         """Reach the cluster, and find out where subscribed partitions start. ``async with`` does this.
 
-        Raises ConnectionFailedError, and UnknownTopicOrPartitionError for a topic that is not there and not created.
+        Raises ConnectionFailedError; UnknownTopicOrPartitionError for a topic not there and not created.
         """
         if self._life != "new":
             raise ClientClosedError(f"a consumer starts once; this one is {self._life}")
@@ -211,7 +211,7 @@ class Consumer:
         return self._assigned(tp).position
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Give the record at ``offset``, or the first after it, next. auto.offset.reset applies out of range."""
+        """Give the record at ``offset`` next, or the first after it; out of range the reset policy rules."""
         if offset < 0:
             raise ClientError(
                 f"{tp}: offset {offset} is below 0", hint="seek_to_beginning() and seek_to_end()"
@@ -459,7 +459,7 @@ class Consumer:
         self._arm_retry_timer(now_ms)
 
     def _is_busy(self, node_id: int) -> bool:
-        """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when it is connected."""
+        """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""
         return node_id in self._fetches or self._cluster.connection_now(node_id, FETCH_LANE) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
@@ -489,7 +489,7 @@ class Consumer:
     def _hang_up_on_stale_polls(self) -> None:
         """After a seek, a long poll in flight waits for what nobody wants, and answers come in order.
 
-        Closing its connection is the way to be served before it ends; dialling anew costs about a millisecond.
+        Closing its connection is the way to be served before it ends; dialling anew costs a millisecond.
         """
         now_ms = self._cluster.now_ms()
         for node_id, fetch in list(self._fetches.items()):

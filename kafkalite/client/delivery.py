@@ -11,7 +11,10 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
-from kafkalite.client.accumulator import WHOLE_BATCH, PendingBatch
+from kafkalite.client.pending_batch import (
+    WHOLE_BATCH,
+    PendingBatch,
+)
 from kafkalite.model import NO_OFFSET, RecordMetadata
 
 DeliveryCallback = Callable[["Delivery"], object]

@@ -103,7 +103,7 @@ class RecordCursor:
 
 @dataclass(slots=True)
 class PartitionState:
-    """Invariant: position <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset, once it has a position."""
+    """Invariant, with a position: it <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset."""
 
     tp: TopicPartition
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
@@ -181,7 +181,7 @@ class FetchLimits:
 
 
 class FetchState:
-    """All assigned partitions of one consumer. Iteration order is the order of serving: who gave last comes last."""
+    """All assigned partitions of one consumer, in the order of serving: who gave last comes last."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self.limits = limits
@@ -252,7 +252,7 @@ class FetchState:
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """The next batch with records to give; control batches and what lies below the position are passed over."""
+        """The next batch with records to give; control batches and what is below the position are skipped."""
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
@@ -310,7 +310,7 @@ class FetchState:
         leader_of: Callable[[TopicPartition], Leader],
         busy: Callable[[int], bool],
     ) -> tuple[list[FetchPlan], bool]:
-        """Fetches to send now, at most one per broker that is not ``busy``; and whether a leader is missing."""
+        """Fetches to send now, one at most per broker not ``busy``; and whether a leader is missing."""
         limits = self.limits
         if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
             return [], False

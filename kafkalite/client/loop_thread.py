@@ -22,7 +22,7 @@ _EXIT_GRACE_S: Final = 1.0
 
 
 class LoopThread:
-    """Runs coroutines for callers that block. A call may be interrupted (Ctrl-C); its coroutine is cancelled then."""
+    """Runs coroutines for callers that block. Ctrl-C interrupts a call; its coroutine is cancelled then."""
 
     def __init__(self, name: str = "kafkalite") -> None:
         self.loop = _new_loop()

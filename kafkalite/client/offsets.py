@@ -1,4 +1,4 @@
-"""Where partitions begin and end, and where they pass a time: ListOffsets with leaders, retries, refinement."""
+"""Where partitions begin and end, and where they pass a time: ListOffsets to the leaders, with retries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ async def list_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """The answer for each partition at its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by batch.
 
-    What may pass is asked again until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
+    What may pass is asked again until ``timeout_ms``. Raises BrokerError, ConnectionFailedError,
+    RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
@@ -119,7 +120,7 @@ async def offsets_for_times(
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """The first record whose timestamp is not less, to the record; None where all are older.
 
-    For MAX_TIMESTAMP the record with the highest. Brokers do not unpack batches, so the batch is fetched here.
+    For MAX_TIMESTAMP the record with the highest. Brokers unpack no batches, so the batch is fetched here.
     """
     listed = await list_offsets(cluster, wanted, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}

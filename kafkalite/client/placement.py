@@ -10,8 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from kafkalite.client.accumulator import WHOLE_BATCH, PartitionQueue, PendingBatch
 from kafkalite.client.delivery import Delivery
+from kafkalite.client.pending_batch import (
+    WHOLE_BATCH,
+    PartitionQueue,
+    PendingBatch,
+)
 from kafkalite.client.sender import Sender
 from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
@@ -92,7 +96,7 @@ class Placement:
     def send_alone(
         self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
     ) -> PendingBatch | None:
-        """Send one record at once in a batch of its own; None, and nothing done, when something is in its way.
+        """Send one record at once, in a batch of its own; None, and nothing done, if something is in its way.
 
         The short way of a record that somebody waits for, with linger.ms=0: no batch is opened and closed.
         """

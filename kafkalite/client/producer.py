@@ -16,10 +16,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from kafkalite.client.accumulator import RECORD_OVERHEAD_BYTES, PendingBatch, record_size
 from kafkalite.client.columns import RecordColumns, split_by_partition, split_by_size
 from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
 from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, batch_metadata, wait_done
+from kafkalite.client.pending_batch import (
+    RECORD_OVERHEAD_BYTES,
+    PendingBatch,
+    record_size,
+)
 from kafkalite.client.placement import OutgoingRecord, Placement, TopicQueues
 from kafkalite.client.sender import ProducerStatistics, Sender
 from kafkalite.clock import Clock

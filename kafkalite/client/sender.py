@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from kafkalite.client.accumulator import Accumulator, Encoded, Limits, PartitionQueue, PendingBatch, Shipment
+from kafkalite.client.accumulator import Accumulator, Limits
 from kafkalite.client.cluster import ClusterClient
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.connection import Connection
 from kafkalite.client.delivery import Delivery, DeliveryCallback, wake
+from kafkalite.client.pending_batch import (
+    Encoded,
+    PartitionQueue,
+    PendingBatch,
+    Shipment,
+)
 from kafkalite.client.retry import Backoff, needs_metadata
 from kafkalite.errors import (
     BufferFullError,

@@ -1,4 +1,4 @@
-"""The blocking twins of Producer, Consumer and Admin: thin faces over the same objects in a loop thread.
+"""The blocking twins of Producer and Consumer: thin faces over the same objects in a loop thread.
 
 Single records cross between the threads in bulk: what ``Producer.send`` takes is queued and the loop woken
 once for many, and a Consumer's iteration fetches records by the thousand.
@@ -11,20 +11,20 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import length_hint
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
-from kafkalite.client import admin as async_admin
 from kafkalite.client import consumer as async_consumer
 from kafkalite.client import producer as async_producer
-from kafkalite.client.config import BootstrapServers, CommonSettings, ConsumerSettings, ProducerSettings
+from kafkalite.client.config import BootstrapServers, ConsumerSettings, ProducerSettings
 from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, wait_done
 from kafkalite.client.fetch_state import FetchedBatch
 from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
 from kafkalite.client.sender import ProducerStatistics
 from kafkalite.clock import Clock
-from kafkalite.errors import BrokerError, BufferFullError, ClientClosedError
+from kafkalite.errors import BufferFullError, ClientClosedError
 from kafkalite.model import Headers, OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
@@ -192,10 +192,10 @@ class Producer(_Face):
         timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> PendingDelivery:
-        """Queue one record and return at once; ``result()`` of what is returned waits for the acknowledgement.
+        """Queue one record and return at once; ``result()`` waits for its acknowledgement.
 
-        Waits while the queue is full, up to max.block.ms, then raises BufferFullError. A record that can't be sent
-        (too large, not bytes) tells so by its result.
+        Waits while the queue is full, up to max.block.ms, then raises BufferFullError. A record that can't be
+        sent (too large, not bytes) tells so by its result.
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
@@ -343,7 +343,9 @@ class Producer(_Face):
 
 
 class Consumer(_Face):
-    """Reads records; the blocking twin of ``kafkalite.Consumer``, with the same arguments. For one thread at a time.
+    """Reads records; the blocking twin of ``kafkalite.Consumer``, with the same arguments.
+
+    For one thread at a time.
 
     ::
 
@@ -502,7 +504,7 @@ class Consumer(_Face):
         limit = max_records if max_records is not None else self._consumer.config.max_poll_records
         if not length_hint(self._left):
             self._cross(limit, timeout_ms)
-        return [record for record, _ in zip(self._left, range(limit), strict=False)]
+        return list(islice(self._left, limit))
 
     def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
         self._give_back()
@@ -511,108 +513,3 @@ class Consumer(_Face):
     def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
         self._give_back()
         return self._run(self._consumer.to_arrow(timeout_ms=timeout_ms))
-
-
-class Admin(_Face):
-    """Looks after a cluster; the blocking twin of ``kafkalite.Admin``, with the same arguments."""
-
-    def __init__(
-        self,
-        bootstrap_servers: BootstrapServers | None = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-        **settings: Unpack[CommonSettings],
-    ) -> None:
-        super().__init__()
-        self._admin = async_admin.Admin(bootstrap_servers, config=config, **settings)
-
-    def __repr__(self) -> str:
-        return f"<sync {repr(self._admin)[1:]}"
-
-    def start(self) -> Self:
-        self._run(self._admin.start())
-        return self
-
-    def close(self) -> None:
-        self._run(self._admin.close())
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = async_admin.BROKER_DEFAULT,
-        replication_factor: int = async_admin.BROKER_DEFAULT,
-        *,
-        configs: Mapping[str, str] | None = None,
-        validate_only: bool = False,
-    ) -> async_admin.CreatedTopic:
-        return self._run(
-            self._admin.create_topic(
-                name, partitions, replication_factor, configs=configs, validate_only=validate_only
-            )
-        )
-
-    def create_topics(
-        self,
-        topics: Iterable[async_admin.NewTopic] | Mapping[str, int],
-        *,
-        validate_only: bool = False,
-        return_exceptions: bool = False,
-    ) -> dict[str, Any]:
-        return self._run(
-            self._admin.create_topics(
-                topics, validate_only=validate_only, return_exceptions=return_exceptions
-            )
-        )
-
-    def delete_topics(
-        self, names: Iterable[str], *, return_exceptions: bool = False
-    ) -> dict[str, BrokerError | None]:
-        return self._run(self._admin.delete_topics(names, return_exceptions=return_exceptions))
-
-    def list_topics(self, *, internal: bool = False) -> list[async_admin.TopicDescription]:
-        return self._run(self._admin.list_topics(internal=internal))
-
-    def describe_topics(self, names: Sequence[str]) -> list[async_admin.TopicDescription]:
-        return self._run(self._admin.describe_topics(names))
-
-    def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
-        self._run(self._admin.create_partitions(name, total_count, validate_only=validate_only))
-
-    def describe_configs(
-        self, resource_type: Literal["topic", "broker"], name: str
-    ) -> dict[str, async_admin.ConfigValue]:
-        return self._run(self._admin.describe_configs(resource_type, name))
-
-    def alter_configs(
-        self,
-        resource_type: Literal["topic", "broker"],
-        name: str,
-        changes: Mapping[str, str | None],
-        *,
-        validate_only: bool = False,
-    ) -> None:
-        self._run(self._admin.alter_configs(resource_type, name, changes, validate_only=validate_only))
-
-    def list_offsets(
-        self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
-    ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        return self._run(self._admin.list_offsets(tps, at))
-
-    def delete_records(
-        self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
-    ) -> dict[TopicPartition, Any]:
-        return self._run(self._admin.delete_records(before, return_exceptions=return_exceptions))
-
-    def describe_cluster(self) -> async_admin.ClusterDescription:
-        return self._run(self._admin.describe_cluster())
-
-    def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[async_admin.LogDescription]:
-        return self._run(self._admin.describe_log_dirs(topics))

@@ -26,7 +26,7 @@ assert _UNCOVERED.size + _COVERED.size == HEADER_BYTES
 
 
 def build_single(value: bytes, key: bytes | None, timestamp_ms: int) -> bytes:
-    """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, which is not checked."""
+    """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, unchecked."""
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
     covered = b"".join(
         (

@@ -50,6 +50,7 @@ class DurableLog:
         "_epochs",
         "_epochs_saved",
         "_fs",
+        "_is_closed",
         "_is_damaged",
         "_latest_epoch",
         "_parent_unsynced",
@@ -86,6 +87,7 @@ class DurableLog:
         self.synced_end_offset = end
         self.offline_reason: str | None = None
         self._is_damaged = False
+        self._is_closed = False
         self._config = config
 
     def __repr__(self) -> str:
@@ -150,8 +152,10 @@ class DurableLog:
     def close(self, *, clean: bool) -> None:
         """Let go of everything; with ``clean``, sync first. Raises OSError and DiskFullError then."""
         active, self._active = self._active, None
+        self._is_closed = True
+        self._take_over_epochs()
         try:
-            if active is not None:
+            if active is not None and clean:
                 active.close_for_append()
             if clean and self.offline_reason is None and self._clean_end is None:
                 work = self._sync_work()
@@ -243,12 +247,19 @@ class DurableLog:
         path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
         return epochs, (path, encode_leader_epochs(epochs, self._state.truncations))
 
+    def _take_over_epochs(self) -> None:
+        """Before writing epochs outside of a round: a round in another thread must not write them as well."""
+        if self._sync is not None:
+            self._sync.leave_epochs_alone()
+
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
         """Take the outcome of ``work.run()``. A failed sync is final: the log goes offline (R26).
 
         DiskFullError is no failed sync: nothing was counted, and the next round tries again.
         """
         self._sync = None
+        if self._is_closed:
+            return  # closing has synced what was to be synced; a deleted log's files may be gone
         if isinstance(error, DiskFullError):
             logger.warning("event=sync_postponed directory=%s error=%r", self._directory, str(error))
         elif error is not None:

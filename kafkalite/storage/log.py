@@ -408,6 +408,7 @@ class Log(DurableLog):
         self.log_end_offset = found.base_offset
         self.forget_empty_epoch()
         self._epochs_saved, epochs_file = self._epochs_to_save()
+        self._take_over_epochs()
         if epochs_file is not None:
             self._fs.write_atomically(*epochs_file)
         for one in (*closed, segment):

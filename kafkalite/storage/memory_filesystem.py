@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from functools import lru_cache
+from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError
 from kafkalite.rng import Rng
@@ -21,8 +22,6 @@ PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
 #: From here on contents are an anonymous map: pages nobody has written cost nothing.
 _MAP_FROM_BYTES: Final = 64 * 1024
-
-Kept = Literal["new", "old"]
 
 
 class _Inode:
@@ -397,8 +396,9 @@ class MemoryFileSystem:
         return node
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in {"", "."}]
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in {"", "."})
 
 
 def _name(path: str) -> str:

@@ -375,13 +375,15 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
     """The epochs as the batch headers below ``end_offset`` tell them."""
     epochs = LeaderEpochs()
     for segment in segments:
+        length = segment.size_bytes = segment.file.size()
+        view = segment.view()
         position, offset = 0, segment.base_offset
-        while offset < end_offset and position + HEADER_BYTES <= segment.file.size():
-            if segment.size_bytes == 0:
-                segment.allocated_bytes = segment.size_bytes = segment.file.size()
+        while offset < end_offset and position + HEADER_BYTES <= length:
             try:
-                header = parse_header(segment.view(), position)
+                header = parse_header(view, position)
             except CorruptBatchError as error:
+                if not any(view[position : position + HEADER_BYTES]):
+                    break
                 raise segment.damaged(position, f"a batch with offset {offset}", error.message) from error
             if header.leader_epoch > epochs.latest_epoch:
                 epochs.assign(header.leader_epoch, header.base_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from kafkalite.storage.filesystem import File, FileSystem
@@ -20,6 +21,7 @@ class SyncWork:
         "_epochs_file",
         "_files",
         "_fs",
+        "_lock",
         "active",
         "active_position",
         "closed",
@@ -47,6 +49,7 @@ class SyncWork:
         self._files = files
         self._directories = directories
         self._epochs_file = epochs_file
+        self._lock = threading.Lock()
         self.epochs = epochs
         self.end_offset = end_offset  #: exclusive
         self.closed = closed
@@ -57,9 +60,15 @@ class SyncWork:
 
     def run(self) -> None:
         """Sync. Raises OSError, which is final; or DiskFullError, which the next round may overcome."""
-        if self._epochs_file is not None:
-            self._fs.write_atomically(*self._epochs_file)
+        with self._lock:
+            if self._epochs_file is not None:
+                self._fs.write_atomically(*self._epochs_file)
         for file in self._files:
             file.sync()
         for directory in self._directories:
             self._fs.sync_dir(directory)
+
+    def leave_epochs_alone(self) -> None:
+        """From now on the log writes its epochs itself: waits for a write under way, prevents a later one."""
+        with self._lock:
+            self._epochs_file = None

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kafkalite.client.accumulator import (
+from kafkalite.client.accumulator import Accumulator, Limits
+from kafkalite.client.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    Accumulator,
-    Limits,
     PartitionQueue,
     PendingBatch,
     Shipment,
@@ -413,7 +412,9 @@ def test_acks_0_tells_no_offset() -> None:
         _append(accumulator, queue, b"x" * 900)
     accumulator.close_all(0)
     ((shipment,),) = _drain(accumulator)
-    assert [b.base_offset for b in accumulator.on_acknowledged(shipment, NO_OFFSET, NO_TIMESTAMP, 0)] == [-1] * 3
+    assert [b.base_offset for b in accumulator.on_acknowledged(shipment, NO_OFFSET, NO_TIMESTAMP, 0)] == [
+        -1
+    ] * 3
 
 
 def test_log_append_time_wins_over_the_records_own() -> None:

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.accumulator import BATCH_OVERHEAD_BYTES, record_size
 from kafkalite.client.columns import RecordColumns, split_by_partition, split_by_size
+from kafkalite.client.pending_batch import (
+    BATCH_OVERHEAD_BYTES,
+    record_size,
+)
 from kafkalite.errors import RecordError, RecordTooLargeError
 from kafkalite.records.builder import build_batch
 
@@ -29,9 +32,19 @@ def _columns(draw: st.DrawFn) -> RecordColumns:
 
 def _rows(columns: RecordColumns) -> list[tuple[object, ...]]:
     count = len(columns)
-    times = columns.timestamps_ms if not isinstance(columns.timestamps_ms, int) else [columns.timestamps_ms] * count
+    times = (
+        columns.timestamps_ms
+        if not isinstance(columns.timestamps_ms, int)
+        else [columns.timestamps_ms] * count
+    )
     return list(
-        zip(columns.values, columns.keys or [None] * count, times, columns.headers or [()] * count, strict=True)
+        zip(
+            columns.values,
+            columns.keys or [None] * count,
+            times,
+            columns.headers or [()] * count,
+            strict=True,
+        )
     )
 
 

@@ -25,7 +25,11 @@ def test_defaults_are_kafkas() -> None:
     assert (config.retries, config.delivery_timeout_ms) == (2**31 - 1, 120_000)
     assert (config.codec, config.partitioner) == (Codec.NONE, "roundrobin")
     reader = consumer_config({})
-    assert (reader.auto_offset_reset, reader.fetch_max_wait_ms, reader.max_poll_records) == ("latest", 500, 500)
+    assert (reader.auto_offset_reset, reader.fetch_max_wait_ms, reader.max_poll_records) == (
+        "latest",
+        500,
+        500,
+    )
     assert (reader.fetch_max_bytes, reader.max_partition_fetch_bytes) == (52428800, 1048576)
     assert reader.isolation_level is IsolationLevel.READ_UNCOMMITTED
     assert admin_config({}).request_timeout_ms == 30_000

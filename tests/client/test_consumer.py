@@ -26,7 +26,12 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
 from kafkalite.rng import seeded_rng
 
-FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5, "reconnect_backoff_ms": 1, "reconnect_backoff_max_ms": 5}
+FAST = {
+    "retry_backoff_ms": 1,
+    "retry_backoff_max_ms": 5,
+    "reconnect_backoff_ms": 1,
+    "reconnect_backoff_max_ms": 5,
+}
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 

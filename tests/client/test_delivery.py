@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from kafkalite.client.accumulator import PendingBatch
 from kafkalite.client.delivery import BatchMetadata, Delivery, batch_metadata, wait_done
+from kafkalite.client.pending_batch import (
+    PendingBatch,
+)
 from kafkalite.client.sender import MAX_REMEMBERED_FAILURES, FailureLedger
 from kafkalite.errors import ClientClosedError, DeliveryFailedError
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, RecordMetadata
@@ -33,7 +35,10 @@ async def test_all_deliveries_of_a_batch_resolve_together() -> None:
     waiting = [asyncio.ensure_future(_await(delivery)) for delivery in deliveries]
     await asyncio.sleep(0)
     _settle(batch, 40)
-    assert await asyncio.gather(*waiting) == [RecordMetadata("t", 0, 40, 100), RecordMetadata("t", 0, 41, 101)]
+    assert await asyncio.gather(*waiting) == [
+        RecordMetadata("t", 0, 40, 100),
+        RecordMetadata("t", 0, 41, 101),
+    ]
     assert await deliveries[0] == deliveries[0].result(), "awaiting what is done returns at once"
 
 

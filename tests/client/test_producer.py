@@ -34,7 +34,12 @@ from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.rng import seeded_rng
 
-FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5, "reconnect_backoff_ms": 1, "reconnect_backoff_max_ms": 5}
+FAST = {
+    "retry_backoff_ms": 1,
+    "retry_backoff_max_ms": 5,
+    "reconnect_backoff_ms": 1,
+    "reconnect_backoff_max_ms": 5,
+}
 
 
 def _producer(broker: Any, **settings: Any) -> Producer:
@@ -136,10 +141,21 @@ async def test_every_kind_of_record_by_the_fast_path_and_around_it(fake_broker: 
         await producer.partitions_for("t")
         for i in range(200):
             kind = i % 8
-            value = [b"v%d" % i, None, b"", bytearray(b"ba%d" % i), memoryview(b"mv%d" % i), b"v", b"v", b"v"][kind]
+            value = [
+                b"v%d" % i,
+                None,
+                b"",
+                bytearray(b"ba%d" % i),
+                memoryview(b"mv%d" % i),
+                b"v",
+                b"v",
+                b"v",
+            ][kind]
             key = [None, None, b"k", b"k", None, bytearray(b"bk"), b"", b"k%d" % i][kind]
             headers = [("a", b"1"), ("b", None)] if i % 13 == 0 else ()
-            producer.send_nowait("t", value, key, headers=headers, timestamp_ms=1000 + i if i % 5 == 0 else None)
+            producer.send_nowait(
+                "t", value, key, headers=headers, timestamp_ms=1000 + i if i % 5 == 0 else None
+            )
             sent.append(
                 (None if value is None else bytes(value), None if key is None else bytes(key), tuple(headers))
             )
@@ -212,7 +228,7 @@ async def test_what_is_no_record_is_refused_where_it_is_sent(fake_broker: Any) -
         ):
             with pytest.raises(RecordError, match=match):
                 producer.send_nowait("t", **bad)
-        with pytest.raises(RecordTooLargeError, match="max.request.size is 1000"):
+        with pytest.raises(RecordTooLargeError, match=r"max\.request\.size is 1000"):
             producer.send_nowait("t", b"x" * 990)
         with pytest.raises(RecordTooLargeError, match="record 1 has"):
             await producer.send_many("t", [b"x", b"x" * 990])
@@ -276,7 +292,9 @@ async def test_acks(fake_broker: Any, acks: Any) -> None:
         await _until(lambda: len(fake_broker.values("t")) == 3)
 
 
-async def test_with_acks_0_it_finishes_though_the_broker_says_nothing(fake_broker: Any, make_fault: Any) -> None:
+async def test_with_acks_0_it_finishes_though_the_broker_says_nothing(
+    fake_broker: Any, make_fault: Any
+) -> None:
     """B13"""
     fake_broker.always[ApiKey.PRODUCE] = make_fault(drop=True)
     async with _producer(fake_broker, acks=0) as producer:
@@ -363,7 +381,9 @@ async def test_a_broker_that_restarts_is_found_again(fake_broker: Any) -> None:
         assert (await waiting).offset == 1
 
 
-async def test_a_lasting_error_reaches_whoever_waits_and_nobody_else(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_lasting_error_reaches_whoever_waits_and_nobody_else(
+    fake_broker: Any, make_fault: Any
+) -> None:
     fake_broker.topics["t"] = 1
     async with _producer(fake_broker) as producer:
         fake_broker.fault(ApiKey.PRODUCE, make_fault(code=int(ErrorCode.MESSAGE_TOO_LARGE)))
@@ -430,12 +450,12 @@ async def test_a_topic_with_a_small_message_limit_takes_batches_one_by_one(
 async def test_a_codec_that_is_not_there_fails_its_records(
     fake_broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kafkalite.client import accumulator
+    from kafkalite.client import pending_batch
 
     def refuse(*_: object, **__: object) -> bytes:
         raise ConfigError(key="compression.type", value="zstd", allowed="installed")
 
-    monkeypatch.setattr(accumulator, "build_batch", refuse)
+    monkeypatch.setattr(pending_batch, "build_batch", refuse)
     async with _producer(fake_broker, compression_type="zstd") as producer:
         with pytest.raises(ConfigError):
             await producer.send("t", b"x")
@@ -494,7 +514,9 @@ async def test_on_delivery_sees_every_record(fake_broker: Any, make_fault: Any) 
 
 async def test_a_callback_that_fails_is_reported(fake_broker: Any) -> None:
     reported: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: reported.append(context["exception"])
+    )
     async with _producer(fake_broker) as producer:
         await producer.partitions_for("t")
         producer.send_nowait("t", b"x").add_callback(lambda delivery: 1 / 0)

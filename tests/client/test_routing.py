@@ -19,7 +19,9 @@ def _partition(number: int, leader: int = 1, epoch: int = 1) -> PartitionMetadat
     return PartitionMetadata(0, number, leader, epoch, [1], [1])
 
 
-def _topic(*partitions: PartitionMetadata, name: str = "t", topic_id: str = "a", code: int = 0) -> TopicMetadata:
+def _topic(
+    *partitions: PartitionMetadata, name: str = "t", topic_id: str = "a", code: int = 0
+) -> TopicMetadata:
     return TopicMetadata(code, "why" if code else None, name, topic_id, False, list(partitions))
 
 

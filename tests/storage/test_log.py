@@ -929,3 +929,60 @@ def test_a_state_is_told_by_repr_and_properties(log: Log, fill: Any) -> None:
     assert log.statistics().appends == 3
     assert log.statistics().segment_count == log.segment_count == 1
     assert log.recovery_point == (0, 0)
+
+
+@pytest.mark.parametrize("action", ["truncate", "delete", "roll", "follow", "retain", "retire"])
+def test_r26_a_write_that_fails_anywhere_takes_the_log_offline(
+    action: str,
+    log: Log,
+    fs: MemoryFileSystem,
+    fill: Any,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(log, 30)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        if action == "follow":
+            fs.fail_next_write()
+        elif action == "retire":
+            patch.setattr(fs, "rename", refuse)
+        elif action == "roll":
+            patch.setattr(fs, "open", refuse)
+        else:
+            patch.setattr(fs, "write_atomically", refuse)
+        with pytest.raises(LogOfflineError, match="write failed"):
+            match action:
+                case "truncate":
+                    log.truncate_to(3)
+                case "delete":
+                    log.delete_before(3)
+                case "retain" | "retire":
+                    log.reconfigure(replace(log.config, retention_bytes=0, durability="page-cache"))
+                    log.apply_retention(0)
+                case "roll":
+                    log.roll()
+                case _:
+                    log.append_as_follower(make_batch(base_offset=30, leader_epoch=1), now_ms=0)
+    assert log.read(29, max_bytes=1, up_to=30).next_offset == 30
+
+
+def test_the_first_segment_of_a_log_that_cannot_be_made(
+    log: Log, fs: MemoryFileSystem, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(fs, "open", refuse)
+    with pytest.raises(LogOfflineError):
+        log.append(make_batch(), now_ms=0, leader_epoch=0)
+
+
+def test_an_age_is_worked_out_anew_after_a_change_of_configuration(log: Log, fill: Any) -> None:
+    fill(log, 1, now_ms=100)
+    log.reconfigure(replace(log.config, segment_ms=50))
+    assert not log.maybe_roll(149)
+    assert log.maybe_roll(150)

@@ -1,0 +1,118 @@
+"""The blocking twin of Admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
+
+from kafkalite.client import admin as async_admin
+from kafkalite.client.config import BootstrapServers, CommonSettings
+from kafkalite.client.loop_thread import shared_loop_thread
+from kafkalite.errors import BrokerError
+from kafkalite.model import OffsetAndTimestamp, TopicPartition
+
+
+class Admin:
+    """Looks after a cluster; the blocking twin of ``kafkalite.Admin``, with the same arguments."""
+
+    def __init__(
+        self,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **settings: Unpack[CommonSettings],
+    ) -> None:
+        self._run = shared_loop_thread().run
+        self._admin = async_admin.Admin(bootstrap_servers, config=config, **settings)
+
+    def __repr__(self) -> str:
+        return f"<sync {repr(self._admin)[1:]}"
+
+    def start(self) -> Self:
+        self._run(self._admin.start())
+        return self
+
+    def close(self) -> None:
+        self._run(self._admin.close())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = async_admin.BROKER_DEFAULT,
+        replication_factor: int = async_admin.BROKER_DEFAULT,
+        *,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> async_admin.CreatedTopic:
+        return self._run(
+            self._admin.create_topic(
+                name, partitions, replication_factor, configs=configs, validate_only=validate_only
+            )
+        )
+
+    def create_topics(
+        self,
+        topics: Iterable[async_admin.NewTopic] | Mapping[str, int],
+        *,
+        validate_only: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[str, Any]:
+        return self._run(
+            self._admin.create_topics(
+                topics, validate_only=validate_only, return_exceptions=return_exceptions
+            )
+        )
+
+    def delete_topics(
+        self, names: Iterable[str], *, return_exceptions: bool = False
+    ) -> dict[str, BrokerError | None]:
+        return self._run(self._admin.delete_topics(names, return_exceptions=return_exceptions))
+
+    def list_topics(self, *, internal: bool = False) -> list[async_admin.TopicDescription]:
+        return self._run(self._admin.list_topics(internal=internal))
+
+    def describe_topics(self, names: Sequence[str]) -> list[async_admin.TopicDescription]:
+        return self._run(self._admin.describe_topics(names))
+
+    def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
+        self._run(self._admin.create_partitions(name, total_count, validate_only=validate_only))
+
+    def describe_configs(
+        self, resource_type: Literal["topic", "broker"], name: str
+    ) -> dict[str, async_admin.ConfigValue]:
+        return self._run(self._admin.describe_configs(resource_type, name))
+
+    def alter_configs(
+        self,
+        resource_type: Literal["topic", "broker"],
+        name: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        self._run(self._admin.alter_configs(resource_type, name, changes, validate_only=validate_only))
+
+    def list_offsets(
+        self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        return self._run(self._admin.list_offsets(tps, at))
+
+    def delete_records(
+        self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
+    ) -> dict[TopicPartition, Any]:
+        return self._run(self._admin.delete_records(before, return_exceptions=return_exceptions))
+
+    def describe_cluster(self) -> async_admin.ClusterDescription:
+        return self._run(self._admin.describe_cluster())
+
+    def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[async_admin.LogDescription]:
+        return self._run(self._admin.describe_log_dirs(topics))

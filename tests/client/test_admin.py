@@ -1,0 +1,149 @@
+"""Admin against the real broker, in this process without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from kafkalite.broker.broker import Broker
+from kafkalite.client.admin import Admin, NewTopic
+from kafkalite.client.producer import Producer
+from kafkalite.errors import (
+    BrokerError,
+    ClientClosedError,
+    ConnectionFailedError,
+    InvalidConfigError,
+    InvalidPartitionsError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.model import NO_OFFSET, TopicPartition
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker(listeners="inproc://") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def admin(broker: Broker) -> AsyncIterator[Admin]:
+    async with Admin(broker.bootstrap_servers, client_id="test") as opened:
+        yield opened
+
+
+async def test_one_topic(admin: Admin) -> None:
+    created = await admin.create_topic("t", 3, configs={"retention.ms": "1000"})
+    assert (created.name, created.num_partitions, created.replication_factor) == ("t", 3, 1)
+    (described,) = await admin.describe_topics(["t"])
+    assert (described.topic_id, described.is_internal) == (created.topic_id, False)
+    assert [partition.leader_id for partition in described.partitions] == [1, 1, 1]
+    assert described.partitions[0].isr == described.partitions[0].replicas == (1,)
+    assert [topic.name for topic in await admin.list_topics()] == ["t"]
+    with pytest.raises(TopicAlreadyExistsError, match="'t'"):
+        await admin.create_topic("t")
+    await admin.create_partitions("t", 4)
+    with pytest.raises(InvalidPartitionsError):
+        await admin.create_partitions("t", 2)
+    assert len((await admin.describe_topics(["t"]))[0].partitions) == 4
+    assert await admin.delete_topics(["t"]) == {"t": None}
+    with pytest.raises(UnknownTopicOrPartitionError):
+        await admin.describe_topics(["t"])
+
+
+async def test_checking_without_doing(admin: Admin) -> None:
+    await admin.create_topic("t", 2, validate_only=True)
+    assert await admin.list_topics() == []
+    await admin.create_topic("t", 2)
+    await admin.create_partitions("t", 5, validate_only=True)
+    await admin.alter_configs("topic", "t", {"retention.ms": "5"}, validate_only=True)
+    assert len((await admin.list_topics(internal=True))[0].partitions) == 2
+    assert (await admin.describe_configs("topic", "t"))["retention.ms"].source != "topic"
+
+
+async def test_several_topics_and_what_became_of_each(admin: Admin) -> None:
+    await admin.create_topics({"a": 1, "b": 2})
+    with pytest.raises(TopicAlreadyExistsError) as failure:
+        await admin.create_topics([NewTopic("c", 3), NewTopic("a"), NewTopic("b")])
+    assert failure.value.__notes__ == ["2 of 3 failed"]
+    assert len((await admin.describe_topics(["c"]))[0].partitions) == 3, "the good one was created"
+    results = await admin.create_topics({"a": 1, "d": 1}, return_exceptions=True)
+    assert isinstance(results["a"], TopicAlreadyExistsError)
+    assert results["d"].num_partitions == 1
+    with pytest.raises(UnknownTopicOrPartitionError):
+        await admin.delete_topics(["x", "d"])
+    deleted = await admin.delete_topics(["a", "d"], return_exceptions=True)
+    assert deleted["a"] is None and isinstance(deleted["d"], BrokerError)
+
+
+async def test_settings(admin: Admin) -> None:
+    await admin.create_topic("t")
+    await admin.alter_configs("topic", "t", {"retention.ms": 1000})  # type: ignore[dict-item]
+    configs = await admin.describe_configs("topic", "t")
+    assert (configs["retention.ms"].value, configs["retention.ms"].source) == ("1000", "topic")
+    assert configs["retention.ms"].documentation
+    await admin.alter_configs("topic", "t", {"retention.ms": None})
+    assert (await admin.describe_configs("topic", "t"))["retention.ms"].value == "604800000"
+    with pytest.raises(InvalidConfigError, match=r"retention\.ms"):
+        await admin.alter_configs("topic", "t", {"retention.ms": "soon"})
+    with pytest.raises(UnknownTopicOrPartitionError):
+        await admin.describe_configs("topic", "x")
+    assert "num.partitions" in await admin.describe_configs("broker", "1")
+
+
+async def test_offsets_and_deleting_records(admin: Admin, broker: Broker) -> None:
+    await admin.create_topic("t", 2)
+    async with Producer(broker.bootstrap_servers) as producer:
+        times = [1000 + 10 * i for i in range(20)]
+        await producer.send_many("t", [b"x"] * 20, partition=0, timestamps_ms=times)
+    latest = await admin.list_offsets([T0, T1], "latest")
+    assert (latest[T0].offset, latest[T1].offset) == (20, 0)
+    assert (await admin.list_offsets([T0], 1055))[T0].offset == 6
+    assert (await admin.list_offsets([T0], 5000))[T0].offset == NO_OFFSET
+    highest = (await admin.list_offsets([T0], "max-timestamp"))[T0]
+    assert (highest.offset, highest.timestamp_ms) == (19, 1190)
+    assert await admin.delete_records({T0: 7}) == {T0: 7}
+    assert (await admin.list_offsets([T0], "earliest"))[T0].offset == 7
+    assert await admin.delete_records({T0: -1, T1: 0}) == {T0: 20, T1: 0}
+    failed = await admin.delete_records({T1: 99}, return_exceptions=True)
+    assert isinstance(failed[T1], BrokerError)
+    with pytest.raises(UnknownTopicOrPartitionError, match="not 5"):
+        await admin.list_offsets([TopicPartition("t", 5)], "latest")
+
+
+async def test_the_cluster(admin: Admin, broker: Broker) -> None:
+    cluster = await admin.describe_cluster()
+    assert (cluster.cluster_id, cluster.controller_id) == (broker.cluster_id, 1)
+    assert [(node.node_id, node.address) for node in cluster.brokers] == [(1, broker.address)]
+    assert cluster.metadata_offset >= 0
+
+
+async def test_logs(admin: Admin, broker: Broker) -> None:
+    await admin.create_topics({"t": 1, "u": 1})
+    async with Producer(broker.bootstrap_servers) as producer:
+        await producer.send("t", b"x" * 100)
+    logs = {log.topic: log for log in await admin.describe_log_dirs()}
+    assert logs["t"].size_bytes > 100
+    assert (logs["t"].node_id, logs["t"].log_start_offset, logs["t"].log_end_offset) == (1, 0, 1)
+    assert (logs["u"].log_end_offset, logs["u"].offline_reason) == (0, None)
+    assert [log.topic for log in await admin.describe_log_dirs(["u"])] == ["u"]
+
+
+async def test_life(broker: Broker) -> None:
+    admin = Admin(broker.bootstrap_servers)
+    for early in (admin.list_topics(), admin.list_offsets([T0], "latest")):
+        with pytest.raises(ClientClosedError, match="the admin is new"):
+            await early
+    async with admin:
+        assert repr(admin) == "<Admin open, 1 brokers>"
+        with pytest.raises(ClientClosedError, match="starts once"):
+            await admin.start()
+    await admin.close()
+    with pytest.raises(ClientClosedError, match="closed"):
+        await admin.describe_cluster()
+    with pytest.raises(ConnectionFailedError):
+        await Admin("inproc://nobody", reconnect_backoff_ms=1).start()

@@ -1,0 +1,109 @@
+"""The loop behind the blocking clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kafkalite.client import loop_thread
+from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
+from kafkalite.errors import ClientError
+
+
+def test_results_errors_and_timeouts() -> None:
+    thread = LoopThread()
+
+    async def fail() -> None:
+        raise ValueError("mine")
+
+    assert thread.run(asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(ValueError, match="mine"):
+        thread.run(fail())
+    with pytest.raises(TimeoutError):
+        thread.run(asyncio.sleep(60), timeout_s=0.01)
+    thread.close()
+    assert not thread.is_alive
+    thread.close()
+
+
+def test_calling_from_its_own_thread_is_an_error_and_no_deadlock() -> None:
+    thread = LoopThread()
+
+    async def inside() -> None:
+        thread.run(asyncio.sleep(0))
+
+    with pytest.raises(ClientError, match="would wait for itself"):
+        thread.run(inside())
+    thread.close()
+
+
+def test_closing_cancels_what_runs() -> None:
+    thread = LoopThread()
+    ended = threading.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    asyncio.run_coroutine_threadsafe(forever(), thread.loop)
+    thread.run(asyncio.sleep(0))
+    thread.close()
+    assert ended.wait(5)
+
+
+def test_there_is_one_for_the_process_and_another_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = shared_loop_thread()
+    assert shared_loop_thread() is thread
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    other = shared_loop_thread()
+    assert other is not thread
+    loop_thread._close_shared()
+    assert not other.is_alive
+    monkeypatch.undo()
+    loop_thread._close_shared()
+    assert thread.is_alive, "only what belongs to this process is closed"
+    thread.close()
+    assert shared_loop_thread().is_alive
+
+
+def test_uvloop_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKALITE_UVLOOP", "0")
+    thread = LoopThread()
+    assert "uvloop" not in type(thread.loop).__module__
+    thread.close()
+    monkeypatch.setenv("KAFKALITE_UVLOOP", "1")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    thread = LoopThread()
+    assert "uvloop" not in type(thread.loop).__module__
+    thread.close()
+
+
+def test_ctrl_c_ends_a_blocking_call() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from kafkalite.client.loop_thread import shared_loop_thread\n"
+        "thread = shared_loop_thread()\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    thread.run(asyncio.sleep(60))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out == "interrupted\n"
+    assert process.returncode == 0
+    assert time.monotonic() - started < 10

@@ -1,0 +1,275 @@
+"""The blocking twins, against a blocking broker."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kafkalite import sync
+from kafkalite.client import sync as module
+from kafkalite.errors import (
+    BufferFullError,
+    ClientClosedError,
+    ClientError,
+    ConnectionFailedError,
+    DeliveryFailedError,
+    RecordError,
+    RecordTooLargeError,
+    TopicAlreadyExistsError,
+)
+from kafkalite.model import TopicPartition
+from kafkalite.records.builder import build_batch
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def broker() -> Iterator[sync.Broker]:
+    with sync.Broker(listeners="inproc://") as running:
+        yield running
+
+
+@pytest.fixture
+def producer(broker: sync.Broker) -> Iterator[sync.Producer]:
+    with sync.Producer(broker.bootstrap_servers, linger_ms=0) as opened:
+        yield opened
+
+
+def _consumer(broker: sync.Broker, *topics: str, **settings: Any) -> sync.Consumer:
+    settings = {"auto_offset_reset": "earliest", **settings}
+    return sync.Consumer(*topics, bootstrap_servers=broker.bootstrap_servers, **settings)
+
+
+def test_the_broker() -> None:
+    broker = sync.Broker(listeners="inproc://")
+    assert repr(broker) == "<sync Broker new>"
+    assert not broker.is_running
+    broker.stop()
+    with broker:
+        assert broker.is_running
+        assert broker.addresses == (broker.address,)
+        assert broker.statistics().topic_count == 0
+        assert "sync Broker 1 running" in repr(broker)
+    assert not broker.is_running
+
+
+def test_sending(producer: sync.Producer) -> None:
+    pending = producer.send("t", b"1", key=b"k", headers=[("h", b"x")], timestamp_ms=5)
+    metadata = pending.result(10)
+    assert (metadata.topic, metadata.partition, metadata.offset) == ("t", 0, 0)
+    assert pending.done() and pending.exception() is None
+    assert producer.send_and_wait("t", b"2", timeout=10).offset == 1
+    assert [batch.record_count for batch in producer.send_many("t", [b"3", b"4"], timeout=10)] == [2]
+    assert producer.send_batch("t", 0, build_batch([b"5"]), timeout=10).base_offset == 4
+    assert producer.partitions_for("t") == [T0]
+    assert producer.statistics().acknowledged_batches == 4
+    assert "acknowledged at offset 0" in repr(pending)
+    assert "0 records queued" in repr(producer)
+
+
+def test_many_single_records_keep_their_order(producer: sync.Producer, broker: sync.Broker) -> None:
+    pendings = [producer.send("t", b"%d" % i) for i in range(30_000)]
+    producer.flush(30)
+    assert [pending.result().offset for pending in pendings] == list(range(30_000))
+    with _consumer(broker, "t") as consumer:
+        values = [int(record.value or b"") for record in itertools.islice(consumer, 30_000)]
+    assert values == list(range(30_000))
+
+
+def test_threads_may_share_a_producer(producer: sync.Producer, broker: sync.Broker) -> None:
+    def send(name: int) -> None:
+        for i in range(500):
+            producer.send("t", b"%d %d" % (name, i))
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    producer.flush(30)
+    last: dict[int, int] = {}
+    with _consumer(broker, "t") as consumer:
+        for record in itertools.islice(consumer, 2000):
+            name, number = map(int, (record.value or b"").split())
+            assert number == last.get(name, -1) + 1
+            last[name] = number
+
+
+def test_what_cannot_be_sent_tells_so_by_its_result(producer: sync.Producer) -> None:
+    with pytest.raises(RecordError, match="must be bytes"):
+        producer.send("t", "text").result(10)  # type: ignore[arg-type]
+    producer.send("t", b"x" * 2_000_000)
+    with pytest.raises(DeliveryFailedError) as failure:
+        producer.flush(10)
+    assert isinstance(failure.value.__cause__, RecordTooLargeError)
+
+
+def test_callbacks(producer: sync.Producer) -> None:
+    told: list[sync.PendingDelivery] = []
+    event = threading.Event()
+
+    def tell(pending: sync.PendingDelivery) -> None:
+        told.append(pending)
+        event.set()
+
+    pending = producer.send("t", b"x")
+    pending.add_callback(tell)
+    assert event.wait(10)
+    assert told == [pending]
+    event.clear()
+    pending.add_callback(tell)
+    assert event.wait(10)
+
+
+def test_a_blocking_call_in_a_callback_is_an_error(producer: sync.Producer) -> None:
+    failed: list[Exception] = []
+    event = threading.Event()
+
+    def block(pending: sync.PendingDelivery) -> None:
+        try:
+            producer.flush()
+        except ClientError as error:
+            failed.append(error)
+        event.set()
+
+    producer.send("t", b"x").add_callback(block)
+    assert event.wait(10)
+    assert "wait for itself" in str(failed[0])
+
+
+def test_more_than_the_buffer_holds(broker: sync.Broker) -> None:
+    settings = {"buffer_memory": 20_000, "max_request_size": 10_000, "batch_size": 2000}
+    with sync.Producer(broker.bootstrap_servers, linger_ms=0, **settings) as producer:
+        pendings = [producer.send("t", b"x" * 500) for _ in range(500)]
+        producer.flush(30)
+    assert [pending.result().offset for pending in pendings] == list(range(500))
+
+
+def test_a_full_line_blocks_the_sender_and_then_raises(
+    broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OUTBOX_RECORDS", 10)
+    with sync.Producer(broker.bootstrap_servers, max_block_ms=50) as producer:
+        for _ in range(100):
+            producer.send("t", b"x")
+        producer.flush(10)
+        monkeypatch.setattr(producer, "_is_crossing", True)  # as if the loop never came round
+        with pytest.raises(BufferFullError, match="10 records are queued"):
+            for _ in range(11):
+                producer.send("t", b"x")
+
+
+def test_a_buffer_that_stays_full_fails_records_one_by_one(
+    broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"buffer_memory": 1000, "max_request_size": 1000, "batch_size": 1000, "max_block_ms": 20}
+    producer = sync.Producer(broker.bootstrap_servers, linger_ms=5000, **settings).start()
+    producer.partitions_for("t")
+    first = producer.send("t", b"x" * 500)
+    second = producer.send("t", b"y" * 500)
+    third = producer.send("t", b"z" * 500)
+    for pending in (second, third):
+        # The first lingers, and so fills the buffer for longer than max.block.ms.
+        assert isinstance(pending.exception(10), BufferFullError | type(None))
+    assert first.exception(10) is None
+    producer.close(10)
+
+
+def test_an_exception_in_the_block(broker: sync.Broker) -> None:
+    with pytest.raises(ValueError, match="mine"), sync.Producer(broker.bootstrap_servers) as producer:
+        pending = producer.send("t", b"x")
+        raise ValueError("mine")
+    assert pending.result(1).offset == 0
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"x")
+
+
+def test_closing_with_something_queued(broker: sync.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = sync.Producer(broker.bootstrap_servers).start()
+    monkeypatch.setattr(producer, "_is_crossing", True)
+    pending = producer.send("t", b"x")
+    assert repr(pending) == "<PendingDelivery, queued>"
+    producer.close(10)
+    assert pending.result(1).offset == 0
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(ConnectionFailedError):
+        sync.Producer("inproc://nobody", reconnect_backoff_ms=1).start()
+
+
+# --- consuming -----------------------------------------------------------------------------------
+
+
+def test_iteration_and_where_it_stands(producer: sync.Producer, broker: sync.Broker) -> None:
+    producer.send_many("t", [b"%d" % i for i in range(100)], partition=0)
+    with _consumer(broker, "t") as consumer:
+        assert [record.offset for record in itertools.islice(consumer, 10)] == list(range(10))
+        assert consumer.position(T0) == 10
+        assert consumer.lag() == {T0: 90}
+        assert [record.offset for record in consumer.get_many(5)] == list(range(10, 15))
+        one = consumer.get_one()
+        assert one is not None and one.offset == 15
+        assert consumer.position(T0) == 16
+        (batch,) = consumer.get_batches(timeout_ms=5000)
+        assert batch.from_offset == 16
+        assert consumer.position(T0) == 100
+        consumer.seek(T0, 50)
+        assert next(iter(consumer)).offset == 50
+        consumer.pause(T0)
+        assert consumer.paused() == [T0]
+        assert consumer.get_many(timeout_ms=20) == []
+        consumer.resume(T0)
+        assert next(iter(consumer)).offset == 51
+        consumer.seek_to_beginning()
+        assert consumer.get_many(timeout_ms=5000)[0].offset == 0
+        consumer.seek_to_end(T0)
+        assert consumer.get_one(timeout_ms=20) is None
+        consumer.seek_to_timestamp(T0, 0)
+        assert consumer.position(T0) == 0
+        assert consumer.beginning_offsets([T0]) == {T0: 0}
+        assert consumer.end_offsets([T0]) == {T0: 100}
+        assert consumer.offsets_for_times({T0: 0})[T0] is not None
+        assert "sync Consumer open" in repr(consumer)
+
+
+def test_assigning_and_subscribing(producer: sync.Producer, broker: sync.Broker) -> None:
+    producer.send_many("t", [b"x"] * 10, partition=0)
+    producer.send_many("u", [b"y"] * 10, partition=0)
+    with _consumer(broker) as consumer:
+        consumer.assign([T0])
+        assert consumer.assignment() == [T0]
+        assert next(iter(consumer)).topic == "t"
+        consumer.subscribe("u")
+        assert next(iter(consumer)).topic == "u"
+
+
+def test_arrow(producer: sync.Producer, broker: sync.Broker) -> None:
+    pytest.importorskip("pyarrow")
+    producer.send_many("t", [b"x"] * 10)
+    with _consumer(broker, "t") as consumer:
+        assert consumer.to_arrow(timeout_ms=5000).num_rows == 10
+
+
+def test_admin(broker: sync.Broker, producer: sync.Producer) -> None:
+    with sync.Admin(broker.bootstrap_servers) as admin:
+        assert admin.create_topic("t", 2).num_partitions == 2
+        with pytest.raises(TopicAlreadyExistsError):
+            admin.create_topic("t")
+        admin.create_topics({"u": 1}, return_exceptions=True)
+        assert sorted(topic.name for topic in admin.list_topics()) == ["t", "u"]
+        admin.create_partitions("u", 2)
+        assert len(admin.describe_topics(["u"])[0].partitions) == 2
+        admin.alter_configs("topic", "t", {"retention.ms": "5"})
+        assert admin.describe_configs("topic", "t")["retention.ms"].value == "5"
+        producer.send_many("t", [b"x"] * 5, partition=0)
+        assert admin.list_offsets([T0], "latest")[T0].offset == 5
+        assert admin.delete_records({T0: 2}) == {T0: 2}
+        assert admin.describe_cluster().controller_id == 1
+        assert len(admin.describe_log_dirs(["t"])) == 2
+        assert admin.delete_topics(["u"]) == {"u": None}
+        assert "sync Admin open" in repr(admin)

@@ -1,0 +1,110 @@
+"""A round of syncing that runs in another thread while the log goes on (R7, R26)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from kafkalite.storage.checkpoints import decode_leader_epochs
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+DIRECTORY = "/data/log"
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+@pytest.fixture
+def log(fs: MemoryFileSystem, make_batch: Any) -> Log:
+    log = Log.create(fs, DIRECTORY, LogConfig(segment_bytes=2048))
+    for number in range(30):
+        log.append(make_batch(seed=number), now_ms=1, leader_epoch=1 + number // 10)
+    return log
+
+
+def saved_epochs(fs: MemoryFileSystem) -> list[tuple[int, int]]:
+    path = f"{DIRECTORY}/leader-epochs"
+    return [tuple(entry) for entry in decode_leader_epochs(fs.read_bytes(path), path)[0]]
+
+
+def test_a_round_in_a_thread_leaves_what_one_in_line_leaves(fs: MemoryFileSystem, log: Log) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    thread.join()
+    log.finish_sync(work, None)
+    assert log.synced_end_offset == 30
+    assert saved_epochs(fs) == [(1, 0), (2, 10), (3, 20)]
+
+
+def test_a_round_that_a_truncation_overtook_does_not_write_old_epochs(fs: MemoryFileSystem, log: Log) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    log.truncate_to(15)
+    assert saved_epochs(fs) == [(1, 0), (2, 10)]
+    work.run()
+    assert saved_epochs(fs) == [(1, 0), (2, 10)]
+    log.finish_sync(work, None)
+    assert log.synced_end_offset == 15
+
+
+def test_a_truncation_waits_for_a_write_of_epochs_under_way(
+    fs: MemoryFileSystem, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    writing, may_go_on = threading.Event(), threading.Event()
+    real = fs.write_atomically
+
+    def slow(path: str, data: bytes) -> None:
+        if threading.current_thread() is thread:
+            writing.set()
+            assert may_go_on.wait(10)
+        elif path.endswith("leader-epochs"):
+            assert may_go_on.is_set(), "two writers at once"
+        real(path, data)
+
+    monkeypatch.setattr(fs, "write_atomically", slow)
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    assert writing.wait(10)
+    threading.Timer(0.05, may_go_on.set).start()
+    log.truncate_to(15)
+    thread.join()
+    log.finish_sync(work, None)
+    assert saved_epochs(fs) == [(1, 0), (2, 10)]
+
+
+def test_the_outcome_for_a_closed_log_is_of_no_interest(log: Log) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    log.close(clean=False)
+    log.finish_sync(work, FileNotFoundError(2, "its directory was deleted"))
+    assert log.offline_reason is None
+
+
+def test_a_write_that_fails_for_the_epochs_is_final_too(fs: MemoryFileSystem, log: Log) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    fs.fail_next_write()
+    with pytest.raises(OSError) as caught:
+        work.run()
+    log.finish_sync(work, caught.value)
+    assert log.offline_reason is not None
+
+
+def test_files_stay_open_for_a_round_whatever_becomes_of_their_segments(log: Log) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    log.delete_before(30)
+    log.apply_retention(10**15)
+    work.run()
+    log.finish_sync(work, None)
+    assert log.synced_end_offset == 30

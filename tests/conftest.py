@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
+import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -38,6 +39,20 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
         await asyncio.sleep(0)
     leaked = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
     assert not leaked, f"tasks left running: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A test that runs the command or a server in this process leaves no log configuration behind."""
+    loggers = (logging.getLogger(), logging.getLogger("kafkalite"))
+    before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate = propagate
+        for handler in list(logger.handlers):
+            if handler not in handlers and not type(handler).__module__.startswith("_pytest"):
+                logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

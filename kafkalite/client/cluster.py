@@ -94,16 +94,23 @@ class ClusterClient:
     async def start(self) -> None:
         """Reach any broker and learn the cluster from it. Raises ConnectionFailedError when none answers."""
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._bootstrap_in_rounds()
+        except BaseException:
+            await self.close()
+            raise
+        self._schedule_by_age()
+
+    async def _bootstrap_in_rounds(self) -> None:
         for failures in range(1, BOOTSTRAP_ROUNDS + 1):
             try:
                 await self._refresh_once()
-                break
+                return
             except KafkaliteError as error:
                 if not is_retriable(error) or failures == BOOTSTRAP_ROUNDS:
-                    await self.close()
                     raise
-                await asyncio.sleep(self._reconnect_backoff.delay_ms(failures, self.rng.random()) / 1000)
-        self._schedule_by_age()
+                pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
+                await asyncio.sleep(pause_ms / 1000)
 
     async def close(self) -> None:
         """Close every connection; requests in flight fail with ClientClosedError. May be called twice."""
@@ -298,7 +305,7 @@ class ClusterClient:
         )
         connection = await self._any_connection()
         answer = await connection.call(request, timeout_ms=self.config.request_timeout_ms)
-        self.metadata.update(answer.message, complete=topics is None, now_ms=self.now_ms())
+        self.metadata.update(answer.message, complete=topics is None)
         self._adopt_bootstrap()
 
     async def _any_connection(self) -> Connection:

@@ -59,9 +59,11 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._protocol = ClientConnection(client_id)
         self._transport: asyncio.Transport | None = None
-        self._pending: dict[int, _Pending] = {}
+        #: Plain attributes, for the road of a single record looks at each of them.
+        self.is_open = False
+        self.can_write = True  #: False while the socket's buffer is above its high mark: no bulk then
+        self.pending: dict[int, _Pending] = {}  #: by correlation id; read only
         self._sweep: asyncio.TimerHandle | None = None
-        self._writable = True
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
@@ -70,21 +72,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Connection to {self.address}, {state}, {len(self._pending)} in flight>"
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return f"<Connection to {self.address}, {state}, {len(self.pending)} in flight>"
 
     @property
     def in_flight(self) -> int:
         """Requests sent and not answered."""
-        return len(self._pending)
-
-    @property
-    def can_write(self) -> bool:
-        """False while the socket's buffer is above its high mark: send no bulk then."""
-        return self._writable
+        return len(self.pending)
 
     @property
     def peer(self) -> str:
@@ -106,10 +99,10 @@ class Connection(asyncio.BufferedProtocol):
         no version of this API in common; then ``on_answer`` is not called.
         """
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if not self.is_open or transport is None:
             raise self._reason or ConnectionFailedError(f"the connection to {self.address} is closed")
         correlation_id, buffers = self._protocol.send(message, payload_parts)
-        self._pending[correlation_id] = (on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
+        self.pending[correlation_id] = (on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
         transport.writelines(buffers)
         if self._sweep is None:
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
@@ -130,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         assert transport is not None, "connected before the handshake"
         correlation_id, buffers = self._protocol.handshake()
         deadline_s = self._loop.time() + timeout_ms / 1000
-        self._pending[correlation_id] = (partial(_resolve, greeted), deadline_s, timeout_ms)
+        self.pending[correlation_id] = (partial(_resolve, greeted), deadline_s, timeout_ms)
         transport.writelines(buffers)
         await greeted
 
@@ -141,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._sweep = None
         now_s = self._loop.time()
-        for _, deadline_s, timeout_ms in self._pending.values():
+        for _, deadline_s, timeout_ms in self.pending.values():
             if deadline_s <= now_s:
                 self._fail(
                     RequestTimeoutError(
@@ -150,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
                     )
                 )
                 return
-        if self._pending:
+        if self.pending:
             self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep_pending)
 
     # --- closing -------------------------------------------------------------------------------
@@ -160,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
 
     def _fail(self, reason: KafkaliteError) -> None:
+        self.is_open = False
         if self._reason is None:
             self._reason = reason
         if self._transport is not None:
@@ -167,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answer_all(self._reason)
 
     def _answer_all(self, error: KafkaliteError) -> None:
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
@@ -186,6 +180,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._protocol.get_buffer(sizehint)
@@ -197,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {broken}"))
             return
         for correlation_id, _, message, payload in responses:
-            pending = self._pending.pop(correlation_id, None)
+            pending = self.pending.pop(correlation_id, None)
             if pending is None:
                 continue
             error = None
@@ -206,10 +201,12 @@ class Connection(asyncio.BufferedProtocol):
             self._tell(pending[0], message, payload, error)
 
     def eof_received(self) -> bool:
+        self.is_open = False
         return False  # close the transport; connection_lost follows
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.is_open = False
         if self._reason is None:
             cause = f": {exc}" if exc is not None else ""
             self._reason = ConnectionFailedError(f"{self.address} closed the connection{cause}")
@@ -218,10 +215,10 @@ class Connection(asyncio.BufferedProtocol):
             self.on_lost(self)
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self.can_write = False
 
     def resume_writing(self) -> None:
-        self._writable = True
+        self.can_write = True
         if self.on_writable is not None:
             self.on_writable()
 

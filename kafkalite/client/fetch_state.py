@@ -117,7 +117,6 @@ class PartitionState:
     failures: int = 0
     retry_at_ms: int = 0
     high_watermark: int | None = None  #: exclusive; as of the last fetch
-    log_start_offset: int | None = None
     seek_count: int = 0
 
     @property
@@ -399,7 +398,6 @@ class FetchState:
                 self._on_error(state, error, now_ms, chance)
             else:
                 state.high_watermark = result.high_watermark
-                state.log_start_offset = result.log_start_offset
                 state.failures = 0
                 self._buffer(state, data)
         return stale_metadata

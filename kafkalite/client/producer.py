@@ -197,7 +197,7 @@ class Producer:
         """Metadata came, or a connection came, went or takes bytes again."""
         if self._state in {"open", "closing"}:
             self._placement.on_cluster_change()
-            self._sender.drain()
+            self._sender.on_cluster_change()
 
     # --- one record ----------------------------------------------------------------------------
 

@@ -57,7 +57,6 @@ class MetadataCache:
         "controller_id",
         "errors",
         "generation",
-        "refreshed_at_ms",
         "topics",
     )
 
@@ -69,9 +68,8 @@ class MetadataCache:
         #: The error of each topic asked for that can't be used now.
         self.errors: dict[str, tuple[int, str]] = {}
         self.generation = 0
-        self.refreshed_at_ms: int | None = None
 
-    def update(self, response: MetadataResponse, *, complete: bool, now_ms: int) -> bool:
+    def update(self, response: MetadataResponse, *, complete: bool) -> bool:
         """Take in a response without a whole-request error; ``complete`` when it lists every topic.
 
         Returns whether anything changed.
@@ -87,7 +85,6 @@ class MetadataCache:
             self._forget_all_but({topic.name for topic in response.topics})
         for topic in response.topics:
             self._update_topic(topic)
-        self.refreshed_at_ms = now_ms
         return self.generation != before
 
     def _forget_all_but(self, names: set[str]) -> None:
@@ -133,10 +130,11 @@ class MetadataCache:
 
         a Leader with NO_NODE when the topic, the partition or its leader is not known.
         """
-        topic = self.topics.get(tp.topic)
-        if topic is None or not 0 <= tp.partition < topic.partition_count:
+        name, partition = tp
+        topic = self.topics.get(name)
+        if topic is None or not 0 <= partition < len(topic.leaders):
             return _NOBODY
-        return topic.leaders[tp.partition]
+        return topic.leaders[partition]
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions ``topic`` has, or None while it is not known."""
@@ -155,9 +153,6 @@ class MetadataCache:
         """(code, message) when ``topic`` can't be used and asking again will not help; None otherwise."""
         error = self.errors.get(topic)
         return None if error is None or error[0] in _PASSING else error
-
-    def is_stale(self, now_ms: int, max_age_ms: int) -> bool:
-        return self.refreshed_at_ms is None or now_ms - self.refreshed_at_ms >= max_age_ms
 
 
 def _partition_number(partition: PartitionMetadata) -> int:

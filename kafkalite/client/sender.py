@@ -106,7 +106,10 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._generation = 0  # of the metadata, as seen last
         self._acks = int(config.acks)
+        self._max_in_flight = config.max_in_flight_requests_per_connection
+        self._request_timeout_ms = config.request_timeout_ms
         self._requests = self._batches = self._acknowledged = self._failed = self._retries = 0
 
     async def start(self) -> None:
@@ -140,6 +143,14 @@ class Sender:
         )
 
     # --- out -----------------------------------------------------------------------------------
+
+    def on_cluster_change(self) -> None:
+        """Send what waited for a connection or a leader; what waits to be retried too, if the metadata changed."""
+        generation = self.cluster.metadata.generation
+        if generation != self._generation:
+            self._generation = generation
+            self.accumulator.retry_now()
+        self.drain()
 
     def drain(self) -> None:
         """Send what is due, as far as connections take it, and set the timer for what is not."""
@@ -184,9 +195,7 @@ class Sender:
         return self.config.max_in_flight_requests_per_connection - connection.in_flight
 
     def has_room(self, connection: Connection) -> bool:
-        return (
-            connection.can_write and connection.in_flight < self.config.max_in_flight_requests_per_connection
-        )
+        return connection.can_write and len(connection.pending) < self._max_in_flight
 
     def _send(self, connection: Connection | None, shipments: list[Shipment]) -> None:
         config = self.config
@@ -223,7 +232,7 @@ class Sender:
         parts: list[Encoded],
         entries: list[ProducePartition],
     ) -> None:
-        timeout_ms = self.config.request_timeout_ms
+        timeout_ms = self._request_timeout_ms
         on_answer = partial(self._on_answer, shipments) if self._acks else _ignore
         try:
             if connection is None:  # open when drain looked, lost since

@@ -32,7 +32,7 @@ def _response(*topics: TopicMetadata, brokers: tuple[int, ...] = (1,)) -> Metada
 
 def _cache(*topics: TopicMetadata) -> MetadataCache:
     cache = MetadataCache()
-    cache.update(_response(*topics), complete=False, now_ms=0)
+    cache.update(_response(*topics), complete=False)
     return cache
 
 
@@ -55,22 +55,22 @@ def test_what_is_not_known_has_no_leader() -> None:
 def test_an_older_leader_epoch_never_replaces_a_newer_one() -> None:
     """KIP-320"""
     cache = _cache(_topic(_partition(0, leader=2, epoch=5)))
-    assert not cache.update(_response(_topic(_partition(0, leader=1, epoch=4))), complete=False, now_ms=1)
+    assert not cache.update(_response(_topic(_partition(0, leader=1, epoch=4))), complete=False)
     assert cache.leader(T0) == Leader(2, 5)
-    assert cache.update(_response(_topic(_partition(0, leader=3, epoch=6))), complete=False, now_ms=2)
+    assert cache.update(_response(_topic(_partition(0, leader=3, epoch=6))), complete=False)
     assert cache.leader(T0) == Leader(3, 6)
 
 
 def test_a_topic_made_anew_starts_from_nothing() -> None:
     cache = _cache(_topic(_partition(0, epoch=9), _partition(1)))
-    cache.update(_response(_topic(_partition(0, leader=4, epoch=0), topic_id="b")), complete=False, now_ms=1)
+    cache.update(_response(_topic(_partition(0, leader=4, epoch=0), topic_id="b")), complete=False)
     assert cache.leader(T0) == Leader(4, 0)
     assert cache.partition_count("t") == 1
 
 
 def test_an_answer_without_news_changes_nothing() -> None:
     cache = _cache(_topic(_partition(0)))
-    assert not cache.update(_response(_topic(_partition(0))), complete=False, now_ms=1)
+    assert not cache.update(_response(_topic(_partition(0))), complete=False)
 
 
 def test_a_partition_between_two_told_ones_has_no_leader() -> None:
@@ -82,7 +82,7 @@ def test_a_partition_between_two_told_ones_has_no_leader() -> None:
 
 def test_a_complete_answer_forgets_what_it_leaves_out() -> None:
     cache = _cache(_topic(_partition(0)), _topic(name="gone", code=int(ErrorCode.LEADER_NOT_AVAILABLE)))
-    cache.update(_response(_topic(_partition(0), name="other")), complete=True, now_ms=1)
+    cache.update(_response(_topic(_partition(0), name="other")), complete=True)
     assert list(cache.topics) == ["other"]
     assert cache.errors == {}
 
@@ -96,20 +96,11 @@ def test_errors_of_topics() -> None:
             _topic(name="new", code=int(ErrorCode.LEADER_NOT_AVAILABLE)),
         ),
         complete=False,
-        now_ms=1,
     )
     assert cache.partition_count("t") is None, "a deleted topic is forgotten"
     assert cache.fatal_error("t") is None, "it may be about to be created"
     assert cache.fatal_error("new") is None
     assert cache.fatal_error("bad") == (ErrorCode.INVALID_TOPIC_EXCEPTION, "why")
     assert cache.fatal_error("never-asked") is None
-    cache.update(_response(_topic(_partition(0), name="bad")), complete=False, now_ms=2)
+    cache.update(_response(_topic(_partition(0), name="bad")), complete=False)
     assert cache.fatal_error("bad") is None
-
-
-def test_age() -> None:
-    cache = MetadataCache()
-    assert cache.is_stale(0, 100)
-    cache.update(_response(), complete=False, now_ms=50)
-    assert not cache.is_stale(149, 100)
-    assert cache.is_stale(150, 100)

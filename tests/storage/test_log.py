@@ -25,6 +25,7 @@ from kafkalite.storage.checkpoints import CleanEnd
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.storage.recording_filesystem import RecordingFileSystem
 
 DIRECTORY = "/data/log"
 Batches = list[tuple[int, bytes]]
@@ -986,3 +987,37 @@ def test_an_age_is_worked_out_anew_after_a_change_of_configuration(log: Log, fil
     log.reconfigure(replace(log.config, segment_ms=50))
     assert not log.maybe_roll(149)
     assert log.maybe_roll(150)
+
+
+@pytest.mark.parametrize("action", ["truncate", "boundary", "delete", "retain", "sync", "recover"])
+def test_what_returns_has_made_its_names_durable(
+    action: str, config: LogConfig, fill: Any, sync: Sync
+) -> None:
+    fs = RecordingFileSystem(MemoryFileSystem())
+    fs.make_dirs("/data")
+    log = Log.create(fs, DIRECTORY, config)
+    fill(log, 80)
+    if action != "sync":
+        sync(log)
+    if action in {"truncate", "boundary"}:
+        log.truncate_to(25 if action == "boundary" else 40)
+    elif action == "delete":
+        log.delete_before(60)
+    elif action == "retain":
+        log.reconfigure(replace(config, retention_bytes=0))
+        log.apply_retention(0)
+    elif action == "recover":
+        fs.open(f"{DIRECTORY}/00000000000000000050.log").write_at(200, b"x")
+        fs.open(f"{DIRECTORY}/00000000000000000900.index", create=True)
+        for name in ("25.index", "50.index", "25.timeindex", "50.timeindex"):
+            fs.unlink(f"{DIRECTORY}/" + name.rjust(20 + len(name) - 2, "0"))
+        assert Log.recover(fs, DIRECTORY, config).log_end_offset == 51
+    else:
+        sync(log)
+    unsynced: list[str] = []
+    for operation in fs.operations:
+        if operation.kind == "sync_dir" and operation.path == DIRECTORY:
+            unsynced.clear()
+        elif operation.kind in {"create", "rename", "unlink"} and not operation.path.endswith("index"):
+            unsynced.append(f"{operation.kind} {operation.path}")
+    assert unsynced == []

@@ -145,7 +145,7 @@ class Sender:
     # --- out -----------------------------------------------------------------------------------
 
     def on_cluster_change(self) -> None:
-        """Send what waited for a connection or a leader; what waits to be retried too, if the metadata changed."""
+        """Send what waited for a connection or a leader, and if metadata changed what waits to be retried."""
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation

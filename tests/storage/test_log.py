@@ -22,6 +22,7 @@ from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.model import NO_TIMESTAMP, TimestampType
 from kafkalite.records.header import check, parse_header
 from kafkalite.storage.checkpoints import CleanEnd
+from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -1021,3 +1022,33 @@ def test_what_returns_has_made_its_names_durable(
         elif operation.kind in {"create", "rename", "unlink"} and not operation.path.endswith("index"):
             unsynced.append(f"{operation.kind} {operation.path}")
     assert unsynced == []
+
+
+def test_r5_a_truncation_leaves_indexes_that_describe_the_log(
+    log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync
+) -> None:
+    log.reconfigure(replace(log.config, segment_bytes=1 << 20, index_interval_bytes=1))
+    fill(log, 200)
+    sync(log)
+    log.truncate_to(100)
+    fill(log, 150, records=2, epoch=2)
+    sync(log)
+    close_and_mark(log)
+    fs.rename(DIRECTORY, f"/data/{'0' * 32}-0")
+    verdict = verify_log(fs, f"/data/{'0' * 32}-0")
+    assert verdict.findings == []
+    assert verdict.log_end_offset == 400
+    assert fs.file_size(f"/data/{'0' * 32}-0/00000000000000000000.index") > 249 * 8
+
+
+def test_what_a_truncation_leaves_survives_though_the_directory_was_never_synced(
+    fs: MemoryFileSystem, config: LogConfig, fill: Any, read_all: ReadAll
+) -> None:
+    log = Log.create(fs, "/data/new", config)
+    written = fill(log, 10)
+    log.truncate_to(5)
+    for seed in range(10):
+        copy = MemoryFileSystem(crashable=True)
+        copy._root = fs._root
+        copy.crash(random.Random(seed))
+        assert read_all(Log.recover(copy, "/data/new", config)) == written[:5]

@@ -425,3 +425,17 @@ def test_five_thousand_logs_open_quickly_and_hold_no_descriptor(tmp_path: Path, 
     assert elapsed < 5
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the lock's"
     store.close()
+
+
+def test_r24_what_was_recovered_survives_the_next_power_loss(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10, synced=False)
+    store.close(clean=False)  # killed: nothing was synced, not even the name of the log's directory
+    open_store(fs)
+    for seed in range(20):
+        disk = MemoryFileSystem(crashable=True)
+        disk._root = fs._root
+        disk.crash(random.Random(seed))
+        assert len(read_all(get(open_store(disk)))) == 10

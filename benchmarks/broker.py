@@ -8,7 +8,6 @@ import struct
 import time
 
 import msgpack
-from kafkalite.records.builder import build_batch
 
 from benchmarks import wire
 from benchmarks.harness import (
@@ -22,6 +21,7 @@ from benchmarks.harness import (
     time_row,
 )
 from kafkalite.protocol.messages import admin, data
+from kafkalite.records.builder import build_batch
 
 KB = 1000
 MIB = 1024 * 1024

@@ -28,8 +28,11 @@ def _print(row: Row) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("suite", nargs="*", choices=[*SUITES, []], default=list(SUITES))
+    parser.add_argument("suite", nargs="*", metavar="SUITE", help=", ".join(SUITES))
     arguments = parser.parse_args()
+    unknown = set(arguments.suite) - set(SUITES)
+    if unknown:
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     results: dict[str, list[dict[str, Any]]] = {}
     for name in arguments.suite or SUITES:
         print(f"\n== {name}", flush=True)

@@ -225,7 +225,7 @@ def latency() -> list[Row]:
                 e2e,
                 "µs",
                 yardstick=bare_again,
-                at_most=15,
+                at_most=5,
             ),
         ]
 

@@ -255,7 +255,7 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
         raise ConnectionFailedError(
             f"{address} did not complete a connection within {timeout_ms} ms"
         ) from None
-    except (OSError, BrokerError, ConnectionFailedError) as error:
+    except (OSError, BrokerError) as error:
         if connection is not None:
             connection.close()
         raise ConnectionFailedError(f"{address}: {error}") from error

@@ -59,13 +59,23 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
     return [_HEADER.pack(len(envelope), payload_bytes) + envelope, *parts]
 
 
+class _Lender(BytesIO):
+    """Lends its bytes out. Nothing to close: from Python 3.13 on, a collector that meets one in a cycle
+    would close it while it is lent out, and report the refusal."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        pass
+
+
 def untouched_buffer(size_bytes: int) -> memoryview:
     """A writable buffer of zeros that takes memory only as it is written to.
 
     ``bytearray(n)`` writes its zeros; ``bytes(n)`` comes from calloc, whose large blocks are pages that
     the kernel supplies at the first write. BytesIO lends such a ``bytes`` out for writing.
     """
-    return BytesIO(bytes(size_bytes)).getbuffer()
+    return _Lender(bytes(size_bytes)).getbuffer()
 
 
 class FrameReader:

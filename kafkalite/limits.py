@@ -42,7 +42,6 @@ MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka says 1 MiB; tests want many segments
 
 # --- queues ----------------------------------------------------------------------------------------
 MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests read but not answered; reading stops above it
-MAX_QUEUED_BYTES_PER_CONNECTION: Final = 2 * MAX_PAYLOAD_BYTES
 MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; one more is told to come back later
 
 # --- cluster ---------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
     │   ├── RecordTooLargeError      one record over max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
-    │   └── NoOffsetError            no position and auto.offset.reset is none
+    │   ├── NoOffsetError            no position and auto.offset.reset is none
+    │   └── LogTruncationError       records that were read are not in the log any more
     └── BrokerError                  an error code in a response; one class per code
 """
 
@@ -165,6 +166,17 @@ class NoOffsetError(ClientError):
     pass
 
 
+class LogTruncationError(ClientError):
+    """Records that a consumer had read were lost by an unclean leader election (KIP-320).
+
+    Up to ``diverging_offset`` (exclusive) the log is still the one that was read; from there it is another.
+    """
+
+    def __init__(self, message: str, *, diverging_offset: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "seek() to where to go on")
+        self.diverging_offset = diverging_offset
+
+
 class ErrorCode(enum.IntEnum):
     """Kafka's numbers and names. 1000 and above are ours."""
 
@@ -181,6 +193,7 @@ class ErrorCode(enum.IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
@@ -191,14 +204,30 @@ class ErrorCode(enum.IntEnum):
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
     KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
+    INVALID_UPDATE_VERSION = 95
+    UNKNOWN_TOPIC_ID = 100
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_CLUSTER_ID = 104
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
     UNKNOWN_API = 1000
     SHUTTING_DOWN = 1001
 
@@ -384,3 +413,82 @@ class ShuttingDownError(BrokerError):
     code = ErrorCode.SHUTTING_DOWN
     retriable = True
     refresh_metadata = True
+
+
+class ClusterAuthorizationFailedError(BrokerError):
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    default_hint = "only nodes of the cluster, which know its secret, may ask this"
+
+
+class OutOfOrderSequenceNumberError(BrokerError):
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    default_hint = "records before these were lost; the producer can't go on in order"
+
+
+class DuplicateSequenceNumberError(BrokerError):
+    code = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+
+
+class InvalidProducerEpochError(BrokerError):
+    code = ErrorCode.INVALID_PRODUCER_EPOCH
+    default_hint = "another producer has taken over this producer id"
+
+
+class UnknownProducerIdError(BrokerError):
+    code = ErrorCode.UNKNOWN_PRODUCER_ID
+    default_hint = "the broker has forgotten this producer: its records were deleted, or it was idle too long"
+
+
+class FetchSessionIdNotFoundError(BrokerError):
+    code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    retriable = True
+
+
+class InvalidFetchSessionEpochError(BrokerError):
+    code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    retriable = True
+
+
+class StaleBrokerEpochError(BrokerError):
+    code = ErrorCode.STALE_BROKER_EPOCH
+
+
+class PreferredLeaderNotAvailableError(BrokerError):
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    retriable = True
+
+
+class EligibleLeadersNotAvailableError(BrokerError):
+    code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    retriable = True
+
+
+class ElectionNotNeededError(BrokerError):
+    code = ErrorCode.ELECTION_NOT_NEEDED
+
+
+class InvalidUpdateVersionError(BrokerError):
+    code = ErrorCode.INVALID_UPDATE_VERSION
+
+
+class UnknownTopicIdError(BrokerError):
+    code = ErrorCode.UNKNOWN_TOPIC_ID
+    retriable = True
+    refresh_metadata = True
+
+
+class DuplicateBrokerRegistrationError(BrokerError):
+    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    default_hint = "another live process has this node.id"
+
+
+class BrokerIdNotRegisteredError(BrokerError):
+    code = ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+class IneligibleReplicaError(BrokerError):
+    code = ErrorCode.INELIGIBLE_REPLICA
+
+
+class NewLeaderElectedError(BrokerError):
+    code = ErrorCode.NEW_LEADER_ELECTED

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from kafkalite.protocol.messages import admin, data, metadata
+from kafkalite.protocol.messages import admin, cluster, data, metadata
 from kafkalite.protocol.structs import Struct
 
 
@@ -17,16 +17,48 @@ class ApiKey(enum.IntEnum):
     FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
+    CONTROLLED_SHUTDOWN = 7
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
     DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
     OFFSETS_FOR_LEADER_EPOCH = 23
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
+    ELECT_LEADERS = 43
     ALTER_CONFIGS = 44  # Kafka's IncrementalAlterConfigs
+    DESCRIBE_QUORUM = 55
+    ALTER_PARTITION = 56
+    ENVELOPE = 58
     DESCRIBE_CLUSTER = 60
+    BROKER_REGISTRATION = 62
+    BROKER_HEARTBEAT = 63
+    ALLOCATE_PRODUCER_IDS = 67
+    CLUSTER_HELLO = 1000
+    CLUSTER_PROOF = 1001
+    RAFT_MESSAGES = 1002
+    REPLICA_FETCH = 1003
+    CHECKPOINT_HIGH_WATERMARKS = 1004
+    DESCRIBE_METADATA = 1005
+    FETCH_METADATA = 1006
+
+
+#: Spoken between the nodes of a cluster, on a connection that has proved to know its secret (S10).
+CLUSTER_APIS: Final = frozenset(
+    {
+        ApiKey.ALTER_PARTITION,
+        ApiKey.ENVELOPE,
+        ApiKey.BROKER_REGISTRATION,
+        ApiKey.BROKER_HEARTBEAT,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.RAFT_MESSAGES,
+        ApiKey.REPLICA_FETCH,
+        ApiKey.CHECKPOINT_HIGH_WATERMARKS,
+        ApiKey.FETCH_METADATA,
+    }
+)
 
 
 class Api(Struct):
@@ -60,6 +92,46 @@ APIS: Final[dict[int, Api]] = {
         Api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse, 0, 0),
         Api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse, 0, 0),
         Api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse, 0, 0),
+        Api(
+            ApiKey.CONTROLLED_SHUTDOWN,
+            admin.ControlledShutdownRequest,
+            admin.ControlledShutdownResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.INIT_PRODUCER_ID, data.InitProducerIdRequest, data.InitProducerIdResponse, 0, 0),
+        Api(ApiKey.ELECT_LEADERS, admin.ElectLeadersRequest, admin.ElectLeadersResponse, 0, 0),
+        Api(ApiKey.DESCRIBE_QUORUM, metadata.DescribeQuorumRequest, metadata.DescribeQuorumResponse, 0, 0),
+        Api(ApiKey.ALTER_PARTITION, cluster.AlterPartitionRequest, cluster.AlterPartitionResponse, 0, 0),
+        Api(ApiKey.ENVELOPE, cluster.EnvelopeRequest, cluster.EnvelopeResponse, 0, 0),
+        Api(ApiKey.BROKER_REGISTRATION, cluster.RegisterBrokerRequest, cluster.RegisterBrokerResponse, 0, 0),
+        Api(ApiKey.BROKER_HEARTBEAT, cluster.BrokerHeartbeatRequest, cluster.BrokerHeartbeatResponse, 0, 0),
+        Api(
+            ApiKey.ALLOCATE_PRODUCER_IDS,
+            cluster.AllocateProducerIdsRequest,
+            cluster.AllocateProducerIdsResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.CLUSTER_HELLO, cluster.ClusterHelloRequest, cluster.ClusterHelloResponse, 0, 0),
+        Api(ApiKey.CLUSTER_PROOF, cluster.ClusterProofRequest, cluster.ClusterProofResponse, 0, 0),
+        Api(ApiKey.RAFT_MESSAGES, cluster.RaftMessagesRequest, cluster.RaftMessagesResponse, 0, 0),
+        Api(ApiKey.REPLICA_FETCH, cluster.ReplicaFetchRequest, cluster.ReplicaFetchResponse, 0, 0),
+        Api(
+            ApiKey.CHECKPOINT_HIGH_WATERMARKS,
+            cluster.CheckpointHighWatermarksRequest,
+            cluster.CheckpointHighWatermarksResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.DESCRIBE_METADATA,
+            metadata.DescribeMetadataRequest,
+            metadata.DescribeMetadataResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.FETCH_METADATA, cluster.FetchMetadataRequest, cluster.FetchMetadataResponse, 0, 0),
     )
 }
 

@@ -20,7 +20,8 @@ The rules both ends live by:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
@@ -36,6 +37,13 @@ from kafkalite.protocol import codec
 from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS, Api, ApiKey
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.frames import Frame, FrameReader, encode_frame
+from kafkalite.protocol.messages.cluster import (
+    EnvelopeRequest,
+    EnvelopeResponse,
+    FetchMetadataResponse,
+    RaftMessagesRequest,
+    ReplicaFetchResponse,
+)
 from kafkalite.protocol.messages.data import FetchResponse, ProduceRequest
 from kafkalite.protocol.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafkalite.protocol.structs import Struct
@@ -325,13 +333,30 @@ def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:
     return common
 
 
+#: The parts of a message that tell, each with its ``length_bytes``, how the payload is divided.
+_PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
+    ProduceRequest: attrgetter("partitions"),
+    FetchResponse: attrgetter("partitions"),
+    ReplicaFetchResponse: attrgetter("partitions"),
+    FetchMetadataResponse: attrgetter("entries"),
+}
+
+
 def _match_payload(message: Struct, payload: memoryview) -> None:
     """Check that the lengths the body tells are those of the payload. Raises RemoteProtocolError."""
     told = 0
-    if type(message) is ProduceRequest or type(message) is FetchResponse:
-        for partition in message.partitions:
-            if partition.length_bytes < 0:
-                raise RemoteProtocolError(f"a negative length_bytes: {partition.length_bytes}")
-            told += partition.length_bytes
+    parts = _PARTS.get(type(message))
+    if parts is not None:
+        for part in parts(message):
+            if part.length_bytes < 0:
+                raise RemoteProtocolError(f"a negative length_bytes: {part.length_bytes}")
+            told += part.length_bytes
+    elif type(message) is RaftMessagesRequest:
+        for length_bytes in message.lengths_bytes:
+            if length_bytes < 0:
+                raise RemoteProtocolError(f"a negative length: {length_bytes}")
+            told += length_bytes
+    elif type(message) is EnvelopeRequest or type(message) is EnvelopeResponse:
+        return  # the payload as a whole is one encoded body
     if told != len(payload):
         raise RemoteProtocolError(f"the body tells of {told} bytes of payload, the frame has {len(payload)}")

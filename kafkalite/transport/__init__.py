@@ -7,21 +7,50 @@ joins two protocols in one process without a socket.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kafkalite.transport.seam import Listener as Listener
 from kafkalite.transport.seam import ProtocolFactory as ProtocolFactory
 from kafkalite.transport.seam import Transport as Transport
 
-__all__ = ["INPROC_SCHEME", "Listener", "ProtocolFactory", "Transport", "transport_for"]
+__all__ = [
+    "INPROC_SCHEME",
+    "Listener",
+    "ProtocolFactory",
+    "Transport",
+    "has_own_name",
+    "register_scheme",
+    "transport_for",
+]
 
 INPROC_SCHEME = "inproc://"
 
 
-def transport_for(address: str) -> Transport:
-    """The transport that understands ``address``: ``inproc://name``, or ``host:port`` over TCP."""
-    if address.startswith(INPROC_SCHEME):
-        from kafkalite.transport.inproc import InprocTransport
+def _inproc() -> Transport:
+    from kafkalite.transport.inproc import InprocTransport
 
-        return InprocTransport()
+    return InprocTransport()
+
+
+_factories: dict[str, Callable[[], Transport]] = {INPROC_SCHEME: _inproc}
+
+
+def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
+    """From now on ``factory`` makes the transport of every address that begins with ``scheme`` (``sim://``)."""
+    assert scheme.endswith("://"), scheme
+    _factories[scheme] = factory
+
+
+def has_own_name(address: str) -> bool:
+    """Whether ``address`` is of a registered scheme: names of its own, no host and port of the network."""
+    return any(address.startswith(scheme) for scheme in _factories)
+
+
+def transport_for(address: str) -> Transport:
+    """The transport that understands ``address``: of a registered scheme, or ``host:port`` over TCP."""
+    for scheme, factory in _factories.items():
+        if address.startswith(scheme):
+            return factory()
     from kafkalite.transport.tcp import TcpTransport
 
     return TcpTransport()

@@ -18,7 +18,7 @@ from kafkalite.protocol.connection import (
     Response,
     ServerConnection,
 )
-from kafkalite.protocol.messages import admin, data, metadata
+from kafkalite.protocol.messages import admin, cluster, data, metadata
 from kafkalite.protocol.structs import Struct
 
 BATCH = bytes(range(61)) + b"body"  # stands for a record batch: the protocol does not look inside
@@ -94,7 +94,8 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
     error = (3, "no such topic")
     ok = (0, None)
     broker = metadata.BrokerMetadata(1, "127.0.0.1:9092", "rack-a")
-    partition = metadata.PartitionMetadata(0, 0, 1, 7, [1, 2, 3], [1, 3])
+    described = metadata.BrokerDescription(1, "127.0.0.1:9092", "rack-a", 17, False, True, 1_700_000_000_000)
+    partition = metadata.PartitionMetadata(0, 0, 1, 7, 12, [1, 2, 3], [1, 3], [2])
     size = len(BATCH)
     return {
         ApiKey.PRODUCE: (
@@ -184,7 +185,110 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
         ),
         ApiKey.DESCRIBE_CLUSTER: (
             metadata.DescribeClusterRequest(),
-            metadata.DescribeClusterResponse(*ok, "cluster-1", 1, 42, [broker]),
+            metadata.DescribeClusterResponse(*ok, "cluster-1", 1, 42, [described]),
+        ),
+        **_examples_of_operating(),
+        **_examples_within_the_cluster(),
+    }
+
+
+def _examples_of_operating() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    voter = metadata.QuorumNode(1, "127.0.0.1:9093", True, 4711, 20)
+    return {
+        ApiKey.INIT_PRODUCER_ID: (
+            data.InitProducerIdRequest(None, 60_000, -1, -1),
+            data.InitProducerIdResponse(*ok, 5000, 0),
+        ),
+        ApiKey.ELECT_LEADERS: (
+            admin.ElectLeadersRequest(30_000, False, [admin.ElectionPartition("orders", 3)]),
+            admin.ElectLeadersResponse(*ok, [admin.ElectedPartition("orders", 3, *ok, 1)]),
+        ),
+        ApiKey.CONTROLLED_SHUTDOWN: (
+            admin.ControlledShutdownRequest(2),
+            admin.ControlledShutdownResponse(*ok, 2),
+        ),
+        ApiKey.DESCRIBE_QUORUM: (
+            metadata.DescribeQuorumRequest(),
+            metadata.DescribeQuorumResponse(*ok, 1, 1, 5, 4711, 4710, 4712, 4000, [voter]),
+        ),
+        ApiKey.DESCRIBE_METADATA: (
+            metadata.DescribeMetadataRequest("/topics", -1, 0),
+            metadata.DescribeMetadataResponse(*ok, 4711, [metadata.MetadataNode("/topics/orders", "{}")]),
+        ),
+    }
+
+
+def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    nonce, proof = bytes(range(32)), bytes(range(32, 64))
+    damaged = [cluster.DamagedReplica(TOPIC_ID, 3)]
+    addresses = ["127.0.0.1:9092"]
+    return {
+        ApiKey.CLUSTER_HELLO: (
+            cluster.ClusterHelloRequest("cluster-1", 2, nonce),
+            cluster.ClusterHelloResponse(*ok, 1, nonce, proof),
+        ),
+        ApiKey.CLUSTER_PROOF: (
+            cluster.ClusterProofRequest(proof),
+            cluster.ClusterProofResponse(*ok, 2),
+        ),
+        ApiKey.RAFT_MESSAGES: (
+            cluster.RaftMessagesRequest([len(BATCH), len(BATCH)]),
+            cluster.RaftMessagesResponse(*ok, 2),
+        ),
+        ApiKey.ENVELOPE: (
+            cluster.EnvelopeRequest(int(ApiKey.CREATE_TOPICS), 0, "test-client"),
+            cluster.EnvelopeResponse(*ok, 4711),
+        ),
+        ApiKey.BROKER_REGISTRATION: (
+            cluster.RegisterBrokerRequest(2, "ab" * 16, "cd" * 16, addresses, "rack-a", 17, True, damaged),
+            cluster.RegisterBrokerResponse(*ok, 18, 4711),
+        ),
+        ApiKey.BROKER_HEARTBEAT: (
+            cluster.BrokerHeartbeatRequest(2, 18, 4711, False, damaged),
+            cluster.BrokerHeartbeatResponse(*ok, False, False),
+        ),
+        ApiKey.ALTER_PARTITION: (
+            cluster.AlterPartitionRequest(
+                1, 17, [cluster.PartitionChange(TOPIC_ID, 3, 7, 12, [1, 2], [-1, 18])]
+            ),
+            cluster.AlterPartitionResponse(
+                *ok, [cluster.ChangedPartition(TOPIC_ID, 3, *ok, 1, 7, [1, 2], 13)]
+            ),
+        ),
+        ApiKey.ALLOCATE_PRODUCER_IDS: (
+            cluster.AllocateProducerIdsRequest(2, 18),
+            cluster.AllocateProducerIdsResponse(*ok, 5000, 1000),
+        ),
+        ApiKey.REPLICA_FETCH: (
+            cluster.ReplicaFetchRequest(
+                2,
+                18,
+                99,
+                4,
+                500,
+                1,
+                10 << 20,
+                1 << 20,
+                [cluster.ReplicaFetchPartition(TOPIC_ID, 3, 7, 456_332, 7, 456_330, 17)],
+                [cluster.ForgottenPartition(TOPIC_ID, 4)],
+            ),
+            cluster.ReplicaFetchResponse(
+                *ok,
+                99,
+                [cluster.ReplicaFetchedPartition(TOPIC_ID, 3, *ok, 7, 456_331, 17, -1, -1, len(BATCH))],
+            ),
+        ),
+        ApiKey.CHECKPOINT_HIGH_WATERMARKS: (
+            cluster.CheckpointHighWatermarksRequest(
+                1, 17, [cluster.PartitionHighWatermark(TOPIC_ID, 3, 7, 456_331)]
+            ),
+            cluster.CheckpointHighWatermarksResponse(*ok, 1),
+        ),
+        ApiKey.FETCH_METADATA: (
+            cluster.FetchMetadataRequest(4710, 1, 500, 1 << 20),
+            cluster.FetchMetadataResponse(*ok, 1, 4711, False, [cluster.MetadataEntry(4711, len(BATCH))]),
         ),
     }
 
@@ -200,8 +304,12 @@ def payload_of() -> Callable[[Struct], tuple[bytes, ...]]:
     """The payload parts that belong to an example."""
 
     def parts(message: Struct) -> tuple[bytes, ...]:
-        if type(message) in (data.ProduceRequest, data.FetchResponse):
-            return (BATCH,) * len(message.partitions)  # type: ignore[attr-defined]
+        if type(message) in (cluster.EnvelopeRequest, cluster.EnvelopeResponse):
+            return (BATCH,)
+        for name in ("lengths_bytes", "partitions", "entries"):
+            parts = getattr(message, name, None)
+            if parts and (name == "lengths_bytes" or hasattr(parts[0], "length_bytes")):
+                return (BATCH,) * len(parts)
         return ()
 
     return parts

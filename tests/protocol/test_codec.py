@@ -47,7 +47,7 @@ TABLE = [
         CreateTopicsRequest(1, True, [NewTopic("t", 1, -1, {"k": "v", "l": ""})]),
         "93 01 c3 91 94a17401ff82a16ba176a16ca0",
     ),
-    (PartitionMetadata(0, 1, 2, 3, [4, 5], []), "96 00 01 02 03 920405 90"),
+    (PartitionMetadata(0, 1, 2, 3, 4, [5, 6], [], [7]), "98 00 01 02 03 04 920506 90 9107"),
     (Everything(b"\0", None, [["a"], []], None, None), "95 c40100 c0 9291a16190 c0 c0"),
     (
         Everything(b"", 1, [], [ProducePartition("t", 0, 1)], {"a": "b"}),
@@ -105,9 +105,13 @@ WRONG: list[tuple[type[Struct], Any, str]] = [
     (MetadataRequest, [None, 1], r"MetadataRequest\.allow.*: expected a boolean, found the integer 1"),
     (MetadataRequest, ["t", True], r"MetadataRequest\.topics: expected an array, found a string"),
     (MetadataRequest, [[None], True], r"MetadataRequest\.topics\[\]: expected a string, found nil"),
-    (PartitionMetadata, [0, 1, 2, 3, [True], []], r"PartitionMetadata\.replicas: .* 128 integers"),
-    (PartitionMetadata, [0, 1, 2, 3, [], [2**63]], r"PartitionMetadata\.isr: expected an array of at most"),
-    (PartitionMetadata, [0, 1, 2, 3, 4, []], r"PartitionMetadata\.replicas: .* found the integer 4"),
+    (PartitionMetadata, [0, 1, 2, 3, 4, [True], [], []], r"PartitionMetadata\.replicas: .* 128 integers"),
+    (
+        PartitionMetadata,
+        [0, 1, 2, 3, 4, [], [2**63], []],
+        r"PartitionMetadata\.isr: expected an array of at most",
+    ),
+    (PartitionMetadata, [0, 1, 2, 3, 4, 5, [], []], r"PartitionMetadata\.replicas: .* found the integer 5"),
     (NewTopic, ["t", 1, 1, []], r"NewTopic\.configs: expected a map, found an array of 0"),
     (NewTopic, ["t", 1, 1, {"a": 1}], r"NewTopic\.configs\{\}: expected a string, found the integer 1"),
     (NewTopic, ["t", 1, 1, {b"a": "b"}], r"NewTopic\.configs\{\}: expected a string, found 1 bytes"),
@@ -159,7 +163,7 @@ def test_longer_spellings_are_read_too(hexes: str) -> None:
 
 
 def test_a_list_of_integers_is_short() -> None:
-    longest = PartitionMetadata(0, 0, 0, 0, list(range(MAX_INTEGERS_PER_LIST)), [])
+    longest = PartitionMetadata(0, 0, 0, 0, 0, list(range(MAX_INTEGERS_PER_LIST)), [], [])
     assert codec.decode(PartitionMetadata, codec.encode(longest)) == longest
     longer = longest._replace(replicas=[*longest.replicas, 1])
     for data in (codec.encode(longer), codec.encode(longer._replace(isr=[2**40] * 100))):

@@ -372,7 +372,7 @@ class TestBadAnswers:
             ([0, None], "DESCRIBE_CLUSTER was answered with an error without a code"),
             ([0, None, "c", 1, 0], "DescribeClusterResponse: expected an array of 6"),
             (None, "expected an array of 6, found nil"),
-            ([0, None, "c", 1, 0, [[1, 2, None]]], r"BrokerMetadata\.address"),
+            ([0, None, "c", 1, 0, [[1, 2, None, 0, False, False, 0]]], r"BrokerDescription\.address"),
         ],
     )
     def test_of_a_wrong_shape(self, pair: Any, feed: Feed, body: Any, reason: str) -> None:

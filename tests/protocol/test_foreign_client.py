@@ -84,7 +84,7 @@ class ScriptedServer:
                 created = CreatedTopic(message.topics[0].name, 0, None, "0" * 32, 1, 1)
                 return CreateTopicsResponse(0, None, [created]), []
             case ApiKey.METADATA:
-                partition = PartitionMetadata(0, 0, 1, 0, [1], [1])
+                partition = PartitionMetadata(0, 0, 1, 0, 0, [1], [1], [])
                 topic = TopicMetadata(0, None, message.topics[0], "0" * 32, False, [partition])
                 broker = BrokerMetadata(1, self.address, None)
                 return MetadataResponse(0, None, "c", 1, [broker], [topic]), []

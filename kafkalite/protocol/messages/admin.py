@@ -144,3 +144,40 @@ class DescribeLogDirsResponse(Struct):
     error_message: str | None
     path: str
     partitions: list[LogDirPartition]
+
+
+class ElectionPartition(Struct):
+    topic: str
+    partition: int
+
+
+class ElectLeadersRequest(Struct):
+    timeout_ms: int
+    is_unclean: bool  #: False: the preferred replica. True: any live one, though committed records may go
+    partitions: list[ElectionPartition] | None  #: None: every partition that needs it
+
+
+class ElectedPartition(Struct):
+    topic: str
+    partition: int
+    error_code: int  #: ELECTION_NOT_NEEDED when it is led so already
+    error_message: str | None
+    leader_id: int
+
+
+class ElectLeadersResponse(Struct):
+    error_code: int
+    error_message: str | None
+    partitions: list[ElectedPartition]
+
+
+class ControlledShutdownRequest(Struct):
+    """An operator asks one broker to hand over its leaderships and stop."""
+
+    node_id: int
+
+
+class ControlledShutdownResponse(Struct):
+    error_code: int
+    error_message: str | None
+    node_id: int  #: which has begun to shut down

@@ -153,3 +153,19 @@ class DeleteRecordsResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[DeletedRecords]
+
+
+class InitProducerIdRequest(Struct):
+    """KIP-98, KIP-360. Without a transactional id: a new producer id, or the next epoch of the given one."""
+
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    producer_id: int  #: NO_PRODUCER_ID asks for a new one
+    producer_epoch: int
+
+
+class InitProducerIdResponse(Struct):
+    error_code: int
+    error_message: str | None
+    producer_id: int
+    producer_epoch: int

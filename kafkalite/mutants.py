@@ -1,0 +1,50 @@
+"""The rules of replication that a test may remove, to prove that their loss would be found.
+
+``ACTIVE`` is empty outside such tests, and nothing in the product ever adds to it. Each name is a rule's
+number and what is done wrong without it; the code asks for it at the one place where the rule stands.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MUTANTS: Final[dict[str, str]] = {
+    "R3-any-answer": "a follower takes any fetch answer, not only that of its one outstanding fetch",
+    "R3-epoch-unchecked": "a leader takes a fetch of another leader epoch",
+    "R4-truncate-to-hw": "a follower truncates to its high watermark instead of by epochs",
+    "R4-divergent-counts": "a fetch that diverges counts as progress",
+    "R5-keep-empty-epochs": "an epoch without a record stays in the epoch cache of a follower",
+    "R7-follower-leo": "a follower reports its log end as synced",
+    "R7-leader-unsynced": "a leader counts its own unsynced tail",
+    "R8-current-isr-only": "the high watermark leaves out replicas whose admission is under way",
+    "R9-below-min-isr": "the high watermark moves with fewer in-sync replicas than min.insync.replicas",
+    "R12-no-epoch-start": "a replica joins the ISR before it has reached the start of the leader's epoch",
+    "R13-no-cas": "an ISR change is accepted for an older partition epoch",
+    "R13-no-broker-epoch": "a replica's earlier incarnation joins the ISR",
+    "R14-revert": "a leader falls back to the old ISR when a change is refused",
+    "R16-no-elr": "the last in-sync replica is kept, and no eligible leader replicas are remembered",
+    "R20-no-fencing": "a registration does not end the leaderships of the earlier incarnation",
+    "R20-unclean-stays": "a broker that may have lost unsynced records stays eligible",
+    "R21-marker-unregistered": "a session that never registered leaves a clean-shutdown marker",
+    "R22-stale-metadata": "a restarted broker acts on metadata older than its registration",
+    "R27-no-rebuild": "a new leader does not know the producers of its log",
+    "R28-no-dedup": "a repeated batch is appended again",
+    "R28-no-gap-check": "a batch out of sequence is appended",
+    "R28-ack-uncommitted": "a repeated batch is acknowledged before the first one is committed",
+    "RAFT-ack-unsynced": "a voter acknowledges entries before they are on its disk",
+    "RAFT-ack-unstamped": "an acknowledgement of another term counts",
+    "RAFT-commit-unclamped": "a follower commits more than the message at hand has verified",
+    "RAFT-fresh-acks": "the acknowledgements of a voter with a new disk count",
+    "RAFT-fresh-votes": "a voter with a new disk votes at once",
+    "RAFT-leader-unsynced": "the leader counts its own copy before it is on disk",
+    "RAFT-match-kept": "what a voter acknowledged counts after it has come back with another disk",
+    "RAFT-no-compare": "an entry takes effect on another state than it was decided on",
+    "RAFT-read-unconfirmed": "a leader reads without asking whether it still leads",
+    "RAFT-stale-snapshot": "a snapshot replaces a newer state",
+    "RAFT-tail-dropped": "a start forgets the log behind a snapshot that was not yet compacted",
+    "RAFT-truncate-overlap": "a follower cuts its log at every append, not only where it contradicts",
+    "RAFT-vote-forgotten": "term and vote are not on disk before they are told",
+    "RAFT-vote-twice": "one voter's vote counts twice",
+}
+
+ACTIVE: set[str] = set()

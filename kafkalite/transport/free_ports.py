@@ -1,0 +1,36 @@
+"""Ports for servers that must know their own before they start, as the voters of a quorum do."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from kafkalite.errors import ListenError
+from kafkalite.rng import Rng, system_rng
+
+# Below the range from which systems take ports for outgoing connections: a server that stops for a moment
+# finds its port free again.
+_FIRST: Final = 20_000
+_STOP: Final = 32_000
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -> list[int]:
+    """``count`` ports on which nobody listens now, chosen by chance. Raises ListenError."""
+    rng = rng or system_rng()
+    found: dict[int, None] = {}
+    for _ in range(100 * count):
+        if len(found) == count:
+            return list(found)
+        port = _FIRST + rng.randrange(_STOP - _FIRST)
+        if port not in found and _is_free(host, port):
+            found[port] = None
+    raise ListenError(f"found no {count} free ports between {_FIRST} and {_STOP}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

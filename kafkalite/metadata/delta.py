@@ -10,11 +10,14 @@ image is a broken invariant: it raises AssertionError, which nobody may catch (R
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple, TypeVar, assert_never
 
 from kafkalite.metadata.image import (
+    BrokerLoad,
     BrokerState,
     ClusterImage,
     PartitionState,
@@ -23,15 +26,22 @@ from kafkalite.metadata.image import (
 )
 from kafkalite.metadata.records import (
     BROKER,
+    NO_LEADER,
     TOPIC,
+    BrokerChangeRecord,
     BrokerRegistrationRecord,
     ConfigRecord,
+    HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
 from kafkalite.model import TopicPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class LocalPartition(NamedTuple):
@@ -44,7 +54,7 @@ class LocalPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocalChanges:
-    """What one broker has to do about a delta, in this order: delete, create, lead, reconfigure.
+    """What one broker has to do about a delta, in this order: delete, create, lead or follow, reconfigure.
 
     A topic that was deleted and created again under its name stands in ``deleted`` with its old topic id
     and in ``created`` with its new one.
@@ -53,6 +63,7 @@ class LocalChanges:
     deleted: tuple[LocalPartition, ...] = ()  #: replicas this broker has no longer; state is the last one
     created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
     leaders: tuple[LocalPartition, ...] = ()  #: led by this broker, and new or with another state than before
+    followers: tuple[LocalPartition, ...] = ()  #: a replica here, led elsewhere or by nobody; new or changed
     configs_changed: tuple[str, ...] = ()  #: topics, not new ones, whose overrides changed
     broker_configs_changed: bool = False  #: this broker's own overrides: concerns every topic
 
@@ -61,6 +72,7 @@ class LocalChanges:
             self.deleted
             or self.created
             or self.leaders
+            or self.followers
             or self.configs_changed
             or self.broker_configs_changed
         )
@@ -87,6 +99,8 @@ class Delta:
         self._ids: dict[str, str | None] = {}  # by name, where another id (or none) has the name now
         self._configs: dict[Resource, dict[str, str]] = {}  # the whole new overrides of a resource
         self._brokers: dict[int, BrokerState | None] = {}
+        self._high_watermarks: dict[tuple[str, int], int] = {}
+        self._next_producer_id = image.next_producer_id
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
@@ -96,6 +110,8 @@ class Delta:
         delta._ids = dict.fromkeys(image.topics)
         delta._configs = {resource: {} for resource in image.configs}
         delta._brokers = dict.fromkeys(image.brokers)
+        delta._high_watermarks = dict.fromkeys(image.high_watermarks, 0)
+        delta._next_producer_id = 0
         for record in records:
             delta.replay(record)
         return delta
@@ -116,12 +132,26 @@ class Delta:
                 self._topics[record.topic_id] = None
                 self._ids[topic.name] = None
                 self._configs[TOPIC, topic.name] = {}
+                for number in range(len(topic.partitions)):
+                    self._high_watermarks[record.topic_id, number] = 0
             case ConfigRecord():
                 self._replay_config(record)
             case BrokerRegistrationRecord():
-                self._brokers[record.node_id] = BrokerState(
-                    record.node_id, record.broker_epoch, record.addresses, record.rack, record.registered_ms
+                self._replay_registration(record)
+            case BrokerChangeRecord():
+                broker = self._broker(record.node_id)
+                assert broker is not None, f"a change of a broker that never registered: {record}"
+                assert broker.broker_epoch == record.broker_epoch, f"a change of an earlier process: {record}"
+                self._brokers[record.node_id] = replace(
+                    broker, is_fenced=record.is_fenced, is_shutting_down=record.is_shutting_down
                 )
+            case HighWatermarksRecord():
+                for topic_id, number, end in record.high_watermarks:
+                    assert self._has_partition(topic_id, number), f"no partition {number} of {topic_id}"
+                    self._high_watermarks[topic_id, number] = end
+            case ProducerIdsRecord():
+                assert record.next_producer_id >= self._next_producer_id, f"given out already: {record}"
+                self._next_producer_id = record.next_producer_id
             case _:
                 assert_never(record)
 
@@ -132,17 +162,46 @@ class Delta:
         return self
 
     def _replay_partition(self, record: PartitionRecord) -> None:
-        assert set(record.isr) <= set(record.replicas), f"in-sync replicas outside the replicas: {record}"
-        assert record.leader == -1 or record.leader in record.isr, f"the leader is not in sync: {record}"
+        replicas = record.replicas
+        roles = record.isr + record.elr + record.last_known_elr
+        distinct = set(roles)
+        assert distinct.issubset(replicas), f"roles outside the replicas: {record}"
+        assert len(distinct) == len(roles), f"a replica has two roles: {record}"
+        assert record.leader == NO_LEADER or record.leader in record.isr, (
+            f"the leader is not in sync: {record}"
+        )
         partitions = self._edit(record.topic_id).partitions
         state = PartitionState(
-            record.replicas, record.isr, record.leader, record.leader_epoch, record.partition_epoch
+            replicas,
+            record.isr,
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            record.elr,
+            record.last_known_elr,
         )
         if record.partition == len(partitions):
             partitions.append(state)
-        else:
-            assert 0 <= record.partition < len(partitions), f"partitions are missing before {record}"
-            partitions[record.partition] = state
+            return
+        assert 0 <= record.partition < len(partitions), f"partitions are missing before {record}"
+        before = partitions[record.partition]
+        assert record.leader_epoch >= before.leader_epoch, f"the leader epoch goes back: {record}"
+        assert record.partition_epoch >= before.partition_epoch, f"the partition epoch goes back: {record}"
+        partitions[record.partition] = state
+
+    def _replay_registration(self, record: BrokerRegistrationRecord) -> None:
+        self._brokers[record.node_id] = BrokerState(
+            record.node_id,
+            record.broker_epoch,
+            record.addresses,
+            record.rack,
+            record.registered_ms,
+            record.incarnation_id,
+            record.directory_id,
+            record.registration_offset,
+            record.is_fenced,
+            record.is_shutting_down,
+        )
 
     def _replay_config(self, record: ConfigRecord) -> None:
         assert record.resource_type in {TOPIC, BROKER}, f"config of an unknown kind of resource: {record}"
@@ -162,6 +221,15 @@ class Delta:
             return self._ids[name]
         topic = self.before.topics.get(name)
         return None if topic is None else topic.topic_id
+
+    def _broker(self, node_id: int) -> BrokerState | None:
+        if node_id in self._brokers:
+            return self._brokers[node_id]
+        return self.before.brokers.get(node_id)
+
+    def _has_partition(self, topic_id: str, number: int) -> bool:
+        topic = self._topics[topic_id] if topic_id in self._topics else self.before.topics_by_id.get(topic_id)
+        return topic is not None and 0 <= number < len(topic.partitions)
 
     def _is_unused(self, topic_id: str) -> bool:
         if topic_id in self._topics:
@@ -194,16 +262,51 @@ class Delta:
                     assert edit.partitions, f"topic {edit.name!r} has no partition"
                     topic = TopicImage(topic_id, edit.name, tuple(edit.partitions))
                     topics_by_id[topic_id] = topics[edit.name] = topic
-        configs = before.configs
-        if self._configs:
-            merged = {**configs, **self._configs}
-            configs = {resource: values for resource, values in merged.items() if values}
-        brokers = before.brokers
-        if self._brokers:
-            registered = {**brokers, **self._brokers}
-            brokers = {node_id: broker for node_id, broker in registered.items() if broker is not None}
-        self.after = ClusterImage(offset, topics, topics_by_id, configs, brokers)
+        configs = dict(before.configs) if self._configs else before.configs
+        for resource, values in self._configs.items():
+            _put(configs, resource, values)
+        brokers = dict(before.brokers) if self._brokers else before.brokers
+        for node_id, broker in self._brokers.items():
+            _put(brokers, node_id, broker)
+        high_watermarks = dict(before.high_watermarks) if self._high_watermarks else before.high_watermarks
+        for key, end in self._high_watermarks.items():
+            _put(high_watermarks, key, end)
+        loads = self._loads(topics_by_id) if self._topics else before.loads
+        self.after = ClusterImage(
+            offset,
+            topics,
+            topics_by_id,
+            configs,
+            brokers,
+            high_watermarks,
+            self._next_producer_id,
+            loads,
+        )
         return self.after
+
+    def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
+        """The loads after this delta: counted anew only where replicas changed."""
+        changes: Counter[tuple[int, bool]] = Counter()  # (node, whether as the preferred leader)
+        for topic_id in self._topics:
+            old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)
+            before = () if old is None else old.partitions
+            after = () if new is None else new.partitions
+            for earlier, later in zip_longest(before, after):
+                if earlier is not None and later is not None and earlier.replicas == later.replicas:
+                    continue
+                for state, sign in ((earlier, -1), (later, 1)):
+                    for position, node_id in enumerate(() if state is None else state.replicas):
+                        changes[node_id, position == 0] += sign
+        if not changes:
+            return self.before.loads
+        loads = dict(self.before.loads)
+        for node_id in sorted({node_id for node_id, _ in changes}):
+            leaders, others = changes[node_id, True], changes[node_id, False]
+            load = loads.pop(node_id, BrokerLoad(0, 0))
+            load = BrokerLoad(load.preferred_leaders + leaders, load.replicas + leaders + others)
+            if load.replicas:
+                loads[node_id] = load
+        return loads
 
     def local_changes(self, broker_id: int) -> LocalChanges:
         """What ``broker_id`` has to do. Call after ``apply``."""
@@ -212,6 +315,7 @@ class Delta:
         deleted: list[LocalPartition] = []
         created: list[LocalPartition] = []
         leaders: list[LocalPartition] = []
+        followers: list[LocalPartition] = []
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), after.topics_by_id.get(topic_id)
             present = dict(_replicas(new, broker_id))
@@ -221,12 +325,13 @@ class Delta:
                 known = earlier.get(number)
                 if known is None:
                     created.append(item)
-                if item.state.leader == broker_id and (known is None or known.state != item.state):
-                    leaders.append(item)
+                if known is None or known.state != item.state:
+                    (leaders if item.state.leader == broker_id else followers).append(item)
         return LocalChanges(
             tuple(deleted),
             tuple(created),
             tuple(leaders),
+            tuple(followers),
             tuple(self._topics_with_changed_configs()),
             self._config_changed((BROKER, str(broker_id))),
         )
@@ -243,6 +348,15 @@ class Delta:
     def _config_changed(self, resource: Resource) -> bool:
         changed = self._configs.get(resource)
         return changed is not None and changed != self.before.configs.get(resource, {})
+
+
+def _put(table: Mapping[K, V], key: K, value: V | None) -> None:
+    """Change the copy of a table that ``apply`` has just made; what is empty is not kept."""
+    assert isinstance(table, dict)
+    if value:
+        table[key] = value
+    else:
+        table.pop(key, None)
 
 
 def _replicas(topic: TopicImage | None, broker_id: int) -> Iterator[tuple[int, LocalPartition]]:

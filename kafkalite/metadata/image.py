@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafkalite.metadata.records import (
     TOPIC,
     BrokerRegistrationRecord,
     ConfigRecord,
+    HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     TopicRecord,
 )
 
@@ -27,13 +29,21 @@ _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One partition. Invariants: isr ⊆ replicas, leader ∈ isr or -1, both epochs only grow."""
+    """One partition.
 
-    replicas: tuple[int, ...]
+    Invariants: isr, elr and last_known_elr are disjoint parts of replicas, in their order; leader ∈ isr or
+    -1; both epochs only grow. Every member of isr and elr holds all that is committed (R16, I2); with
+    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr did so once, and has since
+    lost its right to be believed.
+    """
+
+    replicas: tuple[int, ...]  #: the first is the preferred leader
     isr: tuple[int, ...]
-    leader: int
+    leader: int  #: -1 when there is none
     leader_epoch: int
     partition_epoch: int
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +57,30 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """A registered broker, as its latest registration told."""
+    """A registered broker, as its latest registration told. Invariant: a fenced one is in no ISR (I10)."""
 
     node_id: int
     broker_epoch: int
     addresses: tuple[str, ...]
     rack: str | None
     registered_ms: int
+    incarnation_id: str = ""
+    directory_id: str = ""
+    registration_offset: int = 0  #: every image at this offset or beyond holds this registration (R22)
+    is_fenced: bool = False  #: not known to be alive: it leads nothing and is in sync with nothing
+    is_shutting_down: bool = False  #: alive, and about to go: gets no new role
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may be given a role."""
+        return not (self.is_fenced or self.is_shutting_down)
+
+
+class BrokerLoad(NamedTuple):
+    """How much was placed on a broker, whoever leads at the moment."""
+
+    preferred_leaders: int
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +96,10 @@ class ClusterImage:
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
+    #: (topic id, partition) → what is known to be committed; no entry where that is nothing
+    high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    next_producer_id: int = 0  #: all below it are given out
+    loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: follows from the topics
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """The topic's overrides, name → text; empty when it has none."""
@@ -85,13 +116,15 @@ class ClusterImage:
             return None
         return found.partitions[partition]
 
+    def live_brokers(self) -> frozenset[int]:
+        """The brokers that may be given a role: not fenced, not shutting down."""
+        return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)
+
     def to_records(self) -> Iterator[MetadataRecord]:
         """Records that make this image out of EMPTY; in one order for one image."""
         for node_id in sorted(self.brokers):
             broker = self.brokers[node_id]
-            yield BrokerRegistrationRecord(
-                node_id, broker.broker_epoch, broker.addresses, broker.rack, broker.registered_ms
-            )
+            yield registration_record(broker)
         for name in sorted(self.topics):
             topic = self.topics[name]
             yield TopicRecord(topic.topic_id, name)
@@ -100,6 +133,15 @@ class ClusterImage:
         for resource_type, name in sorted(self.configs):
             for key, value in sorted(self.configs[resource_type, name].items()):
                 yield ConfigRecord(resource_type, name, key, value)
+        if self.high_watermarks:
+            yield HighWatermarksRecord(
+                tuple(
+                    (topic_id, number, end)
+                    for (topic_id, number), end in sorted(self.high_watermarks.items())
+                )
+            )
+        if self.next_producer_id:
+            yield ProducerIdsRecord(self.next_producer_id)
 
 
 EMPTY: Final = ClusterImage()
@@ -115,4 +157,22 @@ def partition_record(topic_id: str, partition: int, state: PartitionState) -> Pa
         state.leader,
         state.leader_epoch,
         state.partition_epoch,
+        state.elr,
+        state.last_known_elr,
+    )
+
+
+def registration_record(broker: BrokerState) -> BrokerRegistrationRecord:
+    """The record that says ``broker``."""
+    return BrokerRegistrationRecord(
+        broker.node_id,
+        broker.broker_epoch,
+        broker.addresses,
+        broker.rack,
+        broker.registered_ms,
+        broker.incarnation_id,
+        broker.directory_id,
+        broker.registration_offset,
+        broker.is_fenced,
+        broker.is_shutting_down,
     )

@@ -1,42 +1,104 @@
 """Which brokers hold the replicas of new partitions.
 
-Leaders go round the brokers one by one, so within a topic no broker leads two partitions more than another.
-The other replicas are the next brokers on the circle, on racks not used yet as long as there are any, and
-the circle is shifted by one after every turn, so that the load of a dead leader falls on all others.
+Within a topic no broker leads two partitions more than another; what is left over goes to the brokers that
+lead the least elsewhere. The other replicas stand on racks not used yet as long as there are any, and
+follow every leader with different brokers in turn, so that the load of a dead leader falls on all others;
+where that leaves a choice, on the brokers that hold the least. Equal brokers are taken round a circle, on
+which neighbours share no rack where that is possible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
+from typing import Final
 
-from kafkalite.metadata.image import BrokerState
+from kafkalite.metadata.image import BrokerLoad, BrokerState
+
+_NO_LOAD: Final = BrokerLoad(0, 0)
 
 
 def place(
     brokers: Iterable[BrokerState],
-    partitions: range,
+    count: int,
     replication_factor: int,
     *,
     start: int = 0,
+    present: Sequence[tuple[int, ...]] = (),
+    loads: Mapping[int, BrokerLoad] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Replicas of each partition numbered in ``partitions``, the leader first.
+    """Replicas of ``count`` new partitions of one topic, the leader first.
 
-    ``start`` is the place on the circle of brokers where partition 0 has its leader; any int. There must
+    ``start`` is where on the circle the first of equal brokers stands; any int. ``present`` are the replicas
+    of the partitions that the topic has already, ``loads`` what the brokers have of all topics. There must
     be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
-    assert 1 <= replication_factor <= len(circle), f"{replication_factor} replicas on {len(circle)} brokers"
-    return [
-        _replicas(circle, start + partition, partition // len(circle), replication_factor)
-        for partition in partitions
-    ]
+    size = len(circle)
+    assert 1 <= replication_factor <= size, f"{replication_factor} replicas on {size} brokers"
+    start = (start + len(present)) % size
+    circle = circle[start:] + circle[:start]
+    tally = _Tally(circle, loads or {})
+    for replicas in present:
+        tally.add(replicas)
+    placed: list[tuple[int, ...]] = []
+    for _ in range(count):
+        replicas = tally.next(replication_factor)
+        tally.add(replicas)
+        placed.append(replicas)
+    return placed
 
 
-def leader_position(brokers: Iterable[BrokerState], node_id: int) -> int:
-    """Where on the circle of brokers ``node_id`` stands; 0 when it is not there."""
-    ids = [broker.node_id for broker in _circle(brokers)]
-    return ids.index(node_id) if node_id in ids else 0
+class _Tally:
+    """What is placed so far: in this topic, and on each broker from elsewhere."""
+
+    def __init__(self, circle: list[BrokerState], loads: Mapping[int, BrokerLoad]) -> None:
+        self._size = len(circle)
+        self._racks = {broker.node_id: broker.rack for broker in circle}
+        self._positions = {broker.node_id: position for position, broker in enumerate(circle)}
+        self._loads = {broker.node_id: loads.get(broker.node_id, _NO_LOAD) for broker in circle}
+        self._leading: Counter[int] = Counter()
+        self._holding: Counter[int] = Counter()
+        self._following: Counter[tuple[int, int, int]] = Counter()  # (leader, place among replicas, node)
+
+    def add(self, replicas: tuple[int, ...]) -> None:
+        leader = replicas[0]
+        self._leading[leader] += 1
+        for place_number, node_id in enumerate(replicas):
+            self._holding[node_id] += 1
+            self._following[leader, place_number, node_id] += 1
+
+    def next(self, replication_factor: int) -> tuple[int, ...]:
+        leading, loads = self._leading, self._loads
+        leader = min(
+            self._positions,
+            key=lambda node_id: (
+                leading[node_id],
+                loads[node_id].preferred_leaders,
+                self._positions[node_id],
+            ),
+        )
+        chosen = [leader]
+        while len(chosen) < replication_factor:
+            chosen.append(self._next_follower(chosen))
+        return tuple(chosen)
+
+    def _next_follower(self, chosen: list[int]) -> int:
+        leader, place_number = chosen[0], len(chosen)
+        used_racks = {self._racks[node_id] for node_id in chosen}
+
+        def rank(node_id: int) -> tuple[bool, int, int, int, int]:
+            distance = (self._positions[node_id] - self._positions[leader]) % self._size
+            return (
+                self._racks[node_id] in used_racks,
+                self._following[leader, place_number, node_id],
+                self._holding[node_id],
+                self._loads[node_id].replicas,
+                distance,
+            )
+
+        return min((node_id for node_id in self._positions if node_id not in chosen), key=rank)
 
 
 def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
@@ -46,21 +108,3 @@ def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
         by_rack.setdefault(broker.rack or "", []).append(broker)
     turns = zip_longest(*(by_rack[rack] for rack in sorted(by_rack)))
     return [broker for broker in chain.from_iterable(turns) if broker is not None]
-
-
-def _replicas(circle: list[BrokerState], position: int, shift: int, count: int) -> tuple[int, ...]:
-    size = len(circle)
-    leader = circle[position % size]
-    chosen = [leader.node_id]
-    if count == 1:
-        return (leader.node_id,)
-    followers = [circle[(position + 1 + (shift + step) % (size - 1)) % size] for step in range(size - 1)]
-    racks = {leader.rack}
-    for broker in followers:
-        if len(chosen) < count and broker.rack not in racks:
-            chosen.append(broker.node_id)
-            racks.add(broker.rack)
-    for broker in followers:
-        if len(chosen) < count and broker.node_id not in chosen:
-            chosen.append(broker.node_id)
-    return tuple(chosen)

@@ -1,28 +1,30 @@
 """Metadata records ↔ bytes: a msgpack array of ``[type, version, field, …]``, fields in declared order.
 
-A reader refuses a type or version it does not know: skipping a record it can't understand would give
-this node another state than its peers (R18).
+A writer writes each type's newest version; a reader knows all of them, and gives fields that came later the
+value they had before they existed. It refuses a type or version it does not know: skipping a record it
+can't understand would give this node another state than its peers (R18).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, assert_never
 
 import msgpack
 
 from kafkalite.errors import StorageError
 from kafkalite.metadata.records import (
+    BrokerChangeRecord,
     BrokerRegistrationRecord,
     ConfigRecord,
+    HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
-
-_VERSION: Final = 0
 
 
 class RecordType(enum.IntEnum):
@@ -33,6 +35,24 @@ class RecordType(enum.IntEnum):
     PARTITION = 3
     CONFIG = 4
     BROKER_REGISTRATION = 5
+    BROKER_CHANGE = 6
+    HIGH_WATERMARKS = 7
+    PRODUCER_IDS = 8
+
+
+_VERSIONS: Final[dict[int, int]] = {
+    RecordType.TOPIC: 0,
+    RecordType.REMOVE_TOPIC: 0,
+    RecordType.PARTITION: 1,  # 1: elr, last_known_elr
+    RecordType.CONFIG: 0,
+    RecordType.BROKER_REGISTRATION: 1,  # 1: of the process, and whether it is fenced or shutting down
+    RecordType.BROKER_CHANGE: 0,
+    RecordType.HIGH_WATERMARKS: 0,
+    RecordType.PRODUCER_IDS: 0,
+}
+"""The newest version of each type, which is the one written."""
+
+_PARTITION: Final = int(RecordType.PARTITION)  # an enumeration's member takes long to look up
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
@@ -62,8 +82,8 @@ def to_array(record: MetadataRecord) -> list[Any]:
     match record:
         case PartitionRecord():
             return [
-                RecordType.PARTITION,
-                _VERSION,
+                _PARTITION,
+                1,
                 record.topic_id,
                 record.partition,
                 record.replicas,
@@ -71,23 +91,43 @@ def to_array(record: MetadataRecord) -> list[Any]:
                 record.leader,
                 record.leader_epoch,
                 record.partition_epoch,
+                record.elr,
+                record.last_known_elr,
             ]
         case TopicRecord():
-            return [RecordType.TOPIC, _VERSION, record.topic_id, record.name]
+            return [RecordType.TOPIC, 0, record.topic_id, record.name]
         case RemoveTopicRecord():
-            return [RecordType.REMOVE_TOPIC, _VERSION, record.topic_id]
+            return [RecordType.REMOVE_TOPIC, 0, record.topic_id]
         case ConfigRecord():
-            return [RecordType.CONFIG, _VERSION, record.resource_type, record.name, record.key, record.value]
+            return [RecordType.CONFIG, 0, record.resource_type, record.name, record.key, record.value]
         case BrokerRegistrationRecord():
             return [
                 RecordType.BROKER_REGISTRATION,
-                _VERSION,
+                1,
                 record.node_id,
                 record.broker_epoch,
                 record.addresses,
                 record.rack,
                 record.registered_ms,
+                record.incarnation_id,
+                record.directory_id,
+                record.registration_offset,
+                record.is_fenced,
+                record.is_shutting_down,
             ]
+        case BrokerChangeRecord():
+            return [
+                RecordType.BROKER_CHANGE,
+                0,
+                record.node_id,
+                record.broker_epoch,
+                record.is_fenced,
+                record.is_shutting_down,
+            ]
+        case HighWatermarksRecord():
+            return [RecordType.HIGH_WATERMARKS, 0, record.high_watermarks]
+        case ProducerIdsRecord():
+            return [RecordType.PRODUCER_IDS, 0, record.next_producer_id]
         case _:
             assert_never(record)
 
@@ -95,48 +135,135 @@ def to_array(record: MetadataRecord) -> list[Any]:
 def from_array(array: Any) -> MetadataRecord:
     """One record from msgpack values. Raises StorageError for an unknown type or version, or wrong fields."""
     match array:
-        case [
-            RecordType.PARTITION,
-            0,
-            str(topic_id),
-            int(partition),
-            [*replicas],
-            [*isr],
-            int(leader),
-            int(leader_epoch),
-            int(partition_epoch),
-        ] if _all_are(int, replicas) and _all_are(int, isr):
-            return PartitionRecord(
-                topic_id, partition, tuple(replicas), tuple(isr), leader, leader_epoch, partition_epoch
+        case [int(kind), int(version), *fields] if 0 <= version <= _VERSIONS.get(kind, -1):
+            record = _READERS[kind](version, fields)
+            if record is not None:
+                return record
+        case [int(kind), int(version), *_]:
+            raise StorageError(
+                f"metadata record of type {kind}, version {version} is not known here",
+                hint="a newer kafkalite wrote it; start that version again",
             )
-        case [RecordType.TOPIC, 0, str(topic_id), str(name)]:
+    raise StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
+
+
+# Each reads the fields of one type, and returns None when they are not as they should be. A new version only
+# adds fields at the end, so the older ones are completed with what they meant.
+
+
+def _read_topic(version: int, fields: list[Any]) -> TopicRecord | None:
+    match fields:
+        case [str(topic_id), str(name)]:
             return TopicRecord(topic_id, name)
-        case [RecordType.REMOVE_TOPIC, 0, str(topic_id)]:
+    return None
+
+
+def _read_remove_topic(version: int, fields: list[Any]) -> RemoveTopicRecord | None:
+    match fields:
+        case [str(topic_id)]:
             return RemoveTopicRecord(topic_id)
-        case [RecordType.CONFIG, 0, str(resource_type), str(name), str(key), str() | None as value]:
+    return None
+
+
+def _read_partition(version: int, fields: list[Any]) -> PartitionRecord | None:
+    """The one that comes in thousands: a broker's death changes every partition it had."""
+    if version == 0:
+        fields = [*fields, [], []]
+    if len(fields) != 9:
+        return None
+    topic_id, partition, replicas, isr, leader, leader_epoch, partition_epoch, elr, last_known_elr = fields
+    if type(topic_id) is not str or not _all_are(list, (replicas, isr, elr, last_known_elr)):
+        return None
+    numbers = [partition, leader, leader_epoch, partition_epoch, *replicas, *isr, *elr, *last_known_elr]
+    if not _all_are(int, numbers):
+        return None
+    return PartitionRecord(
+        topic_id,
+        partition,
+        tuple(replicas),
+        tuple(isr),
+        leader,
+        leader_epoch,
+        partition_epoch,
+        tuple(elr),
+        tuple(last_known_elr),
+    )
+
+
+def _read_config(version: int, fields: list[Any]) -> ConfigRecord | None:
+    match fields:
+        case [str(resource_type), str(name), str(key), str() | None as value]:
             return ConfigRecord(resource_type, name, key, value)
+    return None
+
+
+def _read_registration(version: int, fields: list[Any]) -> BrokerRegistrationRecord | None:
+    """In version 0 every registered broker was alive, and its epoch the offset of its registration."""
+    if version == 0:
+        fields = [*fields, "", "", fields[1] if len(fields) > 1 else None, False, False]
+    match fields:
         case [
-            RecordType.BROKER_REGISTRATION,
-            0,
             int(node_id),
             int(broker_epoch),
             [*addresses],
             str() | None as rack,
             int(registered_ms),
+            str(incarnation_id),
+            str(directory_id),
+            int(registration_offset),
+            bool(is_fenced),
+            bool(is_shutting_down),
         ] if _all_are(str, addresses):
-            return BrokerRegistrationRecord(node_id, broker_epoch, tuple(addresses), rack, registered_ms)
-    raise _unreadable(array)
+            return BrokerRegistrationRecord(
+                node_id,
+                broker_epoch,
+                tuple(addresses),
+                rack,
+                registered_ms,
+                incarnation_id,
+                directory_id,
+                registration_offset,
+                is_fenced,
+                is_shutting_down,
+            )
+    return None
+
+
+def _read_broker_change(version: int, fields: list[Any]) -> BrokerChangeRecord | None:
+    match fields:
+        case [int(node_id), int(broker_epoch), bool(is_fenced), bool(is_shutting_down)]:
+            return BrokerChangeRecord(node_id, broker_epoch, is_fenced, is_shutting_down)
+    return None
+
+
+def _read_high_watermarks(version: int, fields: list[Any]) -> HighWatermarksRecord | None:
+    match fields:
+        case [[*ends]]:
+            for end in ends:
+                if type(end) is not list or [type(value) for value in end] != [str, int, int]:
+                    return None
+            return HighWatermarksRecord(tuple([tuple(end) for end in ends]))
+    return None
+
+
+def _read_producer_ids(version: int, fields: list[Any]) -> ProducerIdsRecord | None:
+    match fields:
+        case [int(next_producer_id)]:
+            return ProducerIdsRecord(next_producer_id)
+    return None
+
+
+_READERS: Final[dict[int, Callable[[int, list[Any]], MetadataRecord | None]]] = {
+    RecordType.TOPIC: _read_topic,
+    RecordType.REMOVE_TOPIC: _read_remove_topic,
+    RecordType.PARTITION: _read_partition,
+    RecordType.CONFIG: _read_config,
+    RecordType.BROKER_REGISTRATION: _read_registration,
+    RecordType.BROKER_CHANGE: _read_broker_change,
+    RecordType.HIGH_WATERMARKS: _read_high_watermarks,
+    RecordType.PRODUCER_IDS: _read_producer_ids,
+}
 
 
 def _all_are(kind: type, values: Sequence[Any]) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
-def _unreadable(array: Any) -> StorageError:
-    match array:
-        case [int(kind), int(version), *_] if kind not in list(RecordType) or version != _VERSION:
-            return StorageError(
-                f"metadata record of type {kind}, version {version} is not known here",
-                hint="a newer kafkalite wrote it; start that version again",
-            )
-    return StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
+    return set(map(type, values)) <= {kind}

@@ -11,6 +11,7 @@ from typing import Final
 
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
+NO_LEADER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +24,24 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """The topic is gone, and with it its partitions and configs."""
+    """The topic is gone, and with it its partitions, configs and high watermarks."""
 
     topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The whole state of one partition. Invariants: isr ⊆ replicas, leader ∈ isr or -1."""
+    """The whole state of one partition. Invariants: as ``image.PartitionState`` has them."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...]  #: node ids; the first is the preferred leader
-    isr: tuple[int, ...]
-    leader: int  #: node id, or -1 when there is none
-    leader_epoch: int  #: grows with every election
+    isr: tuple[int, ...]  #: in sync
+    leader: int  #: node id, or NO_LEADER
+    leader_epoch: int  #: grows with every election, and with every loss of the leader
     partition_epoch: int  #: grows with every change of this record
+    elr: tuple[int, ...] = ()  #: eligible leader replicas (KIP-966)
+    last_known_elr: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,44 @@ class BrokerRegistrationRecord:
     addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; the first is the main one
     rack: str | None
     registered_ms: int  #: wall clock, for people; nothing is decided by it
+    incarnation_id: str = ""  #: of the process; "" when it told none
+    directory_id: str = ""  #: of the data directory; "" when it told none
+    registration_offset: int = 0  #: every state at this offset or beyond holds this record (R22)
+    is_fenced: bool = False
+    is_shutting_down: bool = False
 
 
-MetadataRecord = TopicRecord | RemoveTopicRecord | PartitionRecord | ConfigRecord | BrokerRegistrationRecord
+@dataclass(frozen=True, slots=True)
+class BrokerChangeRecord:
+    """A registered broker has come alive, died, or begun to shut down. Its registration stays as it is."""
+
+    node_id: int
+    broker_epoch: int  #: of the registration that this is about
+    is_fenced: bool
+    is_shutting_down: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarksRecord:
+    """What leaders knew to be committed, one record for all partitions of a checkpoint. 0 takes one away."""
+
+    high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRecord:
+    """All producer ids below ``next_producer_id`` are given out."""
+
+    next_producer_id: int
+
+
+MetadataRecord = (
+    TopicRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | BrokerRegistrationRecord
+    | BrokerChangeRecord
+    | HighWatermarksRecord
+    | ProducerIdsRecord
+)

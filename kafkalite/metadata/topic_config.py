@@ -172,6 +172,14 @@ TOPIC_OPTIONS: Final = OptionRegistry(
             dynamic=True,
         ),
         Option(
+            "unclean.leader.election.enable",
+            "bool",
+            False,
+            "Whether a replica that may lack committed records may lead when no other can: the partition"
+            " is there again, and records may be lost.",
+            dynamic=True,
+        ),
+        Option(
             "preallocate",
             "bool",
             False,
@@ -220,6 +228,7 @@ BROKER_DEFAULT_NAMES: Final[Mapping[str, BrokerDefault]] = {
     "log.message.timestamp.after.max.ms": BrokerDefault("message.timestamp.after.max.ms"),
     "compression.type": BrokerDefault("compression.type"),
     "min.insync.replicas": BrokerDefault("min.insync.replicas"),
+    "unclean.leader.election.enable": BrokerDefault("unclean.leader.election.enable"),
     "log.preallocate": BrokerDefault("preallocate"),
     "durability": BrokerDefault("durability"),
 }

@@ -13,6 +13,10 @@ Commands that arrive during a commit are decided together afterwards, each on wh
 done, and share one entry. They are replayed once before the commit for that, so a record that can't be
 replayed is never committed. When another node's entry came first (StaleImageError) the whole group is
 decided again on the image that holds it: no decision takes effect on a state it was not made for.
+
+Of several controllers one is active: the leader of the quorum, once its image has caught up with what was
+committed before it led. It alone hears heartbeats, and judges by them who is alive (``metadata.sessions``);
+that is not replicated. A heartbeat writes to the log only when something about the broker changes.
 """
 
 from __future__ import annotations
@@ -20,22 +24,43 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, NoReturn
 
 from kafkalite.clock import Clock
 from kafkalite.errors import (
+    BrokerError,
+    ErrorCode,
     LogOfflineError,
     NotControllerError,
     ShuttingDownError,
     ThrottlingQuotaExceededError,
 )
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_QUEUED_COMMANDS
-from kafkalite.metadata.controller import Command, ControllerSettings, decide
+from kafkalite.metadata.broker_commands import broker_of, heartbeat_change, may_shut_down
+from kafkalite.metadata.controller import (
+    BalanceLeaders,
+    BeginShutdown,
+    Command,
+    ControllerSettings,
+    FenceBroker,
+    decide,
+)
+from kafkalite.metadata.decision import MetadataStep, reply
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage
+from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE
 from kafkalite.metadata.records import MetadataRecord
+from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, BrokerSessions
+from kafkalite.protocol.messages.cluster import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
 from kafkalite.raft.quorum import Quorum, StaleImageError
+from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng
 
 Publisher = Callable[[Delta, ClusterImage], None]
@@ -43,6 +68,8 @@ Publisher = Callable[[Delta, ClusterImage], None]
 
 _MAX_COMMANDS_PER_ENTRY: Final = 1_000
 _MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # above it the rest of a group waits for the next
+
+_READ_INDEX_RETRY_MS: Final = 50
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
 
@@ -64,7 +91,18 @@ class ControllerNode:
         self._node_id = node_id
         self._clock = clock
         self._rng = rng
-        self._settings = settings or ControllerSettings()
+        self._settings = replace(
+            settings or ControllerSettings(),
+            node_id=node_id,
+            is_single_node=isinstance(quorum, SingleQuorum),
+        )
+        self._sessions = BrokerSessions(self._settings.session_timeout_ms)
+        self._shutdown_offsets: dict[int, int] = {}  # of brokers that shut down: their last hand-over
+        self._activation: asyncio.Task[None] | None = None
+        self._last_leader_id: int | None = None  # of the other nodes
+        self._is_caught_up = False  # while leader: the image holds all that was committed before
+        self._balanced_ms = 0
+        self._is_ticking = False
         self._loading: Delta | None = None  # during start: everything since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
         self._decider: asyncio.Task[None] | None = None
@@ -78,6 +116,11 @@ class ControllerNode:
         """The node that decides, None while there is none."""
         return self._quorum.leader_id
 
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the one that decides, and has caught up."""
+        return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
+
     async def start(self) -> None:
         """Load the stored state and publish it as one delta from EMPTY. Raises StorageError."""
         self._loading = Delta(EMPTY)
@@ -86,10 +129,13 @@ class ControllerNode:
         delta, self._loading = self._loading, None
         self._advance(delta, self._quorum.offset)
         self._is_open = True
+        self._quorum.on_leader_change.append(self._on_leader_change)
+        self._on_leader_change(self._quorum.leader_id, 0)
 
     async def stop(self) -> None:
         """Answer what was submitted, then let the quorum finish."""
         self._is_open = False
+        self._end_activation()
         if self._decider is not None:
             await self._decider
         await self._quorum.stop()
@@ -99,6 +145,145 @@ class ControllerNode:
         await self._failed.wait()
         assert self._failure is not None
         raise LogOfflineError(f"the controller has stopped: {self._failure}") from self._failure
+
+    # --- being the active controller
+
+    def _on_leader_change(self, leader_id: int | None, _term: int) -> None:
+        self._end_activation()
+        self._is_caught_up = False
+        self._sessions.clear()
+        self._shutdown_offsets.clear()
+        if leader_id is not None and leader_id != self._node_id:
+            self._last_leader_id = leader_id
+        elif leader_id == self._node_id and self._is_open:
+            if self._settings.is_single_node:
+                self._is_caught_up = True
+            else:
+                self._activation = asyncio.create_task(self._activate(), name="become the active controller")
+
+    def _end_activation(self) -> None:
+        if self._activation is not None:
+            self._activation.cancel()
+            self._activation = None
+
+    async def _activate(self) -> None:
+        """Catch up with what was committed before this node led: before, it might deny what holds (R19)."""
+        while True:
+            try:
+                await self.wait_for_offset(await self._quorum.read_index())
+                break
+            except BrokerError as error:
+                if not error.retriable or self._quorum.leader_id != self._node_id:
+                    return
+            except LogOfflineError:
+                return  # ``fail`` has told everybody
+            await self._clock.sleep_ms(_READ_INDEX_RETRY_MS)
+        self._is_caught_up = True
+        self._balanced_ms = now_ms = self._clock.monotonic_ms()
+        broker = None if self._last_leader_id is None else self.image.brokers.get(self._last_leader_id)
+        if broker is not None and not broker.is_fenced:
+            # The node that led has fallen silent as a controller, so its broker gets no more than if its
+            # connection had closed.
+            self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms, grace_ms=DISCONNECT_GRACE_MS)
+
+    async def _ensure_leading(self) -> None:
+        """Return when this node may decide. Raises NotControllerError, LogOfflineError."""
+        if not self._is_caught_up and self._activation is not None:
+            await asyncio.wait({self._activation})
+        self._check_leads()
+        if not self._is_caught_up:
+            raise NotControllerError(f"node {self._node_id} is not the active controller yet")
+
+    async def heartbeat(
+        self, request: BrokerHeartbeatRequest, now_ms: int | None = None
+    ) -> BrokerHeartbeatResponse:
+        """A broker is alive. ``now_ms`` is monotonic; None: now. Raises what ``submit`` raises.
+
+        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED, in the response: it must register anew. It may
+        shut down once it leads nothing that another could, and all others know; then it is fenced as well.
+        """
+        self._check_usable()
+        await self._ensure_leading()
+        node_id, broker_epoch = request.node_id, request.broker_epoch
+        now_ms = self._clock.monotonic_ms() if now_ms is None else now_ms
+        try:
+            await self._check_registered(node_id, broker_epoch)
+            if not self._settings.is_single_node:
+                self._sessions.on_heartbeat(node_id, broker_epoch, request.metadata_offset, now_ms)
+            for change in heartbeat_change(self.image, request):
+                error = await self.submit(change)
+                if error is not None:
+                    raise error
+                if isinstance(change, BeginShutdown):
+                    self._shutdown_offsets[node_id] = self.image.metadata_offset
+            may_go = request.wants_shutdown and await self._may_shut_down(request)
+            broker = broker_of(self.image, node_id, broker_epoch)
+        except BrokerError as error:
+            if error.code not in {ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED}:
+                raise
+            return BrokerHeartbeatResponse(int(error.code), error.message, True, False)
+        return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
+
+    async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
+        """Raises BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH; never because this image is old (R19)."""
+        try:
+            broker_of(self.image, node_id, broker_epoch)
+        except BrokerError:
+            await self.wait_for_offset(await self._quorum.read_index())
+            broker_of(self.image, node_id, broker_epoch)
+
+    async def _may_shut_down(self, request: BrokerHeartbeatRequest) -> bool:
+        node_id, image = request.node_id, self.image
+        if not image.brokers[node_id].is_fenced and not self._settings.is_single_node:
+            handed_over = self._shutdown_offsets.setdefault(node_id, image.metadata_offset)
+            others = image.live_brokers() - {node_id}
+            if not may_shut_down(image, node_id) or not self._sessions.have_replayed(others, handed_over):
+                return False
+            error = await self.submit(FenceBroker(node_id, request.broker_epoch))
+            if error is not None:
+                raise error
+        self._sessions.end(node_id)
+        self._shutdown_offsets.pop(node_id, None)
+        return True
+
+    def on_disconnect(self, node_id: int) -> None:
+        """The connection that the broker's heartbeats came on has closed."""
+        self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
+
+    async def tick(self) -> None:
+        """Fence who is silent, balance leaders when it is time. Every 100 ms or so; raises as ``submit``."""
+        if not self.is_active or self._settings.is_single_node or self._is_ticking:
+            return
+        self._is_ticking = True
+        try:
+            now_ms = self._clock.monotonic_ms()
+            await asyncio.gather(*(self.submit(change) for change in self._overdue(now_ms)))
+            settings = self._settings
+            if (
+                settings.auto_leader_rebalance
+                and now_ms - self._balanced_ms >= settings.imbalance_check_interval_ms
+                and await self.submit(BalanceLeaders()) < MAX_ELECTIONS_PER_BALANCE
+            ):
+                self._balanced_ms = now_ms
+        finally:
+            self._is_ticking = False
+
+    def _overdue(self, now_ms: int) -> list[FenceBroker]:
+        """The brokers that count as alive and are silent."""
+        image, sessions = self.image, self._sessions
+        for broker in image.brokers.values():
+            if not broker.is_fenced:
+                sessions.expect(broker.node_id, broker.broker_epoch, now_ms)
+        changes: list[FenceBroker] = []
+        for node_id, broker_epoch in sessions.expired(now_ms):
+            known = image.brokers.get(node_id)
+            if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
+                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until this holds
+            else:
+                sessions.end(node_id)
+        return changes
+
+    # --- commands
 
     async def submit(self, command: Command) -> Any:
         """Decide ``command`` and return its reply once it holds, and this node's image shows it.
@@ -129,6 +314,10 @@ class ControllerNode:
         self._check_not_failed()
         if not self._is_open:
             raise ShuttingDownError(f"node {self._node_id} is not up")
+        self._check_leads()
+
+    def _check_leads(self) -> None:
+        self._check_not_failed()
         if self._quorum.leader_id != self._node_id:
             raise NotControllerError(f"the controller is node {self._quorum.leader_id}")
 
@@ -139,6 +328,12 @@ class ControllerNode:
     async def _decide_all(self) -> None:
         try:
             while self._queue:
+                try:
+                    await self._ensure_leading()
+                except (BrokerError, LogOfflineError) as error:
+                    while self._queue:
+                        _release(self._queue.popleft()[1], error)
+                    return
                 await self._decide_group()
         finally:
             self._decider = None
@@ -172,13 +367,7 @@ class ControllerNode:
                 outcomes.append(None)
                 continue
             try:
-                step = decide(
-                    image,
-                    command,
-                    now_ms=self._clock.wall_ms(),
-                    rng=self._rng,
-                    settings=self._settings,
-                )
+                step = self._decide(image, command)
                 if step.records:
                     image = Delta(image).replay_all(step.records).apply(image.metadata_offset)
             except Exception as error:
@@ -187,6 +376,21 @@ class ControllerNode:
             records += step.records
             outcomes.append(step.replies[0][1])
         return records, outcomes
+
+    def _decide(self, image: ClusterImage, command: Command) -> MetadataStep:
+        if isinstance(command, RegisterBrokerRequest):
+            earlier = image.brokers.get(command.node_id)
+            # Who registers ends the earlier process (R20). If that one is heard of, two processes have the
+            # same node id; if it was killed, its connection is closed, or its session will expire.
+            if (
+                earlier is not None
+                and earlier.incarnation_id != command.incarnation_id
+                and self._sessions.is_alive(command.node_id, earlier.broker_epoch, self._clock.monotonic_ms())
+            ):
+                message = f"another live process is broker {command.node_id}"
+                code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+                return reply(0, RegisterBrokerResponse(int(code), message, -1, -1))
+        return decide(image, command, now_ms=self._clock.wall_ms(), rng=self._rng, settings=self._settings)
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:
         """Make the records hold, and the image show them; False when another entry came first."""

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kafkalite.metadata.controller import Command, ControllerSettings, RegisterBroker, decide
+from kafkalite import mutants
+from kafkalite.metadata.controller import (
+    BeginShutdown,
+    Command,
+    ControllerSettings,
+    FenceBroker,
+    LoseReplicas,
+    UnfenceBroker,
+    decide,
+)
 from kafkalite.metadata.delta import Delta
-from kafkalite.metadata.image import EMPTY, ClusterImage
+from kafkalite.metadata.image import EMPTY, ClusterImage, PartitionState
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
     ConfigChange,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
+    ElectionPartition,
+    ElectLeadersRequest,
     NewTopic,
     PartitionCount,
+)
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    CheckpointHighWatermarksRequest,
+    DamagedReplica,
+    PartitionChange,
+    PartitionHighWatermark,
+    RegisterBrokerRequest,
 )
 
 
@@ -33,8 +53,9 @@ class Metadata:
         self.rng = random.Random(seed)
         self.deltas: list[Delta] = []
         self.records: list[Any] = []
+        self.incarnations = 0
         for node_id in range(1, brokers + 1):
-            self.submit(RegisterBroker(node_id, (f"host{node_id}:9092",)))
+            self.join(node_id)
 
     def submit(self, command: Command) -> Any:
         step = decide(self.image, command, now_ms=1_000, rng=self.rng, settings=self.settings, ticket=7)
@@ -69,6 +90,99 @@ class Metadata:
         wanted = [ConfigChange(resource_type, name, key, value) for key, value in changes.items()]
         return self.submit(AlterConfigsRequest(False, wanted))
 
+    # --- a cluster of several nodes
+
+    def epoch(self, node_id: int) -> int:
+        return self.image.brokers[node_id].broker_epoch
+
+    def state(self, name: str = "orders", number: int = 0) -> PartitionState:
+        return self.image.topics[name].partitions[number]
+
+    def damaged(self, *names: tuple[str, int]) -> list[DamagedReplica]:
+        return [DamagedReplica(self.image.topics[name].topic_id, number) for name, number in names]
+
+    def register(
+        self,
+        node_id: int,
+        *,
+        incarnation: str | None = None,
+        directory: str | None = None,
+        clean: bool = False,
+        synced: bool = False,
+        damaged: list[DamagedReplica] | None = None,
+        rack: str | None = None,
+    ) -> Any:
+        """A new process of the broker; a clean one has the marker of the epoch before."""
+        self.incarnations += 1
+        return self.submit(
+            RegisterBrokerRequest(
+                node_id,
+                incarnation or f"{self.incarnations:032x}",
+                directory or f"{node_id:032x}",
+                [f"host{node_id}:9092"],
+                rack,
+                self.epoch(node_id) if clean else -1,
+                synced,
+                damaged or [],
+            )
+        )
+
+    def join(self, node_id: int, **how: Any) -> Any:
+        """A new process that is live at once, as the only node's is."""
+        settings = self.settings
+        self.settings = replace(settings, is_single_node=True)
+        try:
+            return self.register(node_id, synced=True, **how)
+        finally:
+            self.settings = settings
+
+    def unfence(self, node_id: int) -> Any:
+        return self.submit(UnfenceBroker(node_id, self.epoch(node_id)))
+
+    def fence(self, node_id: int) -> Any:
+        return self.submit(FenceBroker(node_id, self.epoch(node_id)))
+
+    def begin_shutdown(self, node_id: int) -> Any:
+        return self.submit(BeginShutdown(node_id, self.epoch(node_id)))
+
+    def lose(self, node_id: int, *names: tuple[str, int]) -> Any:
+        return self.submit(LoseReplicas(node_id, self.epoch(node_id), tuple(self.damaged(*names))))
+
+    def proposal(
+        self, isr: Iterable[int], name: str = "orders", number: int = 0, **changes: Any
+    ) -> AlterPartitionRequest:
+        """What the partition's leader would send to have ``isr`` in sync."""
+        state = self.state(name, number)
+        isr = list(isr)
+        epochs = [
+            -1 if node_id == state.leader or node_id not in self.image.brokers else self.epoch(node_id)
+            for node_id in isr
+        ]
+        change = PartitionChange(
+            self.image.topics[name].topic_id, number, state.leader_epoch, state.partition_epoch, isr, epochs
+        )
+        sender = changes.pop("sender", state.leader)
+        broker_epoch = changes.pop("broker_epoch", None)
+        if broker_epoch is None:
+            broker_epoch = self.epoch(sender) if sender in self.image.brokers else -1
+        return AlterPartitionRequest(sender, broker_epoch, [change._replace(**changes)])
+
+    def propose(self, isr: Iterable[int], name: str = "orders", number: int = 0, **changes: Any) -> Any:
+        response = self.submit(self.proposal(isr, name, number, **changes))
+        return response.partitions[0] if response.error_code == 0 else response
+
+    def elect(self, *names: tuple[str, int], unclean: bool = False) -> Any:
+        wanted = [ElectionPartition(*name) for name in names] or None
+        return self.submit(ElectLeadersRequest(1_000, unclean, wanted))
+
+    def checkpoint(self, end: int, name: str = "orders", number: int = 0, **changes: Any) -> Any:
+        state = self.state(name, number)
+        sender = changes.pop("sender", state.leader)
+        reported = PartitionHighWatermark(
+            self.image.topics[name].topic_id, number, changes.pop("leader_epoch", state.leader_epoch), end
+        )
+        return self.submit(CheckpointHighWatermarksRequest(sender, self.epoch(sender), [reported]))
+
 
 @pytest.fixture(scope="session")
 def new_metadata() -> Callable[..., Metadata]:
@@ -80,3 +194,27 @@ def new_metadata() -> Callable[..., Metadata]:
 def metadata() -> Metadata:
     """One broker, no topic."""
     return Metadata()
+
+
+@pytest.fixture
+def cluster(new_metadata: Callable[..., Metadata]) -> Metadata:
+    """Three live brokers, and the topic orders: one partition on all three, min.insync.replicas=2."""
+    metadata = new_metadata(brokers=0)
+    for node_id in (1, 2, 3):
+        metadata.register(node_id)
+        metadata.unfence(node_id)
+    created = metadata.create("orders", factor=3, configs={"min.insync.replicas": "2"})
+    assert created.topics[0].error_code == 0
+    return metadata
+
+
+@pytest.fixture
+def mutant() -> Iterator[Callable[[str], None]]:
+    """Removes rules for the length of a test."""
+
+    def remove(name: str) -> None:
+        assert name in mutants.MUTANTS
+        mutants.ACTIVE.add(name)
+
+    yield remove
+    mutants.ACTIVE.clear()

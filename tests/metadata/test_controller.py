@@ -8,7 +8,7 @@ import pytest
 
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPIC, MAX_TOPICS_PER_REQUEST
-from kafkalite.metadata.controller import ControllerSettings, RegisterBroker
+from kafkalite.metadata.controller import ControllerSettings
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
     ConfigChange,
@@ -70,7 +70,11 @@ def test_leaders_go_round_the_brokers(new_metadata):
         ({"partitions": -2}, ErrorCode.INVALID_PARTITIONS, "not -2"),
         ({"partitions": MAX_PARTITIONS_PER_TOPIC + 1}, ErrorCode.INVALID_PARTITIONS, "from 1 to"),
         ({"factor": 0}, ErrorCode.INVALID_REPLICATION_FACTOR, "1 or more"),
-        ({"factor": 2}, ErrorCode.INVALID_REPLICATION_FACTOR, "2 is larger than the number of brokers, 1"),
+        (
+            {"factor": 2},
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "2 is larger than the number of live brokers, 1",
+        ),
         (
             {"configs": {"retention.ms": "soon"}},
             ErrorCode.INVALID_CONFIG,
@@ -273,22 +277,22 @@ def test_a_broker_takes_new_defaults_while_it_runs(metadata):
 def test_every_registration_has_a_larger_epoch(metadata):
     epochs = [metadata.image.brokers[1].broker_epoch]
     for _ in range(3):
-        reply = metadata.submit(RegisterBroker(1, ("other:1",), "rack"))
+        reply = metadata.join(1, rack="rack")
         assert reply.broker_epoch == metadata.image.brokers[1].broker_epoch
         assert metadata.image.brokers[1].broker_epoch <= metadata.image.metadata_offset
         epochs.append(reply.broker_epoch)
     assert epochs == sorted(set(epochs))
     broker = metadata.image.brokers[1]
-    assert (broker.addresses, broker.rack, broker.registered_ms) == (("other:1",), "rack", 1_000)
+    assert (broker.addresses, broker.rack, broker.registered_ms) == (("host1:9092",), "rack", 1_000)
 
 
 def test_two_registrations_in_one_entry_differ(metadata):
     image = metadata.image
-    metadata.submit(RegisterBroker(1, ("a:1",)))
+    metadata.join(1)
     # As the controller node decides a group: on what the first will have done, at the offset before it.
     metadata.image = type(image)(image.metadata_offset, {}, {}, {}, metadata.image.brokers)
     first = metadata.image.brokers[1].broker_epoch
-    assert metadata.submit(RegisterBroker(1, ("a:1",))).broker_epoch == first + 1
+    assert metadata.join(1).broker_epoch == first + 1
 
 
 @pytest.mark.slow

@@ -7,9 +7,12 @@ import pytest
 from kafkalite.metadata.delta import Delta, LocalChanges
 from kafkalite.metadata.image import EMPTY, PartitionState
 from kafkalite.metadata.records import (
+    BrokerChangeRecord,
     BrokerRegistrationRecord,
     ConfigRecord,
+    HighWatermarksRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -29,6 +32,7 @@ def image_of(*records, before=EMPTY, offset=1):
     return Delta(before).replay_all(records).apply(offset)
 
 
+BROKER = BrokerRegistrationRecord(1, 1, ("a:1",), None, 5)
 ORDERS = (TopicRecord(A, "orders"), partition(A, 0), partition(A, 1))
 
 
@@ -108,6 +112,44 @@ def test_the_later_registration_of_a_broker_replaces_the_earlier():
         BrokerRegistrationRecord(1, 1, ("a:1",), None, 5), BrokerRegistrationRecord(1, 2, ("b:1",), "r", 6)
     )
     assert [(broker.broker_epoch, broker.addresses) for broker in image.brokers.values()] == [(2, ("b:1",))]
+
+
+def test_a_change_of_a_broker_leaves_its_registration():
+    before = image_of(BROKER)
+    after = image_of(BrokerChangeRecord(1, 1, True, False), before=before, offset=2)
+    assert (after.brokers[1].is_fenced, after.brokers[1].addresses) == (True, ("a:1",))
+    assert after.live_brokers() == frozenset()
+    assert before.live_brokers() == {1}
+
+
+def test_high_watermarks_go_with_their_topic_and_with_zero():
+    before = image_of(*ORDERS, HighWatermarksRecord(((A, 0, 5), (A, 1, 6))))
+    assert before.high_watermarks == {(A, 0): 5, (A, 1): 6}
+    after = image_of(HighWatermarksRecord(((A, 0, 0),)), before=before, offset=2)
+    assert after.high_watermarks == {(A, 1): 6}
+    after = image_of(RemoveTopicRecord(A), before=after, offset=3)
+    assert after.high_watermarks == {}
+
+
+def test_a_snapshot_takes_back_what_it_does_not_say():
+    before = image_of(BROKER, *ORDERS, HighWatermarksRecord(((A, 0, 5),)), ProducerIdsRecord(1_000))
+    after = Delta.to_snapshot(before, image_of(*ORDERS).to_records()).apply(9)
+    assert (after.high_watermarks, after.next_producer_id, after.brokers) == ({}, 0, {})
+    assert after.loads == before.loads
+
+
+def test_followers_are_the_replicas_led_elsewhere_or_by_nobody():
+    records = [TopicRecord(A, "t"), partition(A, 0, leader=1, replicas=(1, 2))]
+    delta = Delta(EMPTY).replay_all(records)
+    before = delta.apply(1)
+    assert [item.topic_partition for item in delta.local_changes(2).followers] == [("t", 0)]
+    assert delta.local_changes(1).followers == ()
+    delta = Delta(before).replay_all([PartitionRecord(A, 0, (1, 2), (), -1, 1, 1, (1, 2))])
+    delta.apply(2)
+    for node_id in (1, 2):
+        changes = delta.local_changes(node_id)
+        assert (changes.leaders, len(changes.followers)) == ((), 1)
+        assert changes
 
 
 def test_local_changes_of_a_new_topic_are_this_brokers_partitions():
@@ -227,6 +269,16 @@ def test_the_id_of_a_topic_in_the_image_before_is_taken():
         ([TopicRecord(A, "t"), partition(A, 1)], "partitions are missing before"),
         ([TopicRecord(A, "t"), PartitionRecord(A, 0, (1,), (2,), 1, 0, 0)], "outside the replicas"),
         ([TopicRecord(A, "t"), PartitionRecord(A, 0, (1, 2), (2,), 1, 0, 0)], "leader is not in sync"),
+        ([TopicRecord(A, "t"), PartitionRecord(A, 0, (1, 2), (1,), 1, 0, 0, (3,))], "outside the replicas"),
+        ([TopicRecord(A, "t"), PartitionRecord(A, 0, (1, 2), (1,), 1, 0, 0, (1,))], "has two roles"),
+        ([TopicRecord(A, "t"), PartitionRecord(A, 0, (1, 2), (1,), 1, 0, 0, (2,), (2,))], "has two roles"),
+        ([*ORDERS, partition(A, 0, epoch=1), partition(A, 0)], "leader epoch goes back"),
+        ([*ORDERS, partition(A, 0, version=1), partition(A, 0)], "partition epoch goes back"),
+        ([BrokerChangeRecord(1, 1, True, False)], "never registered"),
+        ([BROKER, BrokerChangeRecord(1, 2, True, False)], "an earlier process"),
+        ([*ORDERS, HighWatermarksRecord(((A, 2, 5),))], "no partition 2"),
+        ([HighWatermarksRecord(((A, 0, 5),))], "no partition 0"),
+        ([ProducerIdsRecord(5), ProducerIdsRecord(4)], "given out already"),
         ([ConfigRecord("topic", "t", "retention.ms", "1")], "a topic that is not there"),
         ([ConfigRecord("group", "t", "x", "1")], "unknown kind of resource"),
         ([TopicRecord(A, "t")], "has no partition"),

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from kafkalite.errors import StorageError
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import (
+    BrokerChangeRecord,
     BrokerRegistrationRecord,
     ConfigRecord,
+    HighWatermarksRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -20,7 +23,10 @@ from kafkalite.metadata.records import (
 EXACT = [
     (TopicRecord("ab", "orders"), [1, 0, "ab", "orders"]),
     (RemoveTopicRecord("ab"), [2, 0, "ab"]),
-    (PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5), [3, 0, "ab", 3, [1, 2], [1], 1, 4, 5]),
+    (
+        PartitionRecord("ab", 3, (1, 2, 3), (1,), 1, 4, 5, (2,), (3,)),
+        [3, 1, "ab", 3, [1, 2, 3], [1], 1, 4, 5, [2], [3]],
+    ),
     (
         ConfigRecord("topic", "orders", "retention.ms", "-1"),
         [4, 0, "topic", "orders", "retention.ms", "-1"],
@@ -29,9 +35,34 @@ EXACT = [
         ConfigRecord("topic", "orders", "retention.ms", None),
         [4, 0, "topic", "orders", "retention.ms", None],
     ),
-    (BrokerRegistrationRecord(1, 9, ("a:1", "b:2"), None, 77), [5, 0, 1, 9, ["a:1", "b:2"], None, 77]),
-    (BrokerRegistrationRecord(1, 9, (), "r1", 77), [5, 0, 1, 9, [], "r1", 77]),
+    (
+        BrokerRegistrationRecord(1, 9, ("a:1", "b:2"), None, 77, "in", "dir", 8, True, False),
+        [5, 1, 1, 9, ["a:1", "b:2"], None, 77, "in", "dir", 8, True, False],
+    ),
+    (
+        BrokerRegistrationRecord(1, 9, (), "r1", 77),
+        [5, 1, 1, 9, [], "r1", 77, "", "", 0, False, False],
+    ),
+    (BrokerChangeRecord(1, 9, True, False), [6, 0, 1, 9, True, False]),
+    (HighWatermarksRecord((("ab", 0, 5), ("ab", 1, 0))), [7, 0, [["ab", 0, 5], ["ab", 1, 0]]]),
+    (ProducerIdsRecord(1_000), [8, 0, 1_000]),
 ]
+
+OLD = [
+    ([3, 0, "ab", 3, [1, 2], [1], 1, 4, 5], PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5)),
+    (
+        [5, 0, 1, 9, ["a:1"], None, 77],
+        BrokerRegistrationRecord(1, 9, ("a:1",), None, 77, registration_offset=9),
+    ),
+]
+
+
+@pytest.mark.parametrize(("array", "record"), OLD)
+def test_a_record_of_an_older_version_is_read_as_what_it_meant(array, record):
+    """Data directories of one node, written before there were several, keep their state."""
+    assert record_codec.from_bytes(msgpack.packb([array])) == [record]
+    again = record_codec.from_bytes(record_codec.to_bytes([record]))
+    assert again == [record]
 
 
 @pytest.mark.parametrize(("record", "array"), EXACT)
@@ -46,7 +77,10 @@ numbers = st.integers(-1, 2**63 - 1)
 records = st.one_of(
     st.builds(TopicRecord, text, text),
     st.builds(RemoveTopicRecord, text),
-    st.builds(PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers),
+    st.builds(PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers, ids, ids),
+    st.builds(BrokerChangeRecord, numbers, numbers, st.booleans(), st.booleans()),
+    st.builds(HighWatermarksRecord, st.lists(st.tuples(text, numbers, numbers), max_size=3).map(tuple)),
+    st.builds(ProducerIdsRecord, numbers),
     st.builds(ConfigRecord, text, text, text, st.none() | text),
     st.builds(
         BrokerRegistrationRecord,
@@ -55,6 +89,11 @@ records = st.one_of(
         st.lists(text, max_size=3).map(tuple),
         st.none() | text,
         numbers,
+        text,
+        text,
+        numbers,
+        st.booleans(),
+        st.booleans(),
     ),
 )
 
@@ -75,7 +114,7 @@ def test_garbage_is_a_storage_error_or_records(data):
     assert record_codec.from_bytes(record_codec.to_bytes(found)) == found
 
 
-@pytest.mark.parametrize("array", [[6, 0, "x"], [1, 1, "ab", "orders"], [99, 3]])
+@pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 2], [99, 3]])
 def test_a_newer_type_or_version_is_refused_with_what_to_do(array):
     with pytest.raises(StorageError, match=r"not known here.*newer kafkalite"):
         record_codec.from_arrays([array])
@@ -93,7 +132,16 @@ def test_a_newer_type_or_version_is_refused_with_what_to_do(array):
         [3, 0, "ab", 3, [1, "x"], [1], 1, 4, 5],
         [3, 0, "ab", 3, [1], ["x"], 1, 4, 5],
         [4, 0, "topic", "orders", "retention.ms", 5],
+        [3, 0, "ab", 3, [1], [1], 1, 4, 5, [], []],
+        [3, 1, "ab", 3, [1], [1], 1, 4, 5],
+        [3, 1, "ab", 3, [1], [1], 1, 4, 5, ["x"], []],
         [5, 0, 1, 9, [3], None, 77],
+        [5, 1, 1, 9, ["a:1"], None, 77],
+        [5, 1, 1, 9, ["a:1"], None, 77, "in", "dir", 8, 1, 0],
+        [6, 0, 1, 9, 1, 0],
+        [7, 0, [["ab", 0]]],
+        [7, 0, 5],
+        [8, 0, "x"],
         ["1", 0, "ab", "orders"],
     ],
 )

@@ -22,6 +22,7 @@ from kafkalite.metadata.topic_config import (
 )
 
 KAFKA_DEFAULTS = {
+    "unclean.leader.election.enable": False,
     "retention.ms": 604_800_000,
     "retention.bytes": -1,
     "segment.bytes": 1_073_741_824,

@@ -228,6 +228,7 @@ class Member:
 
     def __init__(self, log: SharedLog, node_id: int) -> None:
         self.leader_id: int | None = node_id
+        self.on_leader_change: list[Any] = []
         self.offset = 0
         self.applied: list[tuple[int, int]] = []  # (offset, decided on) of entries that took effect
         self._log = log
@@ -248,6 +249,9 @@ class Member:
         outcome = self._log.append(after_offset, records)
         self._own.append(outcome)
         return await outcome
+
+    async def read_index(self) -> int:
+        return self.offset
 
     @property
     def is_behind(self) -> bool:

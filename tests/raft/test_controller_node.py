@@ -18,14 +18,15 @@ from kafkalite.errors import (
     ShuttingDownError,
     ThrottlingQuotaExceededError,
 )
-from kafkalite.metadata.controller import RegisterBroker
 from kafkalite.metadata.image import EMPTY
+from kafkalite.metadata.records import BrokerRegistrationRecord
 from kafkalite.protocol.messages.admin import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     NewTopic,
 )
+from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
 from kafkalite.raft import controller_node
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
@@ -34,6 +35,11 @@ from kafkalite.rng import seeded_rng
 
 def create(*names, partitions=1, validate_only=False):
     return CreateTopicsRequest(0, validate_only, [NewTopic(name, partitions, 1, {}) for name in names])
+
+
+def register(incarnation=1):
+    """A process of broker 1."""
+    return RegisterBrokerRequest(1, f"{incarnation:032x}", "d" * 32, ["a:1"], None, -1, True, [])
 
 
 def codes(response):
@@ -47,7 +53,7 @@ def node_on(quorum, node_id=1):
 async def single(quorum=None):
     node = node_on(quorum or SingleQuorum())
     await node.start()
-    await node.submit(RegisterBroker(1, ("a:1",)))
+    await node.submit(register())
     return node
 
 
@@ -67,7 +73,7 @@ async def test_publishers_are_told_of_every_image_in_order():
     node.publishers.append(lambda delta, image: seen.append(("first", delta.before, image)))
     node.publishers.append(lambda delta, image: seen.append(("second", delta.before, image)))
     await node.start()
-    await node.submit(RegisterBroker(1, ("a:1",)))
+    await node.submit(register())
     await node.submit(create("a"))
     assert [name for name, _, _ in seen] == ["first", "second"] * 3
     images = [image for name, _, image in seen if name == "first"]
@@ -131,7 +137,7 @@ async def test_a_group_is_bounded_and_the_rest_goes_into_the_next_entry():
 
 async def test_two_registrations_in_one_group_have_different_epochs():
     node = await single()
-    replies = await asyncio.gather(*(node.submit(RegisterBroker(1, ("a:1",))) for _ in range(3)))
+    replies = await asyncio.gather(*(node.submit(register(number)) for number in range(3)))
     epochs = [reply.broker_epoch for reply in replies]
     assert epochs == sorted(set(epochs))
     assert node.image.brokers[1].broker_epoch == epochs[-1]
@@ -278,7 +284,7 @@ async def test_a_stale_decision_is_made_again_on_the_newer_image(kit):
     nodes = [node_on(member, member.leader_id) for member in members]
     for node in nodes:
         await node.start()
-    replies = [asyncio.create_task(node.submit(RegisterBroker(1, ("a:1",)))) for node in nodes]
+    replies = [asyncio.create_task(node.submit(register(number))) for number, node in enumerate(nodes)]
     await kit.turn()
     while any(member.is_behind for member in members):
         for member in members:
@@ -304,7 +310,7 @@ async def test_r18_a_reply_waits_for_this_nodes_image_and_not_only_for_the_commi
     member = CommittedElsewhere(kit.SharedLog(random.Random(1)), 1)
     node = node_on(member)
     await node.start()
-    submitted = asyncio.create_task(node.submit(RegisterBroker(1, ("a:1",))))
+    submitted = asyncio.create_task(node.submit(register()))
     await kit.turn()
     assert not submitted.done()
     member.deliver()
@@ -361,11 +367,11 @@ def test_no_decision_takes_effect_on_a_state_it_was_not_made_for(kit, history, s
                 lambda delta, image: images.setdefault(image.metadata_offset, []).append(image)
             )
             await node.start()
-            node.apply(1, [])
+            node.apply(1, [BrokerRegistrationRecord(1, 1, ("a:1",), None, 0)])
         for member in members:
             member.offset = 1
         log.next_offset = 2
-        submitted = [asyncio.create_task(nodes[0].submit(RegisterBroker(1, ("a:1",))))]
+        submitted = []
         done = []
         for kind, index, what in history:
             if kind == "deliver":

@@ -1,0 +1,334 @@
+"""Decisions about brokers: they register, come alive, die, shut down, lose replicas, take producer ids.
+
+A broker's life, as in Kafka's BrokerHeartbeatManager::
+
+    registered, fenced ──heartbeat from a process that has replayed its registration (R22)──▶ live
+    live ──no heartbeat for a session, or another process registers (R20)──▶ fenced
+    live ──heartbeat that wants to shut down──▶ shutting down ──leads nothing more──▶ fenced
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kafkalite import mutants
+from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.metadata.decision import (
+    ControllerSettings,
+    MetadataStep,
+    allows_unclean_election,
+    edit_partitions,
+    outcome,
+    reply,
+)
+from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.image import (
+    BrokerState,
+    ClusterImage,
+    PartitionState,
+    TopicImage,
+    registration_record,
+)
+from kafkalite.metadata.records import NO_LEADER, BrokerChangeRecord, MetadataRecord, ProducerIdsRecord
+from kafkalite.protocol.messages.cluster import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    BrokerHeartbeatRequest,
+    DamagedReplica,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+
+PRODUCER_ID_BLOCK_SIZE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBroker:
+    """The broker's session has expired, or it may go now. ``broker_epoch`` says which process is meant."""
+
+    node_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfenceBroker:
+    """The broker is alive and has replayed its registration."""
+
+    node_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginShutdown:
+    """The broker wants to go: it gets no new role, and what others can lead they lead. May be repeated."""
+
+    node_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseReplicas:
+    """Replicas of a live broker went offline (R26)."""
+
+    node_id: int
+    broker_epoch: int
+    damaged: tuple[DamagedReplica, ...]
+
+
+BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
+
+
+def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
+    """The broker that speaks. BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH: another process took over."""
+    broker = image.brokers.get(node_id)
+    if broker is None:
+        raise broker_error(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {node_id} is not registered")
+    if broker.broker_epoch != broker_epoch:
+        raise broker_error(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"broker {node_id} has registered anew since epoch {broker_epoch}; it has {broker.broker_epoch}",
+        )
+    return broker
+
+
+def register_broker(
+    image: ClusterImage,
+    command: RegisterBrokerRequest,
+    *,
+    now_ms: int,
+    settings: ControllerSettings,
+    ticket: int = 0,
+) -> MetadataStep:
+    """Give the broker's new process its epoch, and end what its earlier one was (R20), in one entry.
+
+    The epoch is the first offset the entry can have: entries are appended by comparison, so every image at
+    or beyond it holds the registration. Asked again by the same process, it is told the same once more.
+
+    What the broker holds is believed (its replicas stay eligible) if it stopped cleanly, or if every byte
+    it ever counted was synced, which a topic's durability=page-cache denies. It is not believed if its data
+    directory is another one, nor are replicas found damaged. The only replica of a partition stays eligible
+    after an unclean stop: nobody could hold more.
+    """
+    earlier = image.brokers.get(command.node_id)
+    if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
+        known = RegisterBrokerResponse(0, None, earlier.broker_epoch, earlier.registration_offset)
+        return reply(ticket, known)
+    registration_offset = image.metadata_offset + 1
+    broker_epoch = registration_offset
+    is_fenced = not settings.is_single_node
+    if earlier is not None:
+        broker_epoch = max(broker_epoch, earlier.broker_epoch + 1)
+        if "R20-no-fencing" in mutants.ACTIVE:
+            is_fenced = is_fenced and earlier.is_fenced
+    broker = BrokerState(
+        command.node_id,
+        broker_epoch,
+        tuple(command.addresses),
+        command.rack,
+        now_ms,
+        command.incarnation_id,
+        command.directory_id,
+        registration_offset,
+        is_fenced,
+    )
+    records: list[MetadataRecord] = [registration_record(broker)]
+    if earlier is not None:
+        records += _take_over(image, command, earlier, is_fenced=is_fenced, settings=settings)
+    return reply(ticket, RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)
+
+
+def _take_over(
+    image: ClusterImage,
+    command: RegisterBrokerRequest,
+    earlier: BrokerState,
+    *,
+    is_fenced: bool,
+    settings: ControllerSettings,
+) -> list[MetadataRecord]:
+    """What a new registration makes of the partitions that the earlier process had a part in."""
+    node_id = command.node_id
+    is_same_directory = earlier.directory_id in {"", command.directory_id}
+    was_clean = command.clean_broker_epoch == earlier.broker_epoch or "R20-unclean-stays" in mutants.ACTIVE
+    damaged = {(replica.topic_id, replica.partition) for replica in command.damaged}
+    live = image.live_brokers() - {node_id} if is_fenced else image.live_brokers() | {node_id}
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return node_id in state.replicas and (
+            node_id in state.isr
+            or node_id in state.elr
+            or node_id in state.last_known_elr
+            or state.leader == NO_LEADER
+        )
+
+    def is_believed(topic: TopicImage) -> bool:
+        durability = image.topic_configs(topic.name).get("durability")
+        return was_clean or (command.counts_synced_only and durability != "page-cache")
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        if "R20-no-fencing" not in mutants.ACTIVE:
+            change.fence(node_id)
+        if not is_same_directory or (topic.topic_id, number) in damaged:
+            change.forget(node_id)
+        elif len(change.before.replicas) > 1 and not is_believed(topic):
+            change.distrust(node_id)
+        change.elect(live, unclean=allows_unclean_election(image, topic, settings))
+
+    return edit_partitions(image, is_affected, edit)
+
+
+def change_broker(
+    image: ClusterImage, command: BrokerChange, *, settings: ControllerSettings, ticket: int = 0
+) -> MetadataStep:
+    """One change of a broker's life; the reply is None, or the BrokerError of ``broker_of``."""
+    try:
+        broker = broker_of(image, command.node_id, command.broker_epoch)
+    except BrokerError as error:
+        return reply(ticket, error)
+    match command:
+        case FenceBroker():
+            records = _fence(image, broker, settings)
+        case UnfenceBroker():
+            records = _unfence(image, broker, settings)
+        case BeginShutdown():
+            records = _begin_shutdown(image, broker)
+        case LoseReplicas():
+            records = _lose_replicas(image, broker, command.damaged, settings)
+    return reply(ticket, None, records)
+
+
+def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
+    """R23: out of its leaderships and ISRs; what it holds stays eligible by R16."""
+    if broker.is_fenced:
+        return []
+    node_id = broker.node_id
+    live = image.live_brokers() - {node_id}
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return node_id in state.isr
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        change.fence(node_id)
+        change.elect(live, unclean=allows_unclean_election(image, topic, settings))
+
+    return [
+        _change_record(replace(broker, is_fenced=True, is_shutting_down=False)),
+        *edit_partitions(image, is_affected, edit),
+    ]
+
+
+def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
+    """Alive again: it leads what nobody else can."""
+    if not broker.is_fenced:
+        return []
+    node_id = broker.node_id
+    live = image.live_brokers() | {node_id}
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return state.leader == NO_LEADER and node_id in state.replicas
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        change.elect(live, unclean=allows_unclean_election(image, topic, settings))
+
+    return [
+        _change_record(replace(broker, is_fenced=False, is_shutting_down=False)),
+        *edit_partitions(image, is_affected, edit),
+    ]
+
+
+def _begin_shutdown(image: ClusterImage, broker: BrokerState) -> list[MetadataRecord]:
+    if broker.is_fenced:
+        return []
+    node_id = broker.node_id
+    live = image.live_brokers() - {node_id}
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return node_id in state.isr
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        change.hand_over(node_id, live)
+
+    records = edit_partitions(image, is_affected, edit)
+    if broker.is_shutting_down:
+        return records
+    return [_change_record(replace(broker, is_shutting_down=True)), *records]
+
+
+def _lose_replicas(
+    image: ClusterImage,
+    broker: BrokerState,
+    damaged: tuple[DamagedReplica, ...],
+    settings: ControllerSettings,
+) -> list[MetadataRecord]:
+    lost = {(replica.topic_id, replica.partition) for replica in damaged}
+    live = image.live_brokers()
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        if (topic.topic_id, number) not in lost:
+            return
+        change.forget(broker.node_id)
+        change.elect(live - {broker.node_id}, unclean=allows_unclean_election(image, topic, settings))
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return has_part_in(state, broker.node_id)
+
+    return edit_partitions(image, is_affected, edit)
+
+
+def has_part_in(state: PartitionState, node_id: int) -> bool:
+    """Whether the replica counts for anything in the partition."""
+    return node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
+
+
+def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> list[BrokerChange]:
+    """What a heartbeat of the registered broker asks to be changed; nothing for nearly every one."""
+    broker = image.brokers[request.node_id]
+    node_id, broker_epoch = broker.node_id, broker.broker_epoch
+    changes: list[BrokerChange] = []
+    lost = tuple(replica for replica in request.damaged if _counts(image, node_id, replica))
+    if lost:
+        changes.append(LoseReplicas(node_id, broker_epoch, lost))
+    if request.wants_shutdown:
+        if not broker.is_fenced and not (broker.is_shutting_down and may_shut_down(image, node_id)):
+            changes.append(BeginShutdown(node_id, broker_epoch))
+    elif broker.is_fenced and (
+        request.metadata_offset >= broker.registration_offset or "R22-stale-metadata" in mutants.ACTIVE
+    ):
+        changes.append(UnfenceBroker(node_id, broker_epoch))
+    return changes
+
+
+def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
+    topic = image.topics_by_id.get(replica.topic_id)
+    return (
+        topic is not None
+        and 0 <= replica.partition < len(topic.partitions)
+        and has_part_in(topic.partitions[replica.partition], node_id)
+    )
+
+
+def may_shut_down(image: ClusterImage, node_id: int) -> bool:
+    """Whether nothing is led by the broker that another could lead."""
+    live = image.live_brokers() - {node_id}
+    return not any(
+        state.leader == node_id and any(each in live for each in state.isr)
+        for topic in image.topics.values()
+        for state in topic.partitions
+    )
+
+
+def _change_record(broker: BrokerState) -> BrokerChangeRecord:
+    return BrokerChangeRecord(broker.node_id, broker.broker_epoch, broker.is_fenced, broker.is_shutting_down)
+
+
+def allocate_producer_ids(
+    image: ClusterImage, command: AllocateProducerIdsRequest, *, ticket: int = 0
+) -> MetadataStep:
+    """A block of producer ids that nobody else is ever given. Errors as ``broker_of``."""
+    try:
+        broker_of(image, command.node_id, command.broker_epoch)
+    except BrokerError as error:
+        return reply(ticket, AllocateProducerIdsResponse(*outcome(error), -1, 0))
+    first = image.next_producer_id
+    response = AllocateProducerIdsResponse(0, None, first, PRODUCER_ID_BLOCK_SIZE)
+    return reply(ticket, response, [ProducerIdsRecord(first + PRODUCER_ID_BLOCK_SIZE)])

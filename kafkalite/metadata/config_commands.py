@@ -1,0 +1,117 @@
+"""Decisions about configs: overrides of topics and brokers, and what follows from them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.metadata.decision import (
+    ControllerSettings,
+    MetadataStep,
+    allows_unclean_election,
+    edit_partitions,
+    existing_topic,
+    min_insync_replicas,
+    outcome,
+    parse_configs,
+    reply,
+    too_many,
+)
+from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
+from kafkalite.metadata.records import BROKER, NO_LEADER, TOPIC, ConfigRecord, MetadataRecord
+from kafkalite.metadata.topic_config import parse_broker_config, parse_topic_config
+from kafkalite.protocol.messages.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    AlteredConfig,
+    ConfigChange,
+)
+
+
+def alter_configs(
+    image: ClusterImage, command: AlterConfigsRequest, *, settings: ControllerSettings, ticket: int = 0
+) -> MetadataStep:
+    """Set and take away overrides (KIP-339). The changes of one resource are done all or none.
+
+    UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (name, value, or a key twice), INVALID_REQUEST (a kind of
+    resource or a broker that does not exist). One result per resource, in order of first mention.
+    """
+    problem = too_many(len(command.changes), "changes")
+    if problem is not None:
+        return reply(ticket, AlterConfigsResponse(*outcome(problem), []))
+    by_resource: dict[tuple[str, str], list[ConfigChange]] = {}
+    for change in command.changes:
+        by_resource.setdefault((change.resource_type, change.name), []).append(change)
+    records: list[MetadataRecord] = []
+    results: list[AlteredConfig] = []
+    for (resource_type, name), changes in by_resource.items():
+        try:
+            new_records = _alter_one(image, resource_type, name, changes)
+        except BrokerError as error:
+            results.append(AlteredConfig(resource_type, name, *outcome(error)))
+            continue
+        if not command.validate_only:
+            records += new_records
+        results.append(AlteredConfig(resource_type, name, 0, None))
+    records += _consequences(image, records, settings)
+    return reply(ticket, AlterConfigsResponse(0, None, results), records)
+
+
+def _consequences(
+    image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
+) -> list[MetadataRecord]:
+    """What the partitions become by changed configs, in the same entry.
+
+    A smaller min.insync.replicas lets a leader commit without replicas that were eligible until now: they
+    stop to be so before it can know of the new number. Where unclean election is allowed by now, partitions
+    that wait for a leader get one.
+    """
+    keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
+    if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:
+        return []
+    after = Delta(image).replay_all(changes).apply(image.metadata_offset)
+    live = after.live_brokers()
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        return bool(state.elr or state.last_known_elr or state.leader == NO_LEADER)
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        if len(change.isr) >= min_insync_replicas(after, topic):
+            change.refresh_eligible()
+        change.elect(live, unclean=allows_unclean_election(after, topic, settings))
+
+    return edit_partitions(after, is_affected, edit)
+
+
+def _alter_one(
+    image: ClusterImage, resource_type: str, name: str, changes: list[ConfigChange]
+) -> list[MetadataRecord]:
+    """The records of one resource's changes; none for a change that changes nothing. Raises BrokerError."""
+    parse = _config_parser(image, resource_type, name)
+    wanted = parse_configs(parse, ((change.key, change.value) for change in changes))
+    present = image.configs_of(resource_type, name)
+    return [
+        ConfigRecord(resource_type, name, key, value)
+        for key, value in wanted.items()
+        if present.get(key) != value
+    ]
+
+
+_Parser = Callable[[str, str | None], tuple[str, str | None]]
+
+
+def _config_parser(image: ClusterImage, resource_type: str, name: str) -> _Parser:
+    """What checks this resource's configs. Raises BrokerError when there is no such resource."""
+    if resource_type == TOPIC:
+        existing_topic(image, name)
+        return parse_topic_config
+    if resource_type != BROKER:
+        raise broker_error(
+            ErrorCode.INVALID_REQUEST, f"resource type must be one of topic, broker; it is {resource_type!r}"
+        )
+    if name not in {str(node_id) for node_id in image.brokers}:
+        known = ", ".join(str(node_id) for node_id in sorted(image.brokers))
+        raise broker_error(ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; there are: {known}")
+    return parse_broker_config

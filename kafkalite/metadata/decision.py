@@ -1,0 +1,140 @@
+"""What all decisions are made with: the settings, the shape of an answer, a topic's settings that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafkalite.errors import BrokerError, ConfigError, ErrorCode, broker_error
+from kafkalite.limits import MAX_TOPICS_PER_REQUEST
+from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
+from kafkalite.metadata.records import BROKER, HighWatermarksRecord, MetadataRecord
+from kafkalite.metadata.topic_config import topic_defaults
+from kafkalite.model import Step
+
+MetadataStep = Step[MetadataRecord]
+Configs = Mapping[str, str | None]
+ConfigParser = Callable[[str, str | None], tuple[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """How this node decides while it is the active controller."""
+
+    num_partitions: int = 1  #: of a topic whose creator left it open
+    default_replication_factor: int = 1
+    topic_defaults: Mapping[str, Any] = field(default_factory=dict)  #: typed, by topic option name
+    node_id: int = -1  #: whose overrides in the image count as the broker's configuration
+    is_single_node: bool = False  #: controller and only broker in one process: it needs no heartbeats
+    session_timeout_ms: int = 3_000  #: a broker silent for longer is fenced
+    auto_leader_rebalance: bool = True
+    imbalance_check_interval_ms: int = 300_000
+    imbalance_per_broker_percentage: int = 10
+
+
+def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
+    """With how many in-sync replicas the topic's leader may commit, at the least.
+
+    Only the topic's own override counts: a leader without one goes by its own broker's configuration, which
+    nobody else knows, so the smallest number is taken for it. That keeps fewer replicas eligible, and never
+    one too many.
+    """
+    text = image.topic_configs(topic.name).get("min.insync.replicas")
+    return 1 if text is None else int(text)
+
+
+def allows_unclean_election(image: ClusterImage, topic: TopicImage, settings: ControllerSettings) -> bool:
+    """Whether a leader may be chosen for the topic that may lack committed records."""
+    option = "unclean.leader.election.enable"
+    text = image.topic_configs(topic.name).get(option)
+    if text is not None:
+        return text == "true"
+    overrides = image.configs_of(BROKER, str(settings.node_id))
+    value = topic_defaults(overrides).get(option) if overrides else None
+    return bool(settings.topic_defaults.get(option, False) if value is None else value)
+
+
+def edit_partitions(
+    image: ClusterImage,
+    is_affected: Callable[[TopicImage, PartitionState], bool],
+    edit: Callable[[TopicImage, int, PartitionEdit], None],
+) -> list[MetadataRecord]:
+    """Let ``edit`` (topic, partition number, edit) change every affected partition; the records of it."""
+    records: list[MetadataRecord] = []
+    for topic in image.topics.values():
+        min_isr: int | None = None
+        for number, state in enumerate(topic.partitions):
+            if not is_affected(topic, state):
+                continue
+            if min_isr is None:
+                min_isr = min_insync_replicas(image, topic)
+            change = PartitionEdit(state, min_isr)
+            edit(topic, number, change)
+            records += edit_records(image, topic.topic_id, number, change)
+    return records
+
+
+def edit_records(
+    image: ClusterImage, topic_id: str, number: int, change: PartitionEdit
+) -> list[MetadataRecord]:
+    """The records that make ``change`` hold; none when it changes nothing.
+
+    After an unclean election what was committed is not any more: the checkpointed high watermark goes.
+    """
+    state = change.build()
+    if state is None:
+        return []
+    records: list[MetadataRecord] = [partition_record(topic_id, number, state)]
+    if change.is_unclean and (topic_id, number) in image.high_watermarks:
+        records.append(HighWatermarksRecord(((topic_id, number, 0),)))
+    return records
+
+
+def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]) -> Configs:
+    """Overrides by canonical name. INVALID_CONFIG for an unknown name, a bad value, or a name given twice."""
+    parsed: dict[str, str | None] = {}
+    try:
+        for name, text in configs:
+            key, value = parse(name, text)
+            if key in parsed:
+                raise ConfigError(key=key, value=None, allowed="given more than once in one request")
+            parsed[key] = value
+    except ConfigError as error:
+        raise broker_error(ErrorCode.INVALID_CONFIG, str(error)) from error
+    return parsed
+
+
+def existing_topic(image: ClusterImage, name: str) -> TopicImage:
+    """The topic of that name. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    topic = image.topics.get(name)
+    if topic is None:
+        raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+    return topic
+
+
+def refuse_repeated(name: str, times: Mapping[str, int]) -> None:
+    """Raises INVALID_REQUEST for a topic that the request names more than once."""
+    if times[name] > 1:
+        raise broker_error(ErrorCode.INVALID_REQUEST, f"topic {name!r} stands in the request more than once")
+
+
+def too_many(count: int, what: str) -> BrokerError | None:
+    """What refuses a request with more items than one may have; None when it has not."""
+    if count <= MAX_TOPICS_PER_REQUEST:
+        return None
+    return broker_error(
+        ErrorCode.INVALID_REQUEST,
+        f"one request has at most {MAX_TOPICS_PER_REQUEST} {what}, this one {count}",
+    )
+
+
+def outcome(error: BrokerError) -> tuple[int, str]:
+    """(error_code, error_message) of a refused item."""
+    return int(error.code), error.message
+
+
+def reply(ticket: int, response: Any, records: Iterable[MetadataRecord] = ()) -> MetadataStep:
+    """A step with the one reply of a command."""
+    return Step(tuple(records), ((ticket, response),))

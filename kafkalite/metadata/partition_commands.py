@@ -1,0 +1,306 @@
+"""Decisions about partitions: their leaders propose in-sync replicas, people and balance elect leaders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kafkalite import mutants
+from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.metadata.broker_commands import broker_of
+from kafkalite.metadata.decision import (
+    ControllerSettings,
+    MetadataStep,
+    edit_partitions,
+    edit_records,
+    min_insync_replicas,
+    outcome,
+    reply,
+)
+from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
+from kafkalite.metadata.records import NO_LEADER, HighWatermarksRecord, MetadataRecord
+from kafkalite.protocol.messages.admin import (
+    ElectedPartition,
+    ElectionPartition,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+)
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ChangedPartition,
+    CheckpointHighWatermarksRequest,
+    CheckpointHighWatermarksResponse,
+    PartitionChange,
+)
+
+MAX_ELECTIONS_PER_BALANCE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceLeaders:
+    """Let preferred replicas lead where too many leaderships have moved away. The reply is how many did."""
+
+
+def alter_partition(image: ClusterImage, command: AlterPartitionRequest, *, ticket: int = 0) -> MetadataStep:
+    """Leaders' proposals for their ISRs (KIP-497), each compared with and set upon the partition epoch (R13).
+
+    Of another process or leader than the present one nothing is believed and nothing is written: whole
+    requests get BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, partitions UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED, INVALID_UPDATE_VERSION.
+
+    A refusal on its merits (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it moves
+    the partition epoch on (R14). So a copy of the request that comes later is refused too, and the leader
+    knows it, and may count without the replica again.
+    """
+    try:
+        broker_of(image, command.node_id, command.broker_epoch)
+    except BrokerError as error:
+        return reply(ticket, AlterPartitionResponse(*outcome(error), []))
+    states: dict[tuple[str, int], PartitionState] = {}  # as changed by this request so far
+    records: list[MetadataRecord] = []
+    results: list[ChangedPartition] = []
+    for proposal in command.partitions:
+        topic = image.topics_by_id.get(proposal.topic_id)
+        key = (proposal.topic_id, proposal.partition)
+        try:
+            state = states.get(key) or _proposed_upon(topic, proposal)
+            _check_is_current(state, command.node_id, proposal)
+        except BrokerError as error:
+            results.append(_unchanged(topic, proposal, error, states.get(key)))
+            continue
+        assert topic is not None
+        edit = PartitionEdit(state, min_insync_replicas(image, topic))
+        code, message = 0, None
+        try:
+            _check_proposal(image, state, proposal)
+            edit.set_isr(proposal.isr)
+            edit.touch()
+        except BrokerError as error:
+            code, message = outcome(error)
+            if "R14-revert" not in mutants.ACTIVE:
+                edit.touch()
+        changed = edit.build()
+        if changed is not None:
+            records.append(partition_record(proposal.topic_id, proposal.partition, changed))
+            state = states[key] = changed
+        results.append(_changed(proposal, code, message, state))
+    return reply(ticket, AlterPartitionResponse(0, None, results), records)
+
+
+def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> PartitionState:
+    if topic is None:
+        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {proposal.topic_id}")
+    if not 0 <= proposal.partition < len(topic.partitions):
+        raise broker_error(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"topic {topic.name!r} has no partition {proposal.partition}",
+        )
+    return topic.partitions[proposal.partition]
+
+
+def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
+    """R13: whether the sender leads, in this leader epoch, and knows the present state."""
+    if proposal.leader_epoch < state.leader_epoch:
+        raise broker_error(
+            ErrorCode.FENCED_LEADER_EPOCH,
+            f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}",
+        )
+    if proposal.leader_epoch > state.leader_epoch or state.leader != node_id:
+        raise broker_error(
+            ErrorCode.NEW_LEADER_ELECTED,
+            f"the leader in epoch {state.leader_epoch} is {state.leader}, not {node_id}"
+            f" in epoch {proposal.leader_epoch}",
+        )
+    if proposal.partition_epoch != state.partition_epoch and "R13-no-cas" not in mutants.ACTIVE:
+        raise broker_error(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"the partition epoch is {state.partition_epoch}, not {proposal.partition_epoch}",
+        )
+
+
+def _check_proposal(image: ClusterImage, state: PartitionState, proposal: PartitionChange) -> None:
+    isr, epochs = proposal.isr, proposal.isr_broker_epochs
+    if len(isr) != len(epochs) or len(set(isr)) != len(isr):
+        raise broker_error(
+            ErrorCode.INVALID_REQUEST, f"the in-sync replicas {isr} must differ, and have an epoch each"
+        )
+    if state.leader not in isr or not set(isr) <= set(state.replicas):
+        raise broker_error(
+            ErrorCode.INVALID_REQUEST,
+            f"the in-sync replicas {isr} must hold the leader {state.leader}"
+            f" and nobody but {list(state.replicas)}",
+        )
+    for node_id, epoch in zip(isr, epochs, strict=True):
+        if node_id in state.isr:
+            continue
+        broker = image.brokers.get(node_id)
+        if broker is None or not broker.is_live:
+            raise broker_error(ErrorCode.INELIGIBLE_REPLICA, f"broker {node_id} is not live")
+        if epoch != broker.broker_epoch and "R13-no-broker-epoch" not in mutants.ACTIVE:
+            raise broker_error(
+                ErrorCode.INELIGIBLE_REPLICA,
+                f"broker {node_id} was in sync in its epoch {epoch}, and has epoch {broker.broker_epoch} now",
+            )
+
+
+def _changed(
+    proposal: PartitionChange, code: int, message: str | None, state: PartitionState
+) -> ChangedPartition:
+    return ChangedPartition(
+        proposal.topic_id,
+        proposal.partition,
+        code,
+        message,
+        state.leader,
+        state.leader_epoch,
+        list(state.isr),
+        state.partition_epoch,
+    )
+
+
+def _unchanged(
+    topic: TopicImage | None,
+    proposal: PartitionChange,
+    error: BrokerError,
+    state: PartitionState | None,
+) -> ChangedPartition:
+    """The answer to a proposal that nothing came of, with the state as it is where there is one."""
+    if topic is None or not 0 <= proposal.partition < len(topic.partitions):
+        return ChangedPartition(proposal.topic_id, proposal.partition, *outcome(error), NO_LEADER, -1, [], -1)
+    return _changed(proposal, *outcome(error), state or topic.partitions[proposal.partition])
+
+
+def checkpoint_high_watermarks(
+    image: ClusterImage, command: CheckpointHighWatermarksRequest, *, ticket: int = 0
+) -> MetadataStep:
+    """What leaders know to be committed, for those who lead after them. One record for the request.
+
+    Partitions that the sender does not lead in that epoch, or that are no further than known, are passed
+    over. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+    """
+    try:
+        broker_of(image, command.node_id, command.broker_epoch)
+    except BrokerError as error:
+        return reply(ticket, CheckpointHighWatermarksResponse(*outcome(error), 0))
+    moved: dict[tuple[str, int], int] = {}
+    for reported in command.partitions:
+        topic = image.topics_by_id.get(reported.topic_id)
+        if topic is None or not 0 <= reported.partition < len(topic.partitions):
+            continue
+        state = topic.partitions[reported.partition]
+        if state.leader != command.node_id or state.leader_epoch != reported.leader_epoch:
+            continue
+        key = (reported.topic_id, reported.partition)
+        if reported.high_watermark > moved.get(key, image.high_watermarks.get(key, 0)):
+            moved[key] = reported.high_watermark
+    records = [HighWatermarksRecord(tuple((*key, end) for key, end in moved.items()))] if moved else []
+    return reply(ticket, CheckpointHighWatermarksResponse(0, None, len(moved)), records)
+
+
+def elect_leaders(image: ClusterImage, command: ElectLeadersRequest, *, ticket: int = 0) -> MetadataStep:
+    """Elections that somebody asks for (KIP-183, KIP-460).
+
+    Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if not.
+    Unclean: a partition without a leader gets one, if need be one that may lack committed records;
+    ELIGIBLE_LEADERS_NOT_AVAILABLE when no replica is live. ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION.
+    Asked for all partitions, only those are answered where something was to be done.
+    """
+    live = image.live_brokers()
+    records: list[MetadataRecord] = []
+    results: list[ElectedPartition] = []
+    seen: set[tuple[str, int]] = set()
+    for wanted in _every_partition(image) if command.partitions is None else command.partitions:
+        topic = image.topics.get(wanted.topic)
+        try:
+            if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+                raise broker_error(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"there is no partition {wanted.topic}-{wanted.partition}",
+                )
+            if (wanted.topic, wanted.partition) in seen:
+                raise broker_error(ErrorCode.INVALID_REQUEST, "the request names this partition twice")
+            seen.add((wanted.topic, wanted.partition))
+            edit = PartitionEdit(topic.partitions[wanted.partition], min_insync_replicas(image, topic))
+            (_elect_unclean if command.is_unclean else _elect_preferred)(edit, live)
+        except BrokerError as error:
+            if command.partitions is None and error.code == ErrorCode.ELECTION_NOT_NEEDED:
+                continue
+            leader = NO_LEADER
+            if topic is not None and 0 <= wanted.partition < len(topic.partitions):
+                leader = topic.partitions[wanted.partition].leader
+            results.append(ElectedPartition(wanted.topic, wanted.partition, *outcome(error), leader))
+            continue
+        records += edit_records(image, topic.topic_id, wanted.partition, edit)
+        results.append(ElectedPartition(wanted.topic, wanted.partition, 0, None, edit.leader))
+    return reply(ticket, ElectLeadersResponse(0, None, results), records)
+
+
+def _every_partition(image: ClusterImage) -> Iterator[ElectionPartition]:
+    for name in sorted(image.topics):
+        for number in range(len(image.topics[name].partitions)):
+            yield ElectionPartition(name, number)
+
+
+def _elect_preferred(edit: PartitionEdit, live: frozenset[int]) -> None:
+    preferred = edit.before.replicas[0]
+    if edit.leader == preferred:
+        raise broker_error(ErrorCode.ELECTION_NOT_NEEDED, f"broker {preferred} leads already")
+    if preferred not in edit.isr and edit.leader == NO_LEADER:
+        edit.elect(live & {preferred})
+    elif preferred in edit.isr and preferred in live:
+        edit.lead(preferred)
+    if edit.leader != preferred:
+        raise broker_error(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            f"broker {preferred} is not {'in sync' if preferred in live else 'live'}",
+        )
+
+
+def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
+    if edit.leader != NO_LEADER:
+        raise broker_error(ErrorCode.ELECTION_NOT_NEEDED, f"broker {edit.leader} leads")
+    edit.elect(live, unclean=True)
+    if edit.leader == NO_LEADER:
+        raise broker_error(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+            f"none of the replicas {list(edit.before.replicas)} is live",
+        )
+
+
+def balance_leaders(
+    image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings, ticket: int = 0
+) -> MetadataStep:
+    """Preferred leaders for those brokers of whose partitions more than the allowed part is led by others.
+
+    As Kafka's automatic rebalance; at most MAX_ELECTIONS_PER_BALANCE at once, and the rest with the next.
+    """
+    live = image.live_brokers()
+    astray: Counter[int] = Counter()
+    for topic in image.topics.values():
+        for state in topic.partitions:
+            if state.leader != state.replicas[0]:
+                astray[state.replicas[0]] += 1
+    percentage = settings.imbalance_per_broker_percentage
+    wanted = {
+        node_id
+        for node_id, count in astray.items()
+        if node_id in live and 100 * count > percentage * image.loads[node_id].preferred_leaders
+    }
+    elected = 0
+
+    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
+        preferred = state.replicas[0]
+        return state.leader not in {NO_LEADER, preferred} and preferred in wanted and preferred in state.isr
+
+    def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
+        nonlocal elected
+        if elected < MAX_ELECTIONS_PER_BALANCE:
+            change.lead(change.before.replicas[0])
+            elected += 1
+
+    records = edit_partitions(image, is_affected, edit) if wanted else []
+    return reply(ticket, elected, records)

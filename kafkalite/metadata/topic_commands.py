@@ -1,0 +1,262 @@
+"""Decisions about topics: they come with their partitions placed, they grow, they go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPIC
+from kafkalite.metadata.decision import (
+    Configs,
+    ControllerSettings,
+    MetadataStep,
+    existing_topic,
+    outcome,
+    parse_configs,
+    refuse_repeated,
+    reply,
+    too_many,
+)
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
+from kafkalite.metadata.placement import place
+from kafkalite.metadata.records import (
+    TOPIC,
+    ConfigRecord,
+    MetadataRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kafkalite.metadata.topic_config import TOPIC_OPTIONS, parse_topic_config, value_text
+from kafkalite.model import topic_name_problem
+from kafkalite.protocol.messages.admin import (
+    CreatedTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    NewTopic,
+    PartitionCount,
+    TopicResult,
+)
+
+if TYPE_CHECKING:
+    from kafkalite.rng import Rng
+
+TOPIC_ID_BYTES: Final = 16
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+
+
+def create_topics(
+    image: ClusterImage,
+    command: CreateTopicsRequest,
+    *,
+    rng: Rng,
+    settings: ControllerSettings,
+    ticket: int = 0,
+) -> MetadataStep:
+    """New topics, each with an id of its own, leaders spread over the brokers.
+
+    INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
+    INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request), INVALID_REQUEST (name twice).
+    """
+    problem = too_many(len(command.topics), "topics")
+    if problem is not None:
+        return reply(ticket, CreateTopicsResponse(*outcome(problem), []))
+    times = Counter(topic.name for topic in command.topics)
+    records: list[MetadataRecord] = []
+    results: list[CreatedTopic] = []
+    new_ids: set[str] = set()
+    left_count = MAX_PARTITIONS_PER_REQUEST
+    for wanted in command.topics:
+        try:
+            refuse_repeated(wanted.name, times)
+            topic = _completed(wanted, settings)
+            configs = _check_new_topic(image, topic, left_count)
+        except BrokerError as error:
+            results.append(CreatedTopic(wanted.name, *outcome(error), "", -1, -1))
+            continue
+        left_count -= topic.num_partitions
+        topic_id = ""
+        if not command.validate_only:
+            topic_id = _new_topic_id(image, new_ids, rng)
+            configs = {**_agreed_configs(settings), **configs}
+            records += _new_topic_records(image, topic, topic_id, configs, rng)
+        results.append(
+            CreatedTopic(topic.name, 0, None, topic_id, topic.num_partitions, topic.replication_factor)
+        )
+    return reply(ticket, CreateTopicsResponse(0, None, results), records)
+
+
+def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
+    """An id that no topic has; chance alone would do, were there no generators started from a seed again."""
+    while True:
+        topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
+        if topic_id not in image.topics_by_id and topic_id not in new_ids:
+            new_ids.add(topic_id)
+            return topic_id
+
+
+def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
+    """``topic`` with the broker's defaults where the creator left the choice (-1)."""
+    partitions, factor = topic.num_partitions, topic.replication_factor
+    return NewTopic(
+        topic.name,
+        settings.num_partitions if partitions == -1 else partitions,
+        settings.default_replication_factor if factor == -1 else factor,
+        topic.configs,
+    )
+
+
+def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> Configs:
+    """The topic's configs as they will be stored. Raises the BrokerError that refuses the topic."""
+    problem = topic_name_problem(topic.name)
+    if problem is not None:
+        raise broker_error(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    if topic.name in image.topics:
+        raise broker_error(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic.name!r} already exists")
+    _check_partition_count(topic.num_partitions, topic.num_partitions, left_count)
+    factor = topic.replication_factor
+    if factor < 1:
+        raise broker_error(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor must be 1 or more, or -1 for the broker's default; it is {factor}",
+        )
+    _check_enough_live(image, factor, f"replication factor {factor}")
+    return parse_configs(parse_topic_config, topic.configs.items())
+
+
+def _check_partition_count(total_count: int, added_count: int, left_count: int) -> None:
+    if not 1 <= total_count <= MAX_PARTITIONS_PER_TOPIC:
+        raise broker_error(
+            ErrorCode.INVALID_PARTITIONS,
+            f"a topic has from 1 to {MAX_PARTITIONS_PER_TOPIC} partitions, not {total_count}",
+        )
+    if added_count > left_count:
+        raise broker_error(
+            ErrorCode.POLICY_VIOLATION,
+            f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions; send the rest in another",
+        )
+
+
+def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
+    """Replicas are placed on live brokers only: one that is fenced or shutting down would start behind."""
+    live = image.live_brokers()
+    if factor <= len(live):
+        return
+    gone = ", ".join(str(node_id) for node_id in sorted(image.brokers.keys() - live))
+    raise broker_error(
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        f"{what} is larger than the number of live brokers, {len(live)}"
+        + (f" (not alive or shutting down: {gone})" if gone else ""),
+    )
+
+
+def _agreed_configs(settings: ControllerSettings) -> Configs:
+    """What a topic is given of its own although its creator did not ask for it.
+
+    Who is believed to hold all committed records follows from min.insync.replicas (R16), while every leader
+    goes by its own broker's configuration (R9). Written to the topic, it is the same number for both.
+    """
+    default = settings.topic_defaults.get(MIN_INSYNC_REPLICAS)
+    if default is None or default == TOPIC_OPTIONS.get(MIN_INSYNC_REPLICAS).default:
+        return {}
+    return {MIN_INSYNC_REPLICAS: value_text(default)}
+
+
+def _new_topic_records(
+    image: ClusterImage, topic: NewTopic, topic_id: str, configs: Configs, rng: Rng
+) -> Iterable[MetadataRecord]:
+    live = image.live_brokers()
+    brokers = [broker for broker in image.brokers.values() if broker.node_id in live]
+    start = rng.randrange(len(brokers))
+    placed = place(brokers, topic.num_partitions, topic.replication_factor, start=start, loads=image.loads)
+    yield TopicRecord(topic_id, topic.name)
+    for partition, replicas in enumerate(placed):
+        yield partition_record(topic_id, partition, _first_state(replicas))
+    for key, value in configs.items():
+        yield ConfigRecord(TOPIC, topic.name, key, value)
+
+
+def _first_state(replicas: tuple[int, ...]) -> PartitionState:
+    return PartitionState(replicas, replicas, replicas[0], leader_epoch=0, partition_epoch=0)
+
+
+def delete_topics(image: ClusterImage, command: DeleteTopicsRequest, *, ticket: int = 0) -> MetadataStep:
+    """Remove topics. UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (name twice)."""
+    problem = too_many(len(command.names), "topics")
+    if problem is not None:
+        return reply(ticket, DeleteTopicsResponse(*outcome(problem), []))
+    times = Counter(command.names)
+    records: list[MetadataRecord] = []
+    results: list[TopicResult] = []
+    for name in command.names:
+        try:
+            refuse_repeated(name, times)
+            records.append(RemoveTopicRecord(existing_topic(image, name).topic_id))
+            results.append(TopicResult(name, 0, None))
+        except BrokerError as error:
+            results.append(TopicResult(name, *outcome(error)))
+    return reply(ticket, DeleteTopicsResponse(0, None, results), records)
+
+
+def create_partitions(
+    image: ClusterImage, command: CreatePartitionsRequest, *, ticket: int = 0
+) -> MetadataStep:
+    """Let topics grow; the new partitions even out what the present ones have left uneven.
+
+    UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
+    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (name twice).
+    """
+    problem = too_many(len(command.topics), "topics")
+    if problem is not None:
+        return reply(ticket, CreatePartitionsResponse(*outcome(problem), []))
+    times = Counter(topic.name for topic in command.topics)
+    records: list[MetadataRecord] = []
+    results: list[TopicResult] = []
+    left_count = MAX_PARTITIONS_PER_REQUEST
+    for wanted in command.topics:
+        try:
+            refuse_repeated(wanted.name, times)
+            topic = existing_topic(image, wanted.name)
+            _check_growth(image, topic, wanted, left_count)
+        except BrokerError as error:
+            results.append(TopicResult(wanted.name, *outcome(error)))
+            continue
+        left_count -= wanted.total_count - len(topic.partitions)
+        if not command.validate_only:
+            records += _added_partition_records(image, topic, wanted.total_count)
+        results.append(TopicResult(wanted.name, 0, None))
+    return reply(ticket, CreatePartitionsResponse(0, None, results), records)
+
+
+def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, left_count: int) -> None:
+    present_count = len(topic.partitions)
+    if wanted.total_count <= present_count:
+        raise broker_error(
+            ErrorCode.INVALID_PARTITIONS,
+            f"topic {topic.name!r} has {present_count} partition{'' if present_count == 1 else 's'};"
+            f" {wanted.total_count} would not be an increase",
+        )
+    _check_partition_count(wanted.total_count, wanted.total_count - present_count, left_count)
+    factor = len(topic.partitions[0].replicas)
+    _check_enough_live(image, factor, f"topic {topic.name!r} has {factor} replicas a partition, which")
+
+
+def _added_partition_records(
+    image: ClusterImage, topic: TopicImage, total_count: int
+) -> Iterable[MetadataRecord]:
+    present_count = len(topic.partitions)
+    live = image.live_brokers()
+    placed = place(
+        [broker for broker in image.brokers.values() if broker.node_id in live],
+        total_count - present_count,
+        len(topic.partitions[0].replicas),
+        present=[state.replicas for state in topic.partitions],
+        loads=image.loads,
+    )
+    for partition, replicas in enumerate(placed, present_count):
+        yield partition_record(topic.topic_id, partition, _first_state(replicas))

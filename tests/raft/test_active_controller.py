@@ -1,0 +1,429 @@
+"""The active controller: who is alive, who may register, who may go; and how the next one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from kafkalite.errors import (
+    ErrorCode,
+    LogOfflineError,
+    NotControllerError,
+    RequestTimedOutError,
+    ShuttingDownError,
+)
+from kafkalite.metadata.controller import ControllerSettings
+from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, FIRST_HEARTBEAT_GRACE_MS
+from kafkalite.protocol.messages.admin import CreateTopicsRequest, NewTopic
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    BrokerHeartbeatRequest,
+    PartitionChange,
+    RegisterBrokerRequest,
+)
+from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.raft.single_quorum import SingleQuorum
+from kafkalite.rng import seeded_rng
+
+SETTINGS = ControllerSettings(session_timeout_ms=3_000, imbalance_check_interval_ms=10_000)
+
+
+class Clock:
+    def __init__(self):
+        self.now_ms = 5_000_000
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+    def wall_ms(self):
+        return 1_700_000_000_000 + self.now_ms
+
+    async def sleep_ms(self, duration_ms):
+        self.now_ms += duration_ms
+        await asyncio.sleep(0)
+
+
+class Controllers:
+    """Two controllers on one log, of which the test says who leads, and the brokers' side of heartbeats."""
+
+    def __init__(self, kit, settings=SETTINGS):
+        self.clock = Clock()
+        log = kit.SharedLog(random.Random(1))
+
+        class Member(kit.Member):
+            """Delivers to every member at once."""
+
+            async def commit(member, records, after_offset):
+                if member.leader_id != member.node_id:
+                    raise NotControllerError("deposed")
+                outcome = log.append(after_offset, records)
+                member._own.append(outcome)
+                for each in self.members:
+                    while each.is_behind:
+                        each.deliver()
+                return await outcome
+
+            async def read_index(member):
+                await member.gate.wait()
+                if member.read_index_errors:
+                    raise member.read_index_errors.pop(0)
+                return member.offset
+
+        self.members = []
+        for node_id in (1, 2):
+            member = Member(log, node_id)
+            member.node_id = node_id
+            member.leader_id = None
+            member.read_index_errors = []
+            member.gate = asyncio.Event()
+            member.gate.set()
+            self.members.append(member)
+        self.nodes = [
+            ControllerNode(member, member.node_id, self.clock, seeded_rng(1), settings)
+            for member in self.members
+        ]
+        self.term = 0
+        self.incarnations = 0
+
+    async def start(self, leader=1):
+        for node in self.nodes:
+            await node.start()
+        self.lead(leader)
+        await asyncio.sleep(0.001)
+        return self
+
+    async def stop(self):
+        for node in self.nodes:
+            await node.stop()
+
+    def lead(self, leader_id):
+        self.term += 1
+        for member in self.members:
+            member.leader_id = leader_id
+            for told in member.on_leader_change:
+                told(leader_id, self.term)
+
+    @property
+    def active(self):
+        (node,) = [node for node in self.nodes if node.is_active]
+        return node
+
+    @property
+    def image(self):
+        return self.nodes[0].image
+
+    async def register(self, node_id, incarnation=None, synced=True):
+        self.incarnations += 1
+        incarnation = incarnation or f"{self.incarnations:032x}"
+        return await self.active.submit(
+            RegisterBrokerRequest(node_id, incarnation, f"{node_id:032x}", ["a:1"], None, -1, synced, [])
+        )
+
+    async def heartbeat(self, node_id, offset=None, *, epoch=None, wants_shutdown=False):
+        epoch = self.image.brokers[node_id].broker_epoch if epoch is None else epoch
+        offset = self.image.metadata_offset if offset is None else offset
+        return await self.active.heartbeat(BrokerHeartbeatRequest(node_id, epoch, offset, wants_shutdown, []))
+
+    async def live(self, *node_ids):
+        for node_id in node_ids:
+            assert (await self.register(node_id)).error_code == 0
+            assert not (await self.heartbeat(node_id)).is_fenced
+        return self
+
+    async def pass_time(self, duration_ms, *heartbeats):
+        """Tick as the shell does, with the heartbeats of these brokers."""
+        for passed_ms in range(100, duration_ms + 1, 100):
+            self.clock.now_ms += 100
+            if passed_ms % 500 == 0:
+                for node_id in heartbeats:
+                    await self.heartbeat(node_id)
+            for node in self.nodes:
+                await node.tick()
+
+    async def create(self, name="orders", factor=3, **configs):
+        response = await self.active.submit(
+            CreateTopicsRequest(1_000, False, [NewTopic(name, 1, factor, configs)])
+        )
+        assert response.topics[0].error_code == 0
+
+    def state(self, name="orders"):
+        return self.image.topics[name].partitions[0]
+
+    def fenced(self):
+        return {node_id for node_id, broker in self.image.brokers.items() if broker.is_fenced}
+
+
+@pytest.fixture
+async def controllers(kit):
+    controllers = await Controllers(kit).start()
+    await controllers.live(1, 2, 3)
+    await controllers.create()
+    yield controllers
+    await controllers.stop()
+
+
+async def test_r23_a_silent_broker_is_fenced_and_the_others_are_not(controllers):
+    leader = controllers.state().leader
+    others = {1, 2, 3} - {leader}
+    await controllers.pass_time(2_900, *others)
+    assert controllers.fenced() == set()
+    await controllers.pass_time(200, *others)
+    assert controllers.fenced() == {leader}
+    assert controllers.state().leader in others
+    # It was only slow: its next heartbeat brings it back, to follow.
+    assert not (await controllers.heartbeat(leader)).is_fenced
+    assert controllers.fenced() == set()
+
+
+async def test_a_heartbeat_that_changes_nothing_writes_nothing(controllers):
+    offset = controllers.image.metadata_offset
+    await controllers.pass_time(10_000, 1, 2, 3)
+    assert controllers.image.metadata_offset == offset
+    assert controllers.nodes[1].image == controllers.image
+
+
+async def test_a_closed_connection_is_noticed_before_the_session_ends(controllers):
+    controllers.active.on_disconnect(2)
+    await controllers.pass_time(DISCONNECT_GRACE_MS - 100, 1, 3)
+    assert controllers.fenced() == set()
+    await controllers.pass_time(200, 1, 3)
+    assert controllers.fenced() == {2}
+
+
+async def test_r22_a_broker_is_unfenced_when_it_has_replayed_its_registration(controllers):
+    reply = await controllers.register(1, synced=True)
+    assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    controllers.active.on_disconnect(1)
+    reply = await controllers.register(1)
+    assert (await controllers.heartbeat(1, reply.metadata_offset - 1)).is_fenced
+    assert not (await controllers.heartbeat(1, reply.metadata_offset)).is_fenced
+
+
+async def test_r20_a_second_process_is_refused_only_while_the_first_is_heard(controllers):
+    epoch = controllers.image.brokers[2].broker_epoch
+    refused = await controllers.register(2)
+    assert refused.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert "another live process is broker 2" in refused.error_message
+    # Killed and started again at once: the connection has closed.
+    controllers.active.on_disconnect(2)
+    reply = await controllers.register(2)
+    assert reply.broker_epoch > epoch
+    # Power cut: nobody closed the connection, but the session runs out.
+    await controllers.heartbeat(2)
+    await controllers.pass_time(2_900, 1, 3)
+    assert (await controllers.register(2)).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    await controllers.pass_time(200, 1, 3)
+    assert (await controllers.register(2)).error_code == 0
+
+
+async def test_r20_the_first_process_hears_that_it_is_not_the_broker_any_more(controllers):
+    epoch = controllers.image.brokers[2].broker_epoch
+    controllers.active.on_disconnect(2)
+    await controllers.register(2)
+    answer = await controllers.heartbeat(2, epoch=epoch)
+    assert (answer.error_code, answer.is_fenced) == (ErrorCode.STALE_BROKER_EPOCH, True)
+    assert (await controllers.heartbeat(9, epoch=1)).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+async def test_a_broker_may_go_when_all_others_know_who_leads_now(controllers):
+    leader = controllers.state().leader
+    others = sorted({1, 2, 3} - {leader})
+    offset = controllers.image.metadata_offset
+    answer = await controllers.heartbeat(leader, wants_shutdown=True)
+    assert (answer.is_fenced, answer.may_shut_down) == (False, False)
+    assert controllers.image.brokers[leader].is_shutting_down
+    assert controllers.state().leader in others
+    assert leader not in controllers.state().isr
+    await controllers.heartbeat(others[0])
+    await controllers.heartbeat(others[1], offset)
+    assert not (await controllers.heartbeat(leader, wants_shutdown=True)).may_shut_down
+    await controllers.heartbeat(others[1])
+    answer = await controllers.heartbeat(leader, wants_shutdown=True)
+    assert (answer.is_fenced, answer.may_shut_down) == (True, True)
+    assert controllers.fenced() == {leader}
+    # The next process does not wait for a session of the one that has gone.
+    assert (await controllers.register(leader)).error_code == 0
+
+
+async def test_a_shutdown_waits_no_longer_for_a_broker_that_is_fenced_meanwhile(controllers):
+    assert not (await controllers.heartbeat(1, wants_shutdown=True)).may_shut_down
+    await controllers.heartbeat(2)
+    await controllers.pass_time(2_900, 1)
+    await controllers.heartbeat(2)
+    await controllers.pass_time(200, 1)
+    assert controllers.fenced() == {3}
+    assert (await controllers.heartbeat(1, wants_shutdown=True)).may_shut_down
+
+
+async def test_a_fenced_broker_may_go_at_once(controllers):
+    controllers.active.on_disconnect(1)
+    await controllers.register(1)
+    answer = await controllers.heartbeat(1, wants_shutdown=True)
+    assert (answer.is_fenced, answer.may_shut_down) == (True, True)
+
+
+async def test_the_next_controller_gives_everybody_time_to_find_it(controllers):
+    controllers.lead(2)
+    await asyncio.sleep(0.001)
+    assert controllers.active is controllers.nodes[1]
+    await controllers.pass_time(100)
+    assert not (await controllers.heartbeat(1)).is_fenced
+    await controllers.pass_time(FIRST_HEARTBEAT_GRACE_MS - 100)
+    assert controllers.fenced() == set()  # 1 led the controllers, and was heard
+    await controllers.heartbeat(1)
+    await controllers.pass_time(200)
+    assert controllers.fenced() == {2, 3}
+    assert controllers.state().leader == 1
+
+
+async def test_the_broker_beside_the_controller_that_fell_silent_gets_less_time(controllers):
+    controllers.lead(None)
+    controllers.lead(2)
+    await asyncio.sleep(0.001)
+    await controllers.pass_time(DISCONNECT_GRACE_MS - 100)
+    assert controllers.fenced() == set()
+    await controllers.pass_time(200, 2, 3)
+    assert controllers.fenced() == {1}
+
+
+async def test_only_the_active_controller_hears_heartbeats_and_judges(controllers):
+    passive = controllers.nodes[1]
+    request = BrokerHeartbeatRequest(1, controllers.image.brokers[1].broker_epoch, 0, False, [])
+    with pytest.raises(NotControllerError, match="the controller is node 1"):
+        await passive.heartbeat(request)
+    assert not passive.is_active
+    controllers.lead(None)
+    with pytest.raises(NotControllerError):
+        await controllers.nodes[0].heartbeat(request)
+    await controllers.pass_time(9_000)
+    assert controllers.fenced() == set()
+
+
+async def test_r19_a_new_leader_decides_only_when_it_has_caught_up(controllers):
+    controllers.members[1].gate.clear()
+    controllers.lead(2)
+    node = controllers.nodes[1]
+    create = CreateTopicsRequest(0, False, [NewTopic("late", 1, 1, {})])
+    submitted = asyncio.create_task(node.submit(create))
+    heard = asyncio.create_task(
+        node.heartbeat(BrokerHeartbeatRequest(1, controllers.image.brokers[1].broker_epoch, 0, False, []))
+    )
+    await asyncio.sleep(0.001)
+    assert not node.is_active and not submitted.done() and not heard.done()
+    await node.tick()
+    controllers.members[1].read_index_errors.append(RequestTimedOutError("no majority"))
+    controllers.members[1].gate.set()
+    assert (await submitted).topics[0].error_code == 0
+    assert (await heard).error_code == 0
+    assert node.is_active
+
+
+async def test_a_leader_that_is_deposed_before_it_has_caught_up_refuses_what_waits(controllers):
+    controllers.members[1].gate.clear()
+    controllers.lead(2)
+    node = controllers.nodes[1]
+    create = CreateTopicsRequest(0, False, [NewTopic("late", 1, 1, {})])
+    submitted = [asyncio.create_task(node.submit(create)) for _ in range(3)]
+    await asyncio.sleep(0.001)
+    controllers.lead(1)
+    for task in submitted:
+        with pytest.raises(NotControllerError):
+            await task
+    controllers.members[1].gate.set()
+    await asyncio.sleep(0.001)
+    assert controllers.active is controllers.nodes[0]
+
+
+async def test_a_leader_that_cannot_go_on_stops_trying(controllers):
+    for error in (NotControllerError("not any more"), LogOfflineError("the disk is gone")):
+        controllers.members[1].gate.clear()
+        controllers.members[1].read_index_errors.append(error)
+        controllers.lead(2)
+        controllers.members[1].leader_id = 1  # it has not been told yet
+        controllers.members[1].gate.set()
+        await asyncio.sleep(0.001)
+        assert not controllers.nodes[1].is_active
+        with pytest.raises(NotControllerError, match="the controller is node 1"):
+            await controllers.nodes[1].submit(CreateTopicsRequest(0, False, []))
+    controllers.members[1].leader_id = 2
+    with pytest.raises(NotControllerError, match="not the active controller yet"):
+        await controllers.nodes[1].submit(CreateTopicsRequest(0, False, []))
+
+
+async def test_r19_a_deposed_leader_does_not_send_a_broker_away(controllers):
+    old = controllers.members[0]
+    epoch = controllers.image.brokers[1].broker_epoch
+    old.gate.clear()  # no majority answers it any more
+    request = BrokerHeartbeatRequest(1, epoch + 50, 0, False, [])  # registered with the new leader meanwhile
+    heard = asyncio.create_task(controllers.nodes[0].heartbeat(request))
+    await asyncio.sleep(0.001)
+    assert not heard.done()
+    old.read_index_errors.append(NotControllerError("the controller is node 2"))
+    old.gate.set()
+    with pytest.raises(NotControllerError):
+        await heard
+
+
+async def test_a_stop_does_not_wait_for_a_majority_that_never_comes(controllers):
+    controllers.members[1].gate.clear()
+    controllers.lead(2)
+    node = controllers.nodes[1]
+    submitted = asyncio.create_task(node.submit(CreateTopicsRequest(0, False, [])))
+    await asyncio.sleep(0.001)
+    await node.stop()
+    with pytest.raises(NotControllerError):
+        await submitted
+
+
+async def test_leaders_come_back_by_themselves(controllers):
+    preferred = controllers.state().replicas[0]
+    others = sorted({1, 2, 3} - {preferred})
+    controllers.active.on_disconnect(preferred)
+    await controllers.pass_time(1_000, *others)
+    await controllers.heartbeat(preferred)
+    state = controllers.state()
+    assert state.leader != preferred
+    epochs = [controllers.image.brokers[node_id].broker_epoch for node_id in (1, 2, 3)]
+    topic_id = controllers.image.topics["orders"].topic_id
+    change = PartitionChange(topic_id, 0, state.leader_epoch, state.partition_epoch, [1, 2, 3], epochs)
+    epoch = controllers.image.brokers[state.leader].broker_epoch
+    answer = await controllers.active.submit(AlterPartitionRequest(state.leader, epoch, [change]))
+    assert answer.partitions[0].error_code == 0
+    await controllers.pass_time(SETTINGS.imbalance_check_interval_ms, 1, 2, 3)
+    assert controllers.state().leader == preferred
+
+
+async def test_balancing_can_be_left_to_people(kit):
+    settings = ControllerSettings(auto_leader_rebalance=False, imbalance_check_interval_ms=1)
+    controllers = await Controllers(kit, settings).start()
+    await controllers.live(1)
+    offset = controllers.image.metadata_offset
+    await controllers.pass_time(1_000, 1)
+    assert controllers.image.metadata_offset == offset
+    await controllers.stop()
+
+
+async def test_a_single_node_needs_no_heartbeats_and_answers_them_all_the_same():
+    clock = Clock()
+    node = ControllerNode(SingleQuorum(), 1, clock, seeded_rng(1), SETTINGS)
+    await node.start()
+    assert node.is_active
+    request = RegisterBrokerRequest(1, "a" * 32, "b" * 32, ["a:1"], None, -1, True, [])
+    reply = await node.submit(request)
+    assert node.image.live_brokers() == {1}
+    clock.now_ms += 60_000
+    await node.tick()
+    assert node.image.live_brokers() == {1}
+    beat = BrokerHeartbeatRequest(1, reply.broker_epoch, 0, False, [])
+    answer = await node.heartbeat(beat)
+    assert (answer.error_code, answer.is_fenced, answer.may_shut_down) == (0, False, False)
+    # Started again at once: there is no session to wait for.
+    again = await node.submit(request._replace(incarnation_id="c" * 32))
+    assert again.error_code == 0 and again.broker_epoch > reply.broker_epoch
+    leaving = BrokerHeartbeatRequest(1, again.broker_epoch, 0, True, [])
+    assert (await node.heartbeat(leaving)).may_shut_down
+    await node.stop()
+    with pytest.raises(ShuttingDownError):
+        await node.heartbeat(beat)

@@ -21,17 +21,17 @@ Blocking and not thread-safe: one writer, in one thread at a time.
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
 
-from kafkalite.errors import CorruptLogError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError, StorageError
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
-from kafkalite.records.checksum import crc32c
+from kafkalite.raft.frames import HEADER_BYTES, frame, next_whole_frame, payload_at
+from kafkalite.raft.raft_journal import RAFT_LOG_FILE
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join, parent
 
@@ -41,8 +41,6 @@ SNAPSHOT_FILE: Final = "metadata.snapshot"
 _LOG_FORMAT: Final = "kafkalite-metadata-log"
 _SNAPSHOT_FORMAT: Final = "kafkalite-metadata-snapshot"
 _VERSION: Final = 1
-_FRAME: Final = struct.Struct(">II")
-_MIN_PAYLOAD_BYTES: Final = 2
 _REPAIR_HINT: Final = "restore the directory from a backup; nothing was changed"
 
 Entry = tuple[int, Sequence[MetadataRecord]]
@@ -75,9 +73,15 @@ class Journal:
     def open(self) -> Recovered:
         """Read both files, cut a torn tail, be ready to append.
 
-        Raises CorruptLogError for damage and StorageError for files of another version.
+        Raises CorruptLogError for damage, StorageError for files of another version, DataDirectoryError for
+        a directory that belongs to a quorum of several.
         """
         filesystem = self._filesystem
+        if filesystem.exists(join(self._directory, RAFT_LOG_FILE)):
+            raise DataDirectoryError(
+                f"{self._directory} holds the metadata of a node of a cluster: {RAFT_LOG_FILE}",
+                hint="set controller.quorum.voters as it was, or use another data directory",
+            )
         if not filesystem.exists(self._path):
             if filesystem.exists(self._snapshot_path):
                 raise StorageError(f"{self._path} is missing beside {SNAPSHOT_FILE}", hint=_REPAIR_HINT)
@@ -96,8 +100,8 @@ class Journal:
         if not self._filesystem.exists(path):
             return 0, []
         data = self._filesystem.read_bytes(path)
-        payload = _payload(data, 0)
-        if payload is None or _FRAME.size + len(payload) != len(data):
+        payload = payload_at(data, 0)
+        if payload is None or HEADER_BYTES + len(payload) != len(data):
             raise CorruptLogError(
                 path=path, position=0, expected="one whole frame", actual="another", hint=_REPAIR_HINT
             )
@@ -115,7 +119,7 @@ class Journal:
         entries: list[Entry] = []
         last_offset: int | None = None
         while position < len(data):
-            payload = _payload(data, position)
+            payload = payload_at(data, position)
             if payload is None:
                 self._cut_tail(data, position)
                 break
@@ -125,13 +129,13 @@ class Journal:
                 last_offset = offset
                 if offset > snapshot_offset:
                     entries.append((offset, records))
-            position += _FRAME.size + len(payload)
+            position += HEADER_BYTES + len(payload)
         self.size_bytes = position
         return entries
 
     def _read_header(self, data: bytes, snapshot_offset: int) -> int:
         """The position of the first frame of entries."""
-        payload = _payload(data, 0)
+        payload = payload_at(data, 0)
         if payload is None:
             raise self._damaged(0, "a whole header", "none")
         match _unpack(self._path, 0, payload):
@@ -141,7 +145,7 @@ class Journal:
                 if base_offset > snapshot_offset:
                     expected = f"a snapshot at offset {base_offset} or above beside it"
                     raise self._damaged(0, expected, f"one at {snapshot_offset}")
-                return _FRAME.size + len(payload)
+                return HEADER_BYTES + len(payload)
         raise _wrong_shape(self._path, 0)
 
     def _entries_of(self, payload: bytes, position: int) -> list[Entry]:
@@ -159,7 +163,7 @@ class Journal:
 
     def _cut_tail(self, data: bytes, position: int) -> None:
         """Cut off what a crash left half-written. Raises CorruptLogError if it was written whole once."""
-        later = _next_whole_frame(data, position + 1)
+        later = next_whole_frame(data, position + 1)
         if later is not None:
             raise self._damaged(
                 position, f"a whole frame, since the one at {later} was written after it", "a bad checksum"
@@ -187,9 +191,9 @@ class Journal:
         payload = [
             [offset, [record_codec.to_array(record) for record in records]] for offset, records in entries
         ]
-        frame = _frame(payload)
+        framed = frame(payload)
         try:
-            self._file.write_at(self.size_bytes, frame)
+            self._file.write_at(self.size_bytes, framed)
         except DiskFullError:
             self._undo_write()
             raise
@@ -199,7 +203,7 @@ class Journal:
             self._file.sync()
         except (OSError, StorageError) as error:
             raise self._offline("synced", error) from error
-        self.size_bytes += len(frame)
+        self.size_bytes += len(framed)
         self.last_offset = entries[-1][0]
 
     def _undo_write(self) -> None:
@@ -220,7 +224,7 @@ class Journal:
         Raises DiskFullError, with the journal as usable as before; LogOfflineError as ``append``.
         """
         assert offset == self.last_offset, f"a snapshot at {offset} of a journal at {self.last_offset}"
-        snapshot = _frame(
+        snapshot = frame(
             [_SNAPSHOT_FORMAT, _VERSION, offset, [record_codec.to_array(record) for record in records]]
         )
         header = _log_header(offset)
@@ -238,30 +242,8 @@ class Journal:
         self._file.close()
 
 
-def _frame(value: Any) -> bytes:
-    payload: bytes = msgpack.packb(value)
-    return _FRAME.pack(len(payload), crc32c(payload)) + payload
-
-
 def _log_header(base_offset: int) -> bytes:
-    return _frame([_LOG_FORMAT, _VERSION, base_offset])
-
-
-def _payload(data: bytes, position: int) -> bytes | None:
-    """The payload of the frame at ``position``, or None when no whole one with its checksum stands there."""
-    start = position + _FRAME.size
-    if start > len(data):
-        return None
-    length, checksum = _FRAME.unpack_from(data, position)
-    if not _MIN_PAYLOAD_BYTES <= length <= len(data) - start:
-        return None
-    payload = data[start : start + length]
-    return payload if crc32c(payload) == checksum else None
-
-
-def _next_whole_frame(data: bytes, position: int) -> int | None:
-    """Where the first whole frame at or after ``position`` begins, at any byte; None when there is none."""
-    return next((at for at in range(position, len(data)) if _payload(data, at) is not None), None)
+    return frame([_LOG_FORMAT, _VERSION, base_offset])
 
 
 def _unpack(path: str, position: int, payload: bytes) -> Any:

@@ -8,7 +8,7 @@ author hears StaleImageError and decides again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kafkalite.errors import KafkaliteError
@@ -47,7 +47,13 @@ class StateMachine(Protocol):
         ...
 
 
+LeaderListener = Callable[[int | None, int], None]
+"""Told (leader id or None, term) of every change, on the event loop."""
+
+
 class Quorum(Protocol):
+    on_leader_change: list[LeaderListener]
+
     @property
     def leader_id(self) -> int | None:
         """The node believed to lead, None while there is none."""
@@ -69,8 +75,16 @@ class Quorum(Protocol):
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         """Append one entry decided on the state at ``after_offset``; return its offset once committed.
 
-        Raises StaleImageError (nothing was appended), DiskFullError (neither), NotControllerError, or
-        LogOfflineError when the outcome can't be known. A cancelled commit may take effect all the same.
+        Raises StaleImageError (nothing took effect), DiskFullError (neither), NotControllerError (neither);
+        RequestTimedOutError and LogOfflineError when the outcome is not known: the entry may still take
+        effect, unless another that was decided on the same state does. So may that of a cancelled commit.
+        """
+        ...
+
+    async def read_index(self) -> int:
+        """Make sure that this node leads; return what ``offset`` must reach to hold all committed (R19).
+
+        Raises NotControllerError, or RequestTimedOutError when a majority can't be asked.
         """
         ...
 

@@ -17,7 +17,7 @@ from kafkalite.errors import DiskFullError, LogOfflineError, ShuttingDownError
 from kafkalite.limits import MIB
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.journal import Journal
-from kafkalite.raft.quorum import StaleImageError, StateMachine
+from kafkalite.raft.quorum import LeaderListener, StaleImageError, StateMachine
 from kafkalite.storage.filesystem import FileSystem
 
 SNAPSHOT_MIN_BYTES: Final = MIB
@@ -50,6 +50,7 @@ class SingleQuorum:
         snapshot_min_bytes: int = SNAPSHOT_MIN_BYTES,
     ) -> None:
         """Without a file system everything is forgotten at the end. ``executor`` None: the loop's default."""
+        self.on_leader_change: list[LeaderListener] = []  # never called: it leads from the start
         self._journal: Journal | None = None
         if filesystem is not None:
             assert directory is not None, "a file system needs a directory"
@@ -69,6 +70,10 @@ class SingleQuorum:
     @property
     def leader_id(self) -> int | None:
         return self._node_id
+
+    @property
+    def is_leader(self) -> bool:
+        return True
 
     @property
     def offset(self) -> int:
@@ -105,6 +110,11 @@ class SingleQuorum:
             if self._writer is None:
                 self._writer = asyncio.create_task(self._write(self._journal), name="metadata log writer")
         return await pending.done
+
+    async def read_index(self) -> int:
+        """See ``Quorum.read_index``."""
+        self._check_usable()
+        return self._offset
 
     def _check_usable(self) -> None:
         if self._failure is not None:

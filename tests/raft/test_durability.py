@@ -9,13 +9,15 @@ import pytest
 
 from kafkalite.clock import SystemClock
 from kafkalite.errors import LogOfflineError
-from kafkalite.metadata.controller import RegisterBroker
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+REGISTER = RegisterBrokerRequest(1, "a" * 32, "d" * 32, ["a:1"], None, -1, True, [])
 
 
 def create(name):
@@ -26,7 +28,7 @@ async def started(filesystem, directory, kit):
     quorum = SingleQuorum(filesystem, directory, executor=kit.InlineExecutor(), snapshot_min_bytes=1_500)
     node = ControllerNode(quorum, 1, SystemClock(), seeded_rng(1))
     await node.start()
-    await node.submit(RegisterBroker(1, ("a:1",)))
+    await node.submit(REGISTER)
     return node
 
 
@@ -87,7 +89,7 @@ async def test_a_restart_on_the_real_disk_with_real_threads(tmp_path):
         await node.start()
         if images:
             assert node.image == images[-1]
-        await node.submit(RegisterBroker(1, ("a:1",)))
+        await node.submit(REGISTER)
         await asyncio.gather(*(node.submit(create(f"t-{life}-{number}")) for number in range(30)))
         for number in range(5):
             await node.submit(create(f"u-{life}-{number}"))

@@ -53,7 +53,7 @@ def test_the_bytes_are_as_documented(disk, kit):
     journal, _ = opened(disk)
     journal.append([(1, kit.topic(7))])
     topic_id = f"{7:032x}"
-    records = [[1, 0, topic_id, "t7"], [3, 0, topic_id, 0, [1], [1], 1, 0, 0]]
+    records = [[1, 0, topic_id, "t7"], [3, 1, topic_id, 0, [1], [1], 1, 0, 0, [], []]]
     assert disk.read_bytes(LOG) == frame(["kafkalite-metadata-log", 1, 0]) + frame([[1, records]])
     journal.write_snapshot(1, kit.topic(7))
     assert disk.read_bytes(SNAPSHOT) == frame(["kafkalite-metadata-snapshot", 1, 1, records])

@@ -1,0 +1,186 @@
+"""What Raft's nodes say to each other, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
+
+Every message has a schema. What does not keep to it is refused before anything else looks at it; what does
+is a dict with the library's own names, and has the types that the library takes for granted.
+
+::
+
+    append            the log goes on: entries behind (prevLogIdx, prevLogTerm), and what is committed
+    chunk             a piece of the leader's snapshot
+    ack               answers both; ``stamp`` is the term it was given in, ``seq`` what it answers,
+                      ``counts`` False from a voter that abstains
+    request_vote, vote, timeout_now
+    prevote(_ok)      would you vote for me? Asked before a term is begun, so that a node that comes back
+                      deposes nobody
+    probe(_ok)        is the leader that I know (or am) still the leader?
+    stale_term        there is a newer term
+    inquire, standing who are you: a voter, or one with an empty disk (see ``standing``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgpack
+
+from kafkalite.errors import RemoteProtocolError
+from kafkalite.limits import MIB
+
+Message = dict[str, Any]
+Entry = tuple[bytes, int, int]
+"""(command, index, term)"""
+
+REGULAR: Final = 0  # the first byte of a command: the library's own numbers
+NO_OP: Final = 1
+MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records are 2.5 MiB
+MAX_CHUNK_BYTES: Final = 4 * MIB
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_node(value: Any) -> bool:
+    return type(value) is int and -1 <= value < 2**31
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_directory(value: Any) -> bool:
+    return type(value) is bytes and len(value) <= 64
+
+
+def _is_chunk(value: Any) -> bool:
+    if value is None:
+        return True
+    if type(value) is not tuple or len(value) != 3:
+        return False
+    data, first, last = value
+    return type(data) is bytes and len(data) <= MAX_CHUNK_BYTES and _is_flag(first) and _is_flag(last)
+
+
+def _is_entries(value: Any) -> bool:
+    return type(value) is tuple and all(_is_entry(entry) for entry in value)
+
+
+def _is_entry(entry: Any) -> bool:
+    if type(entry) is not tuple or len(entry) != 3:
+        return False
+    command, index, term = entry
+    if type(command) is not bytes or not 1 <= len(command) <= MAX_COMMAND_BYTES + 1:
+        return False
+    return command[0] in {REGULAR, NO_OP} and _is_count(index) and _is_count(term)
+
+
+def _is_founders(value: Any) -> bool:
+    return type(value) is tuple and all(
+        type(pair) is tuple and len(pair) == 2 and _is_node(pair[0]) and _is_directory(pair[1])
+        for pair in value
+    )
+
+
+_Field = tuple[str, Callable[[Any], bool]]
+
+#: The first field of a message says which of these it is: never give a number a second meaning.
+_SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
+    1: (
+        "append",
+        (
+            ("term", _is_count),
+            ("commit_index", _is_count),
+            ("seq", _is_count),
+            ("prevLogIdx", _is_count),
+            ("prevLogTerm", _is_count),
+            ("entries", _is_entries),
+        ),
+    ),
+    2: (
+        "chunk",
+        (("term", _is_count), ("commit_index", _is_count), ("seq", _is_count), ("serialized", _is_chunk)),
+    ),
+    3: (
+        "next_node_idx",
+        (
+            ("next_node_idx", _is_count),
+            ("reset", _is_flag),
+            ("success", _is_flag),
+            ("stamp", _is_count),
+            ("seq", _is_count),
+            ("counts", _is_flag),
+        ),
+    ),
+    4: ("request_vote", (("term", _is_count), ("last_log_index", _is_count), ("last_log_term", _is_count))),
+    5: ("response_vote", (("term", _is_count),)),
+    6: ("timeout_now", (("term", _is_count),)),
+    7: (
+        "prevote",
+        (
+            ("term", _is_count),
+            ("seq", _is_count),
+            ("last_log_index", _is_count),
+            ("last_log_term", _is_count),
+        ),
+    ),
+    8: ("prevote_ok", (("seq", _is_count),)),
+    9: ("probe", (("term", _is_count), ("seq", _is_count), ("leader", _is_node))),
+    10: ("probe_ok", (("seq", _is_count),)),
+    11: ("stale_term", (("term", _is_count),)),
+    12: ("inquire", (("seq", _is_count),)),
+    13: (
+        "standing",
+        (
+            ("seq", _is_count),
+            ("directory", _is_directory),
+            ("is_fresh", _is_flag),
+            ("founders", _is_founders),
+        ),
+    ),
+}
+_NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
+_APPEND: Final = "append_entries"  # the library's one name for both append and chunk
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message that is known to keep to its schema."""
+    kind = message["type"]
+    if kind == _APPEND:
+        kind = "append" if "prevLogIdx" in message else "chunk"
+    number = _NUMBER[kind]
+    packed: bytes = msgpack.packb([number, *(message[name] for name, _ in _SCHEMA[number][1])])
+    return packed
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message of these bytes. Raises RemoteProtocolError for anything that is not one."""
+    try:
+        values = msgpack.unpackb(data, use_list=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(f"a Raft message is not valid msgpack: {error}") from error
+    match values:
+        case (int(number), *fields) if number in _SCHEMA:
+            kind, schema = _SCHEMA[number]
+        case _:
+            raise RemoteProtocolError(f"no Raft message: {str(values)[:80]}")
+    if len(fields) != len(schema):
+        raise RemoteProtocolError(f"a Raft message {kind} with {len(fields)} fields instead of {len(schema)}")
+    message: Message = {"type": _APPEND if kind in {"append", "chunk"} else kind}
+    for (name, is_good), value in zip(schema, fields, strict=True):
+        if not is_good(value):
+            raise RemoteProtocolError(f"a Raft message {kind} with a bad {name}: {str(value)[:80]}")
+        message[name] = value
+    if kind == "append":
+        _check_order(message)
+    return message
+
+
+def _check_order(message: Message) -> None:
+    """Entries follow each other and the one before them; terms do not go back nor beyond the leader's."""
+    index, term = message["prevLogIdx"], message["prevLogTerm"]
+    for _, entry_index, entry_term in message["entries"]:
+        index += 1
+        if entry_index != index or not term <= entry_term <= message["term"]:
+            raise RemoteProtocolError(f"a Raft message with entry {entry_index} of term {entry_term} there")
+        term = entry_term

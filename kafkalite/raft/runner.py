@@ -1,0 +1,124 @@
+"""Where Raft runs: on a thread and an event loop of its own, or on the loop that is there.
+
+A sync of the journal blocks the loop that it runs on. On its own thread it delays nobody but Raft; inline
+it serves embedded clusters, and simulations, whose disks do not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that Raft lives on; there once the runner has been started."""
+        ...
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Run ``function`` on ``loop`` soon, in the order of the calls. From any thread; never raises."""
+        ...
+
+    def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
+        """Do long ``work`` without holding up ``loop``, if that can be; then ``done`` there. From there."""
+        ...
+
+
+class InlineRunner:
+    """Raft on the broker's own loop: the running one at the first use, or the one given."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon(function, *args)
+
+    def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
+        self.call(done, _outcome(work))
+
+    def start(self) -> None:
+        """Nothing to start: the loop is there."""
+
+    def stop(self) -> None:
+        """Nothing to stop: the loop is somebody else's."""
+
+
+class ThreadRunner:
+    """A thread with a loop of its own (uvloop where it is installed), between ``start`` and ``stop``."""
+
+    def __init__(self, name: str = "raft") -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "start the runner first"
+        return self._loop
+
+    def start(self) -> None:
+        assert self._thread is None, "the runner has been started already"
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            assert self.loop.is_closed()  # stopped meanwhile: there is nobody left to do it
+
+    def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
+        future = self.loop.run_in_executor(None, _outcome, work)
+        future.add_done_callback(lambda finished: None if finished.cancelled() else done(finished.result()))
+
+    def stop(self) -> None:
+        """End the loop, cancelling what is left on it, and wait for the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self.call(self.loop.stop)
+            thread.join()
+
+
+def _outcome(work: Callable[[], T]) -> T | BaseException:
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

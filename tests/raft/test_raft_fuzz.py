@@ -1,0 +1,50 @@
+"""Random schedules: a bounded number here, any number with ``python -m kafkalite.testing.sim.raft_fuzz``."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim import raft_fuzz
+
+TRACE = """
+from kafkalite.testing.sim.raft_fuzz import HARSH, SETTINGS, Run
+run = Run(3, 3, HARSH, SETTINGS)
+run.run(1_000)
+print(run.stats, run.truth, run.world.clock, [member.log() for member in run.world.up.values()])
+"""
+
+
+@pytest.mark.parametrize("seed", [*range(8), pytest.param(random.randrange(10**6), id="new")])
+def test_random_schedule_violates_nothing(seed):
+    print(f"seed {seed}")
+    stats = Counter()
+    assert raft_fuzz.run_varied_seed(seed, steps=2_000, stats=stats) is None
+    assert stats["elections"] >= 1
+
+
+def test_a_seed_replays_exactly_whatever_the_hash_seed():
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("mutant", ["RAFT-ack-unsynced", "RAFT-tail-dropped", "RAFT-truncate-overlap"])
+def test_random_schedules_notice_a_missing_rule(mutant, monkeypatch):
+    monkeypatch.setattr(mutants, "ACTIVE", {mutant})
+    seeds = range(12)
+    assert any(raft_fuzz.run_raft_seed(seed, plan=raft_fuzz.HARSH) is not None for seed in seeds)

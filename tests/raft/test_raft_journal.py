@@ -1,0 +1,236 @@
+"""A voter's files: what is damaged is refused, what was never told of is cut, what was promised is there."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.raft.frames import frame
+from kafkalite.raft.raft_journal import FIRST_ENTRY, RaftJournal
+from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+LOG, SNAPSHOT = "/meta/raft.log", "/meta/raft.snapshot"
+DIRECTORY = b"d" * 16
+
+
+def created(disk=None):
+    disk = disk or MemoryFileSystem(crashable=True)
+    journal = RaftJournal(disk, "/meta")
+    journal.create(1, DIRECTORY)
+    return disk, journal
+
+
+def reopened(disk):
+    journal = RaftJournal(disk, "/meta")
+    journal.open(1)
+    return journal
+
+
+def filled():
+    """Five entries behind the first, each synced on its own."""
+    disk, journal = created()
+    for index in range(2, 7):
+        journal.add(b"\x00%d" % index, index, 1)
+        journal.sync()
+    return disk, journal
+
+
+def damaged(disk, data):
+    return MemoryFileSystem.from_tree({**disk.tree(), LOG: data})
+
+
+def test_what_was_synced_comes_back():
+    disk, journal = filled()
+    journal.setCurrentTerm(4, 2)
+    journal.set_standing(is_voter=True, founders={1: b"a", 2: b"b"})
+    journal.add(b"\x00lost", 7, 4)  # never synced
+    again = reopened(disk)
+    assert again[:] == [FIRST_ENTRY, *((b"\x00%d" % index, index, 1) for index in range(2, 7))]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (4, 2)
+    assert (again.identity.directory, again.identity.is_voter) == (DIRECTORY, True)
+    assert again.identity.founders == {1: b"a", 2: b"b"}
+    assert again.getRaftCommitIndex() == 1
+
+
+def test_the_bytes_are_as_documented():
+    disk, journal = created()
+    journal.add(b"\x00abc", 2, 1)
+    journal.add(b"\x01", 3, 1)
+    journal.sync()
+    header = frame(["kafkalite-raft-log", 1, 1, DIRECTORY, False, [], 0, None])
+    first = frame([[1, 1, 0, b"\x01"]])
+    assert disk.read_bytes(LOG) == header + first + frame([[1, 2, 1, b"\x00abc"], [1, 3, 1, b"\x01"]])
+    store = SnapshotStore(disk, "/meta", chunk_bytes=10)
+    store.store(Snapshot((b"\x00abc", 2, 1), (b"\x01", 3, 1), 2, b"records"))
+    value = ["kafkalite-raft-snapshot", 1, [b"\x00abc", 2, 1], [b"\x01", 3, 1], 2, b"records"]
+    assert disk.read_bytes(SNAPSHOT) == frame(value)
+
+
+def test_a_torn_tail_is_cut(caplog):
+    disk, _ = filled()
+    whole = disk.read_bytes(LOG)
+    last = len(frame([[1, 6, 1, b"\x006"]]))
+    for cut in range(1, last):
+        torn = damaged(disk, whole[:-cut])
+        assert reopened(torn).last_index == 5
+        assert torn.read_bytes(LOG) == whole[:-last]
+    assert "torn tail" in caplog.text
+
+
+def test_damage_in_the_middle_is_refused_wherever_it_is():
+    disk, _ = filled()
+    whole = disk.read_bytes(LOG)
+    last = len(frame([[1, 6, 1, b"\x006"]]))
+    for at in range(0, len(whole) - last, 3):
+        rotten = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+        with pytest.raises(StorageError):
+            reopened(damaged(disk, rotten))
+
+
+def test_a_damaged_snapshot_is_refused_wherever_it_is():
+    disk, _ = created()
+    store = SnapshotStore(disk, "/meta", chunk_bytes=10)
+    store.store(Snapshot((b"\x00a", 2, 1), (b"\x00b", 3, 1), 3, b"records"))
+    whole = disk.read_bytes(SNAPSHOT)
+    for at in range(len(whole)):
+        rotten = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+        for data in (rotten, whole[:at]):
+            broken = SnapshotStore(
+                MemoryFileSystem.from_tree({**disk.tree(), SNAPSHOT: data}), "/meta", chunk_bytes=10
+            )
+            with pytest.raises(StorageError):
+                broken.open()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (["kafkalite-raft-log", 2, 1], StorageError),
+        (["something-else", 1, 1], CorruptLogError),
+        (["kafkalite-raft-log", 1, 2, DIRECTORY, True, [], 0, None], DataDirectoryError),
+        ({"a": 1}, CorruptLogError),
+    ],
+)
+def test_a_header_of_another_kind_is_refused(value, error):
+    disk, _ = created()
+    with pytest.raises(error):
+        reopened(damaged(disk, frame(value)))
+
+
+@pytest.mark.parametrize("change", [[1, 9, 1, b"\x00gap"], [5], [2, "x", None], 7])
+def test_a_change_without_sense_is_refused(change):
+    disk, _ = filled()
+    with pytest.raises(CorruptLogError):
+        reopened(damaged(disk, disk.read_bytes(LOG) + frame([change])))
+
+
+def test_only_what_contradicts_is_cut():
+    disk, journal = filled()
+    journal.deleteEntriesFrom(2)
+    journal.add(b"\x00other", 4, 1)  # the same term: the same entry
+    assert journal.last_index == 6
+    journal.add(b"\x00newer", 5, 2)
+    assert journal[:][-2:] == [(b"\x004", 4, 1), (b"\x00newer", 5, 2)]
+    journal.sync()
+    assert reopened(disk)[:] == journal[:]
+    journal.setRaftCommitIndex(5)
+    with pytest.raises(AssertionError, match="committed"):
+        journal.add(b"\x00no", 5, 3)
+    with pytest.raises(AssertionError, match="does not follow"):
+        journal.add(b"\x00no", 9, 3)
+
+
+def test_compaction_keeps_the_tail_and_what_was_promised():
+    disk, journal = filled()
+    journal.setCurrentTerm(3, 2)
+    journal.set_standing(is_voter=True, founders={1: b"a"})
+    journal.compact(4)
+    assert [index for _, index, _ in journal[:]] == [4, 5, 6]
+    journal.add(b"\x007", 7, 3)
+    journal.sync()
+    again = reopened(disk)
+    assert again[:] == journal[:]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (3, 2)
+    assert again.identity == journal.identity
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_power_may_be_lost_anywhere(seed):
+    """Whatever a sync, a term or a compaction had made durable is there after any power loss."""
+    rng = random.Random(seed)
+    disk, journal = created()
+    promised = list(journal[:])
+    for _ in range(rng.randrange(1, 25)):
+        choice = rng.randrange(6)
+        if choice < 4:
+            journal.add(b"\x00" + rng.randbytes(rng.choice([3, 600, 5_000])), journal.last_index + 1, 1)
+        elif choice == 4:
+            journal.sync()
+            promised = list(journal[:])
+        elif len(journal) > 2:
+            journal.compact(journal.last_index - 1)
+            promised = list(journal[:])
+    disk.crash(rng)
+    assert reopened(disk)[: len(promised)] == promised
+
+
+def test_a_write_that_fails_is_final():
+    disk, journal = filled()
+    journal.add(b"\x00x", 7, 1)
+    disk.fail_next_sync()
+    with pytest.raises(LogOfflineError):
+        journal.sync()
+    disk, journal = filled()
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(LogOfflineError) as caught:
+        journal.setCurrentTerm(9, 1)
+    assert isinstance(caught.value.__cause__, DiskFullError)
+    with pytest.raises(LogOfflineError):
+        journal.compact(3)
+
+
+def test_a_log_that_agrees_with_its_snapshot_stays_whole():
+    _, journal = filled()
+    journal.align((b"\x003", 3, 1), (b"\x004", 4, 1))
+    assert (journal.first_index, journal.last_index, journal.getRaftCommitIndex()) == (1, 6, 4)
+
+
+def test_a_log_that_does_not_gives_way():
+    disk, journal = filled()
+    journal.align((b"\x00c", 3, 1), (b"\x00d", 4, 2))
+    assert journal[:] == [(b"\x00c", 3, 1), (b"\x00d", 4, 2)]
+    assert reopened(disk)[:] == journal[:]
+    _, journal = filled()
+    journal.align((b"\x00c", 30, 1), (b"\x00d", 31, 1))
+    assert (journal.first_index, journal.last_index) == (30, 31)
+    with pytest.raises(CorruptLogError, match="as its snapshot ends"):
+        journal.align((b"\x00c", 3, 1), (b"\x00d", 4, 1))
+
+
+def test_pieces_make_a_snapshot_and_a_wrong_one_makes_none():
+    disk, _ = created()
+    store = SnapshotStore(disk, "/meta", chunk_bytes=7)
+    assert store.getTransmissionData("node") is None
+    snapshot = Snapshot((b"\x00a", 2, 1), (b"\x00b", 3, 1), 3, b"records")
+    store.store(snapshot)
+    assert store.exists
+    pieces = []
+    while not pieces or not pieces[-1][2]:
+        pieces.append(store.getTransmissionData("node"))
+    assert len(pieces) > 3
+    assert [first for _, first, _ in pieces] == [True] + [False] * (len(pieces) - 1)
+
+    def received(these):
+        other = SnapshotStore(MemoryFileSystem(), "/other", chunk_bytes=7)
+        return [other.receive(data, is_first=first, is_last=last) for data, first, last in these][-1]
+
+    assert received(pieces) == snapshot
+    assert received(pieces[1:]) is None
+    assert received(pieces[:1] + pieces[2:]) is None
+    assert received([*pieces[:3], *pieces]) == snapshot
+    store.getTransmissionData("node")
+    store.cancelTransmisstion("node")
+    assert store.getTransmissionData("node")[1]

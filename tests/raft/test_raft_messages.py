@@ -1,0 +1,157 @@
+"""Raft's messages as bytes: what keeps to its schema comes back, everything else is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkalite.errors import RemoteProtocolError
+from kafkalite.raft.raft_messages import MAX_CHUNK_BYTES, decode, encode
+from kafkalite.raft.raft_transport import RaftTransport
+
+ENTRIES = ((b"\x00abc", 8, 3), (b"\x01", 9, 4))
+MESSAGES = [
+    {
+        "type": "append_entries",
+        "term": 4,
+        "commit_index": 6,
+        "seq": 2,
+        "prevLogIdx": 7,
+        "prevLogTerm": 3,
+        "entries": ENTRIES,
+    },
+    {"type": "append_entries", "term": 4, "commit_index": 6, "seq": 2, "serialized": (b"part", True, False)},
+    {"type": "append_entries", "term": 4, "commit_index": 6, "seq": 2, "serialized": None},
+    {
+        "type": "next_node_idx",
+        "next_node_idx": 9,
+        "reset": False,
+        "success": True,
+        "stamp": 4,
+        "seq": 2,
+        "counts": True,
+    },
+    {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4},
+    {"type": "response_vote", "term": 5},
+    {"type": "timeout_now", "term": 5},
+    {"type": "prevote", "term": 6, "seq": 1, "last_log_index": 9, "last_log_term": 4},
+    {"type": "prevote_ok", "seq": 1},
+    {"type": "probe", "term": 5, "seq": 3, "leader": 1},
+    {"type": "probe_ok", "seq": 3},
+    {"type": "stale_term", "term": 8},
+    {"type": "inquire", "seq": 7},
+    {
+        "type": "standing",
+        "seq": 7,
+        "directory": b"d" * 16,
+        "is_fresh": True,
+        "founders": ((1, b"a"), (2, b"b")),
+    },
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["type"])
+def test_a_message_comes_back(message):
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["type"])
+def test_a_field_of_another_type_is_refused(message):
+    values = msgpack.unpackb(encode(message))
+    for at in range(1, len(values)):
+        for wrong in (1.5, "text", -7, [1], {"a": 1}):
+            with pytest.raises(RemoteProtocolError):
+                decode(msgpack.packb([*values[:at], wrong, *values[at + 1 :]]))
+    with pytest.raises(RemoteProtocolError):
+        decode(msgpack.packb([*values, 1]))
+    with pytest.raises(RemoteProtocolError):
+        decode(msgpack.packb(values[:-1]))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [[b"\x00a", 9, 3]],  # a gap
+        [[b"\x00a", 8, 5]],  # of a term that the leader has not reached
+        [[b"\x00a", 8, 3], [b"\x00b", 9, 2]],  # back to an older term
+        [[b"\x02membership", 8, 3]],
+        [[b"\x03version", 8, 3]],
+        [[b"", 8, 3]],
+        [["text", 8, 3]],
+        [[b"\x00a", 8]],
+        [[b"\x00a", 8, True]],
+    ],
+)
+def test_entries_that_make_no_log_are_refused(entries):
+    with pytest.raises(RemoteProtocolError):
+        decode(msgpack.packb([1, 4, 6, 2, 7, 3, entries]))
+
+
+def test_a_piece_is_bounded():
+    with pytest.raises(RemoteProtocolError):
+        decode(msgpack.packb([2, 4, 6, 2, [bytes(MAX_CHUNK_BYTES + 1), True, True]]))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data):
+    with contextlib.suppress(RemoteProtocolError):
+        decode(data)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+class Ears:
+    def __init__(self):
+        self.heard = []
+
+    def transport(self):
+        return RaftTransport(
+            [2, 3],
+            on_attached=lambda peer: self.heard.append(("attached", peer)),
+            on_detached=lambda peer: self.heard.append(("detached", peer)),
+            on_message=lambda peer, message: self.heard.append((peer, message)),
+        )
+
+
+class Wire:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def test_strangers_and_nonsense_are_dropped(caplog):
+    ears = Ears()
+    transport = ears.transport()
+    for data in (b"", b"\xc1", pickle.dumps(Bomb()), msgpack.packb({"type": "status"}), msgpack.packb([99])):
+        transport.receive(2, data)
+    transport.receive(4, encode(MESSAGES[5]))
+    transport.attach(4, Wire())
+    assert ears.heard == []
+    assert transport.refused_count == 7
+    assert 1 <= caplog.text.count("raft refused") <= 4
+    transport.receive(2, encode(MESSAGES[5]))
+    assert ears.heard == [(2, MESSAGES[5])]
+
+
+def test_a_new_link_replaces_the_old_one_and_a_late_detach_says_nothing():
+    ears, old, new = Ears(), Wire(), Wire()
+    transport = ears.transport()
+    assert not transport.send(2, MESSAGES[5])
+    transport.attach(2, old)
+    transport.attach(2, new)
+    transport.detach(2, old)
+    assert transport.send(2, MESSAGES[5])
+    assert (len(old.sent), len(new.sent)) == (0, 1)
+    assert transport.attached() == [2]
+    transport.detach(2, new)
+    assert ears.heard == [("attached", 2), ("detached", 2), ("attached", 2), ("detached", 2)]

@@ -1,0 +1,23 @@
+"""Every schedule by which Raft as shipped lost data, against our voters; each rule taken out is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim import raft_schedules
+
+
+@pytest.mark.parametrize("name", raft_schedules.SCHEDULES)
+def test_schedule_violates_nothing(name):
+    assert raft_schedules.SCHEDULES[name]() is None
+
+
+@pytest.mark.parametrize("mutant", raft_schedules.DIRECTED)
+def test_a_rule_that_is_missing_is_noticed(mutant):
+    assert raft_schedules.finds(mutant) is not None
+    assert not mutants.ACTIVE
+
+
+def test_every_rule_of_raft_has_its_schedule():
+    assert raft_schedules.DIRECTED.keys() == {name for name in mutants.MUTANTS if name.startswith("RAFT-")}

@@ -1,0 +1,92 @@
+"""The wall stands around one version of the library, and nothing of its pickle is left."""
+
+from __future__ import annotations
+
+import logging
+
+import pysyncobj.pickle
+import pysyncobj.syncobj
+import pytest
+
+from kafkalite.raft import wall
+from kafkalite.raft.raft_messages import NO_OP
+from kafkalite.rng import seeded_rng
+from kafkalite.testing.sim.raft_world import World
+
+
+def test_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(wall, "VERSION", "0.3.18")
+    with pytest.raises(wall.WrongLibraryError, match=r"pip install pysyncobj==0\.3\.17"):
+        wall.check_library()
+
+
+def test_a_library_without_what_is_overridden_is_refused(monkeypatch):
+    monkeypatch.delattr(wall.SyncObj, "_SyncObj__applyLogEntries")
+    with pytest.raises(wall.WrongLibraryError, match="applyLogEntries"):
+        wall.check_library()
+
+
+@pytest.mark.parametrize("name", ["loads", "load", "dumps", "dump"])
+def test_pickle_is_dead(name):
+    with pytest.raises(AssertionError, match="tried to use pickle"):
+        getattr(pysyncobj.pickle, name)(b"cos\nsystem\n(S'true'\ntR.")
+
+
+def test_a_command_that_the_library_would_unpickle_ends_the_node():
+    world = World(1, seeded_rng(1))
+    world.found()
+    world.up[1].node.wall._applyCommand(b"\x8b", None, 3)  # VERSION, as setCodeVersion would append it
+    world.tick(1)
+    world.tick(1)
+    assert "of a kind that nobody writes" in str(world.up[1].failure)
+
+
+def test_a_no_op_is_what_the_library_says_it_is():
+    assert pysyncobj.syncobj._COMMAND_TYPE.NO_OP == NO_OP
+    assert pysyncobj.syncobj._COMMAND_TYPE.REGULAR == 0
+
+
+def test_the_librarys_word_on_cutting_is_not_heard(caplog):
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("pysyncobj.syncobj").critical(
+            "truncating already-applied log entries from index %d", 1
+        )
+        logging.getLogger("pysyncobj.syncobj").critical("something else")
+    assert [record.message for record in caplog.records] == ["something else"]
+
+
+def test_after_a_sleep_a_voter_first_reads_what_has_come():
+    world = World(3, seeded_rng(1))
+    world.found()
+    world.clock[0] += 10**6
+    world.tick(2)
+    assert world.pending(2, 1) == world.pending(2, 3) == []
+    assert world.up[2].leader == (1, 1)
+
+
+def test_a_leader_that_no_majority_answers_steps_down():
+    world = World(3, seeded_rng(1))
+    world.found()
+    world.isolate(1)
+    world.up[1].propose("unknown")
+    world.tick(1)
+    world.clock[0] += world.settings.fetch_timeout_ms / 1000 + 1
+    world.tick(1)
+    assert world.leaders() == []
+    assert world.outcomes == {"unknown": None}
+    assert world.up[1].leader == (None, 1)
+
+
+def test_a_stale_leader_and_a_stale_candidate_hear_of_the_newer_term():
+    world = World(3, seeded_rng(1))
+    world.found()
+    world.isolate(1)
+    world.elect(2)
+    world.settle(2, 3)
+    world.link(1, 3)
+    world.tick(1)
+    world.deliver(1, 3)
+    world.deliver(3, 1)
+    assert (world.leaders(), world.up[1].term) == ([(2, 2)], 2)
+    world.inject(3, 2, {"type": "request_vote", "term": 1, "last_log_index": 9, "last_log_term": 1})
+    assert {"type": "stale_term", "term": 2} in world.pending(2, 3)

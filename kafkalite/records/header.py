@@ -57,6 +57,7 @@ LENGTH_POSITION: Final = 8
 CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
 MAX_TIMESTAMP_POSITION: Final = 35
+PRODUCER_POSITION: Final = 43
 #: Bytes before and including the length field, which the length itself does not count.
 LENGTH_OVERHEAD_BYTES: Final = 12
 
@@ -66,8 +67,11 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 _UINT32: Final = struct.Struct(">I")
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
+_PRODUCER: Final = struct.Struct(">qhi")
 # base offset, batch length, magic, last offset delta, max timestamp: what `scan` looks at.
 _SCAN: Final = struct.Struct(">qi4xb6xi8xq")
+# The same, then producer id, producer epoch, base sequence: what `scan_producers` looks at.
+_SCAN_PRODUCERS: Final = struct.Struct(">qi4xb6xi8xqqhi")
 
 assert HEADER.size == HEADER_BYTES
 assert LENGTH_POSITION + _INT32.size == LENGTH_OVERHEAD_BYTES
@@ -231,6 +235,24 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
         position += length_bytes
 
 
+def scan_producers(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """As ``scan``, for who wrote the batches.
+
+    Yields (base_offset, last_offset_delta, max_timestamp_ms, producer_id, producer_epoch, base_sequence).
+    """
+    end = min(end, len(buffer))
+    unpack_from = _SCAN_PRODUCERS.unpack_from
+    last_start = end - HEADER_BYTES
+    while position <= last_start:
+        base_offset, batch_length, magic, last_delta, *producer = unpack_from(buffer, position)
+        length_bytes = batch_length + LENGTH_OVERHEAD_BYTES
+        if length_bytes < HEADER_BYTES or position + length_bytes > end or magic != MAGIC or last_delta < 0:
+            return
+        max_timestamp_ms, producer_id, producer_epoch, base_sequence = producer
+        yield base_offset, last_delta, max_timestamp_ms, producer_id, producer_epoch, base_sequence
+        position += length_bytes
+
+
 def check(buffer: Buffer) -> BatchHeader:
     """The header of the one batch that ``buffer`` is. Raises CorruptBatchError unless length and CRC agree.
 
@@ -273,6 +295,14 @@ def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes | TIMESTAMP_TYPE_BIT)
     _BASE_OFFSET.pack_into(buffer, MAX_TIMESTAMP_POSITION, now_ms)
+    seal(buffer)
+
+
+def stamp_producer(
+    buffer: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int
+) -> None:
+    """Write who sends the batch, and renew the CRC, which covers it."""
+    _PRODUCER.pack_into(buffer, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     seal(buffer)
 
 

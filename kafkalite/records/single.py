@@ -20,17 +20,22 @@ _UNCOVERED: Final = Struct(">qiibI")
 _COVERED: Final = Struct(">hiqqqhii")
 
 _BEFORE_COLUMNS: Final = b"".join((ARRAY_OF_4, NIL))
-_PRODUCER: Final = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
+NO_PRODUCER: Final = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 
 assert _UNCOVERED.size + _COVERED.size == HEADER_BYTES
 
 
-def build_single(value: bytes, key: bytes | None, timestamp_ms: int) -> bytes:
-    """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, unchecked."""
+def build_single(
+    value: bytes, key: bytes | None, timestamp_ms: int, producer: tuple[int, int, int] = NO_PRODUCER
+) -> bytes:
+    """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, unchecked.
+
+    ``producer`` is its id, epoch and the record's sequence.
+    """
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
     covered = b"".join(
         (
-            _COVERED.pack(COLUMNAR, 0, timestamp_ms, timestamp_ms, *_PRODUCER, 1),
+            _COVERED.pack(COLUMNAR, 0, timestamp_ms, timestamp_ms, *producer, 1),
             _BEFORE_COLUMNS,
             key_column,
             _column_head(len(value)),

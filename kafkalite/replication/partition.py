@@ -1,188 +1,71 @@
 """One partition on this broker: its role joined to its log.
 
-Everything is synchronous. What can't be done is a BrokerError of the code that a client is to see; what
-the disk refuses stays a StorageError, for the dispatcher to translate. As yet the only role is leader: a
-partition without one answers NOT_LEADER_OR_FOLLOWER.
+``replica.Replica`` has the role and follows; here is what a leader does for clients and for followers. Who
+does not lead answers NOT_LEADER_OR_FOLLOWER. Everything is synchronous. What can't be done is a BrokerError
+of the code that a client is to see; what the disk refuses stays a StorageError, for the dispatcher to
+translate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kafkalite import mutants
 from kafkalite.errors import (
-    FencedLeaderEpochError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidTimestampError,
     KafkaStorageError,
     MessageTooLargeError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
-    UnknownLeaderEpochError,
+    StaleBrokerEpochError,
 )
-from kafkalite.metadata.image import PartitionState
 from kafkalite.model import (
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
     NO_EPOCH,
     NO_OFFSET,
+    NO_PRODUCER_ID,
     NO_TIMESTAMP,
     Acks,
     OffsetAndTimestamp,
-    TimestampType,
-    TopicPartition,
 )
+from kafkalite.protocol.messages.cluster import ChangedPartition, PartitionChange
 from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, BatchHeader
-from kafkalite.replication.leader import PartitionLeader
+from kafkalite.replication.follower import diverging_at
+from kafkalite.replication.leader import PartitionLeader, ProposedIsr, ReplicaLag
+from kafkalite.replication.replica import PartitionSettings, Replica
+from kafkalite.storage.leader_epochs import EpochEnd
+from kafkalite.storage.log import Appended
 
 if TYPE_CHECKING:
-    from kafkalite.storage.log import Appended, Log, Slice
-    from kafkalite.storage.log_config import LogConfig
+    from kafkalite.storage.log import Slice
+    from kafkalite.storage.producer_state import SequencedBatch
+
+__all__ = ["Partition", "PartitionSettings", "ReplicaFetchResult"]
 
 _NOT_FROM_CLIENTS: Final = TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT
-_NOTHING_CAN_BE_OLDER: Final = 2**63 - 1
 _ACKS_ALL: Final = int(Acks.ALL)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionSettings:
-    """What a topic's configuration says beyond its log: Kafka's options of the same names."""
+class ReplicaFetchResult(NamedTuple):
+    """What a leader makes of a follower's fetch. With ``diverging`` no records may be answered (R4)."""
 
-    min_insync_replicas: int = 1
-    message_timestamp_before_max_ms: int = _NOTHING_CAN_BE_OLDER
-    message_timestamp_after_max_ms: int = 3_600_000
+    diverging: EpochEnd | None
+    moved: bool  #: the high watermark
+    may_join: bool  #: ``propose_isr`` would let the follower in now, if it is alive
 
 
-class Partition:
-    """A replica. Invariant: log start offset <= high watermark <= log end offset."""
+class Partition(Replica):
+    """A replica that can lead: what clients and followers may ask of it."""
 
-    __slots__ = (
-        "_after_max_ms",
-        "_before_max_ms",
-        "_broker_id",
-        "_counts_synced",
-        "_is_create_time",
-        "_leader",
-        "_max_message_bytes",
-        "_resigned_high_watermark",
-        "log",
-        "partition_epoch",
-        "settings",
-        "topic_id",
-        "topic_partition",
-    )
-
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: str,
-        log: Log,
-        *,
-        broker_id: int,
-        settings: PartitionSettings | None = None,
-    ) -> None:
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
-        self.log = log
-        self.partition_epoch = NO_EPOCH
-        self._broker_id = broker_id
-        self._leader: PartitionLeader | None = None
-        self._resigned_high_watermark = log.log_start_offset
-        self._take_settings(settings or PartitionSettings())
-
-    def _take_settings(self, settings: PartitionSettings) -> None:
-        config = self.log.config
-        self.settings = settings
-        self._before_max_ms = settings.message_timestamp_before_max_ms
-        self._after_max_ms = settings.message_timestamp_after_max_ms
-        self._counts_synced = config.synced_only
-        self._is_create_time = config.timestamp_type is TimestampType.CREATE_TIME
-        self._max_message_bytes = config.max_message_bytes
-
-    def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> bool:
-        """The topic's configuration changed. Returns whether the high watermark moved."""
-        self.log.reconfigure(config)
-        self._take_settings(settings)
-        if self._leader is None:
-            return False
-        moved = self._leader.configure(self._leader.isr, settings.min_insync_replicas)
-        return self.on_synced() or moved
-
-    # --- role ------------------------------------------------------------------------------------------
-
-    @property
-    def is_leader(self) -> bool:
-        return self._leader is not None
-
-    @property
-    def leader_epoch(self) -> int:
-        """The epoch this replica leads in; NO_EPOCH when it does not."""
-        return NO_EPOCH if self._leader is None else self._leader.leader_epoch
-
-    @property
-    def high_watermark(self) -> int:
-        """Consumers read below it: exclusive. The last known one when this replica does not lead."""
-        return self._resigned_high_watermark if self._leader is None else self._leader.high_watermark
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Where read_committed ends, exclusive. Without transactions that is the high watermark."""
-        return self.high_watermark
-
-    def become_leader(self, state: PartitionState) -> bool:
-        """Lead as the metadata says, or take a changed in-sync set while leading in the same epoch.
-
-        Returns whether the high watermark moved. A first leadership on an empty disk, like one after a
-        restart, starts from what the log itself has for sure.
-        """
-        assert state.leader == self._broker_id, f"{self.topic_partition} is led by {state.leader}"
-        assert state.partition_epoch >= self.partition_epoch, f"{self.topic_partition}: {state} is outdated"
-        self.partition_epoch = state.partition_epoch
-        leader = self._leader
-        if leader is not None and leader.leader_epoch == state.leader_epoch:
-            return leader.configure(state.isr, self.settings.min_insync_replicas)
-        log = self.log
-        # Nothing came before epoch 0, so it needs no entry (R2); and asking a log for its latest epoch
-        # opens its files, which a start of thousands of partitions must not do.
-        if state.leader_epoch > 0 and state.leader_epoch > log.latest_epoch:
-            log.start_epoch(state.leader_epoch)
-        self._leader = PartitionLeader(
-            self._broker_id,
-            leader_epoch=state.leader_epoch,
-            isr=state.isr,
-            epoch_start_offset=log.log_end_offset,
-            high_watermark=max(self.high_watermark, log.log_start_offset),
-            min_insync_replicas=self.settings.min_insync_replicas,
-        )
-        return self.on_synced()
-
-    def resign(self) -> None:
-        """Stop leading: every request is answered NOT_LEADER_OR_FOLLOWER from now on."""
-        self._resigned_high_watermark = self.high_watermark
-        self._leader = None
-
-    def check_leader_epoch(self, current_leader_epoch: int) -> None:
-        """Fence a client by the leader epoch it knows; NO_EPOCH knows none (R3).
-
-        Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the client's is older),
-        UnknownLeaderEpochError (it is newer: this broker is behind).
-        """
-        leader_epoch = self._leading().leader_epoch
-        if current_leader_epoch in (leader_epoch, NO_EPOCH):
-            return
-        kind = FencedLeaderEpochError if current_leader_epoch < leader_epoch else UnknownLeaderEpochError
-        raise kind(
-            f"{self.topic_partition} is led in epoch {leader_epoch}, the request knows {current_leader_epoch}"
-        )
-
-    def _leading(self) -> PartitionLeader:
-        if self._leader is None:
-            raise NotLeaderOrFollowerError(f"broker {self._broker_id} does not lead {self.topic_partition}")
-        return self._leader
+    __slots__ = ()
 
     # --- data ------------------------------------------------------------------------------------------
 
@@ -199,8 +82,8 @@ class Partition:
         ``header`` is what ``records.header.check`` returned for it, ``now_ms`` the wall clock. With
         ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise at once.
         Raises NotLeaderOrFollowerError, KafkaStorageError (log offline), MessageTooLargeError,
-        InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError (acks=all, R6), and the log's
-        StorageErrors.
+        InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError (acks=all, R6), for batches of
+        idempotent producers what ``ProducerStates.check`` raises, and the log's StorageErrors.
         """
         leader = self._leader or self._leading()
         log = self.log
@@ -222,10 +105,20 @@ class Partition:
                 f"{self.topic_partition} has {len(leader.isr)} replicas in sync,"
                 f" and min.insync.replicas is {self.settings.min_insync_replicas}"
             )
+        if header.producer_id != NO_PRODUCER_ID:
+            repeated = log.producers.check(header)
+            if repeated is not None:
+                return self._appended_before(repeated)
         appended = log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
         if not self._counts_synced:
             leader.on_progress(self._broker_id, appended.log_end_offset)
         return appended
+
+    def _appended_before(self, batch: SequencedBatch) -> Appended:
+        """R28: the batch's first offsets. They are acknowledged when they are committed, as any."""
+        time_ms = NO_TIMESTAMP if self._is_create_time else batch.max_timestamp_ms
+        last_offset = NO_OFFSET if "R28-ack-uncommitted" in mutants.ACTIVE else batch.last_offset
+        return Appended(batch.base_offset, last_offset, time_ms, self.log.log_end_offset, is_duplicate=True)
 
     def _refuse_attributes(self, header: BatchHeader) -> None:
         if header.is_control or header.is_transactional:
@@ -242,14 +135,6 @@ class Partition:
             f" {self._before_max_ms} ms before and {self._after_max_ms} ms after it",
             hint="see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
         )
-
-    def on_synced(self) -> bool:
-        """The log's synced end may have moved. Returns whether the high watermark did."""
-        if self._leader is None:
-            return False
-        log = self.log
-        progress = log.synced_end_offset if self._counts_synced else log.log_end_offset
-        return self._leader.on_progress(self._broker_id, progress)
 
     def read(self, offset: int, max_bytes: int) -> Slice:
         """Whole batches from the one that holds ``offset`` on, below the high watermark (R11).
@@ -313,3 +198,149 @@ class Partition:
         if before_offset <= self.log.log_start_offset:
             return self.log.log_start_offset
         return self.log.delete_before(before_offset)
+
+    # --- leading: followers ----------------------------------------------------------------------------
+
+    @property
+    def acknowledgement_error(self) -> NotEnoughReplicasAfterAppendError | None:
+        """Why what waits for acks=all must be told now, since the high watermark stands still (R6, R9)."""
+        leader = self._leader
+        if leader is None or leader.has_enough_in_sync:
+            return None
+        return NotEnoughReplicasAfterAppendError(
+            f"{self.topic_partition} has {len(leader.isr)} replicas in sync since the batch was appended,"
+            f" and min.insync.replicas is {self.settings.min_insync_replicas}; the batch is in the log"
+        )
+
+    def on_replica_fetch(
+        self,
+        replica_id: int,
+        *,
+        broker_epoch: int,
+        leader_epoch: int,
+        fetch_offset: int,
+        last_epoch: int,
+        synced_end_offset: int,
+        log_start_offset: int,
+        now_ms: int,
+    ) -> ReplicaFetchResult:
+        """Take what a follower tells of itself (R3, R4, R7, R8).
+
+        A fetch that diverges, or is refused, counts as nothing. Raises NotLeaderOrFollowerError (also for
+        a stranger), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (of an earlier
+        life of that broker), OffsetOutOfRangeError: the follower ends before this log starts.
+        """
+        leader = self._leading()
+        if leader_epoch != leader.leader_epoch and "R3-epoch-unchecked" not in mutants.ACTIVE:
+            self.check_leader_epoch(leader_epoch)
+        if not leader.is_follower(replica_id):
+            raise NotLeaderOrFollowerError(f"broker {replica_id} has no replica of {self.topic_partition}")
+        if broker_epoch < leader.seen_broker_epoch(replica_id):
+            raise StaleBrokerEpochError(
+                f"broker {replica_id} fetched {self.topic_partition} with a later epoch than {broker_epoch}"
+            )
+        log = self.log
+        diverging: EpochEnd | None = None
+        if last_epoch != NO_EPOCH:
+            diverging = diverging_at(last_epoch, fetch_offset, log.end_offset_for_epoch(last_epoch))
+        if diverging is not None and "R4-divergent-counts" not in mutants.ACTIVE:
+            return ReplicaFetchResult(diverging, moved=False, may_join=False)
+        if diverging is None and not log.log_start_offset <= fetch_offset <= log.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"{self.topic_partition} has offsets from {log.log_start_offset} to {log.log_end_offset};"
+                f" broker {replica_id} asks for {fetch_offset}"
+            )
+        moved = leader.on_fetch(
+            replica_id,
+            broker_epoch=broker_epoch,
+            progress=min(fetch_offset, synced_end_offset) if self.log.config.synced_only else fetch_offset,
+            log_end_offset=fetch_offset,
+            synced_end_offset=synced_end_offset,
+            log_start_offset=log_start_offset,
+            leader_end_offset=log.log_end_offset,
+            now_ms=now_ms,
+        )
+        return ReplicaFetchResult(diverging, moved, leader.may_join(replica_id))
+
+    def note_idle_fetch(self, replica_id: int, now_ms: int) -> None:
+        """A follower's request left this partition out: it stands where it stood (R15).
+
+        Not needed for one that has everything: ``propose_isr`` sees that by itself.
+        """
+        if self._leader is not None:
+            self._leader.on_idle(replica_id, self.log.log_end_offset, now_ms)
+
+    def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
+        """As ``read``, up to the log end (R11)."""
+        self._leading()
+        return self.log.read(offset, max_bytes=max_bytes, up_to=self.log.log_end_offset)
+
+    def propose_isr(
+        self, now_ms: int, *, lag_time_max_ms: int, live: Callable[[int], int | None]
+    ) -> PartitionChange | None:
+        """The change of the in-sync set to ask the controller for, or None (R12, R15).
+
+        ``live`` tells a node's current broker epoch if it is unfenced and not shutting down. While an answer
+        is due, there is nothing more to ask. Every proposal must be followed by ``on_partition_changed``.
+        """
+        leader = self._leader
+        if leader is None:
+            return None
+        proposed = leader.propose(
+            now_ms, lag_time_max_ms=lag_time_max_ms, leader_end_offset=self.log.log_end_offset, live=live
+        )
+        return None if proposed is None else self._change(leader, proposed)
+
+    def _change(self, leader: PartitionLeader, proposed: ProposedIsr) -> PartitionChange:
+        return PartitionChange(
+            self.topic_id,
+            self.topic_partition.partition,
+            leader.leader_epoch,
+            proposed.partition_epoch,
+            list(proposed.isr),
+            list(proposed.broker_epochs),
+        )
+
+    def on_partition_changed(self, answer: ChangedPartition | None) -> bool:
+        """The controller's answer to a proposal; None for an error or a timeout of the whole request (R14).
+
+        Only a state of a greater partition epoch settles it; otherwise it stands, and the next
+        ``propose_isr`` gives it again. Returns whether the high watermark moved.
+        """
+        leader = self._leader
+        if leader is None:
+            return False
+        if answer is not None and answer.error_code and "R14-revert" in mutants.ACTIVE:
+            return leader.forget_proposal()
+        if (
+            answer is None
+            or (answer.leader_id, answer.leader_epoch) != (self._broker_id, leader.leader_epoch)
+            or answer.partition_epoch <= leader.partition_epoch
+        ):
+            leader.on_unanswered()
+            return False
+        moved = leader.take_state(answer.partition_epoch, answer.isr)
+        self.partition_epoch = leader.partition_epoch
+        return moved
+
+    @property
+    def in_sync_replicas(self) -> frozenset[int]:
+        """As far as this leader knows; empty when it does not lead."""
+        return frozenset() if self._leader is None else self._leader.isr
+
+    @property
+    def low_watermark(self) -> int:
+        """What was deleted below it stays deleted whoever of the in-sync replicas leads next: what a
+        DeleteRecords may wait for. The log start when this replica does not lead."""
+        start = self.log.log_start_offset
+        return start if self._leader is None else self._leader.low_watermark(start)
+
+    def follower_lags(self, now_ms: int) -> dict[int, ReplicaLag]:
+        """How far each follower is, by its node id; empty when this replica does not lead."""
+        if self._leader is None:
+            return {}
+        end = self.log.log_end_offset
+        lags = self._leader.lags()
+        for replica_id in lags:
+            self._leader.on_idle(replica_id, end, now_ms)
+        return self._leader.lags()

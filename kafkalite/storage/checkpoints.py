@@ -22,6 +22,7 @@ from kafkalite.errors import CorruptLogError, DataDirectoryError
 from kafkalite.model import NO_OFFSET
 from kafkalite.records.checksum import crc32c
 from kafkalite.storage.leader_epochs import EpochEntry
+from kafkalite.storage.producer_state import ProducerStates
 
 VERSION: Final = 1
 FORMAT_VERSION: Final = 1
@@ -31,6 +32,7 @@ _LOG_STATE: Final = "log-state"
 _LEADER_EPOCHS: Final = "leader-epochs"
 _RECOVERY_POINTS: Final = "recovery-points"
 _CLEAN_SHUTDOWN: Final = "clean-shutdown"
+_PRODUCERS: Final = "producers"
 
 
 class LogState(NamedTuple):
@@ -125,6 +127,16 @@ def decode_leader_epochs(data: bytes, path: str) -> tuple[list[EpochEntry], int]
     head, *lines = decode_lines(_LEADER_EPOCHS, data, path)
     pairs = (line.split() for line in lines)
     return [EpochEntry(int(epoch), int(start)) for epoch, start in pairs], _field(head, "truncations", path)
+
+
+def encode_producers(states: ProducerStates, truncations: int) -> bytes:
+    return encode_lines(_PRODUCERS, (f"truncations {truncations}", *states.lines()))
+
+
+def decode_producers(data: bytes, path: str) -> tuple[ProducerStates, int]:
+    """(states, truncations). Raises CorruptLogError, ValueError."""
+    head, *lines = decode_lines(_PRODUCERS, data, path)
+    return ProducerStates.from_lines(lines), _field(head, "truncations", path)
 
 
 def encode_recovery_points(points: Mapping[str, RecoveryPoint]) -> bytes:

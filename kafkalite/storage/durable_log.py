@@ -1,9 +1,9 @@
 """DurableLog: what a log is made of, what of it is durable, and whether it still works.
 
-The part of a log that opens and closes it, syncs it and takes it offline; ``log.Log`` adds what is done
-with one. Only ``SyncWork.run`` may run in another thread than the owner's. A write or sync that fails for
-another reason than a full disk takes the log offline for the rest of the process (R26); reading goes on.
-Damage ends reading too (R24).
+The part of a log that opens and closes it, syncs it, knows its producers and takes it offline; ``log.Log``
+adds what is done with one. Only ``SyncWork.run`` may run in another thread than the owner's. A write or
+sync that fails for another reason than a full disk takes the log offline for the rest of the process (R26);
+reading goes on. Damage ends reading too (R24).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from kafkalite.errors import CorruptLogError, DiskFullError, LogOfflineError, StorageError
 from kafkalite.model import NO_EPOCH
+from kafkalite.records.header import BatchHeader
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     CleanEnd,
@@ -25,6 +26,8 @@ from kafkalite.storage.checkpoints import (
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_producers import LogProducers
+from kafkalite.storage.producer_state import ProducerStates
 from kafkalite.storage.recovery import OpenedLog, open_clean, recover
 from kafkalite.storage.segment import Segment
 from kafkalite.storage.segment_list import SegmentList
@@ -47,6 +50,7 @@ class DurableLog:
         "_directory",
         "_directory_changes",
         "_directory_changes_synced",
+        "_epoch_to_start",
         "_epochs",
         "_epochs_saved",
         "_fs",
@@ -54,6 +58,7 @@ class DurableLog:
         "_is_damaged",
         "_latest_epoch",
         "_parent_unsynced",
+        "_producers",
         "_segments",
         "_state",
         "_sync",
@@ -77,6 +82,8 @@ class DurableLog:
         self._epochs = LeaderEpochs()
         self._epochs_saved: list[EpochEntry] | None = []
         self._latest_epoch = NO_EPOCH
+        self._epoch_to_start = NO_EPOCH  # of a leadership that began before the log was opened
+        self._producers = LogProducers(fs, directory)
         self._state = LogState()
         self._sync: SyncWork | None = None
         self._directory_changes = self._directory_changes_synced = 0
@@ -134,6 +141,7 @@ class DurableLog:
         self._epochs = opened.epochs
         self._epochs_saved = opened.epochs.entries() if opened.epochs_saved else None
         self._latest_epoch = opened.epochs.latest_epoch
+        self._producers = LogProducers(self._fs, self._directory, opened.producers_offsets)
         self.log_start_offset = opened.state.log_start_offset
         self.log_end_offset = self.synced_end_offset = opened.log_end_offset
 
@@ -148,6 +156,9 @@ class DurableLog:
         except (CorruptLogError, OSError) as error:
             raise self._read_failed(error) from error
         self._clean_end = None
+        if self._epoch_to_start > self._latest_epoch:
+            self._epochs.assign(self._epoch_to_start, self.log_end_offset)
+            self._latest_epoch = self._epoch_to_start
 
     def close(self, *, clean: bool) -> None:
         """Let go of everything; with ``clean``, sync first. Raises OSError and DiskFullError then."""
@@ -164,11 +175,18 @@ class DurableLog:
                 if len(self._segments) and self._segments.last.indexes_loaded:
                     last = self._segments.last
                     last.save_indexes(last.size_bytes, final=True)
+                if len(self._segments):
+                    self._save_producers(self._segments.last, self._segments.last.base_offset)
         except OSError as error:
             self._go_offline(f"sync failed: {error}")
             raise
         finally:
             self._segments.release()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what the log had is lost or can't be told from what it should be: not a failed disk."""
+        return self._is_damaged
 
     @property
     def is_open(self) -> bool:
@@ -280,6 +298,58 @@ class DurableLog:
                 segment.save_indexes(segment.size_bytes, final=True)
         if work.active is self._active and work.active is not None:
             work.active.save_indexes(work.active_position, final=False)
+            if self._producers.is_due(work.active.size_bytes):
+                self._save_producers(work.active, work.active.base_offset)
+
+    def _save_producers(self, active: Segment, keep_from: int) -> None:
+        self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
+
+    # --- producers -------------------------------------------------------------------------------------
+
+    @property
+    def producers(self) -> ProducerStates:
+        """The idempotent producers of all batches here, the uncommitted ones too (R27).
+
+        Found when first asked for, by a walk over the headers behind the newest snapshot.
+        """
+        states = self._producers.states
+        if states is not None and self._clean_end is None:
+            return states
+        self._open()
+        try:
+            states = self._producers.states
+            if states is None:
+                states = self._producers.load(self._segments, self._state, self.log_end_offset)
+            return states
+        except (CorruptLogError, OSError) as error:
+            raise self._read_failed(error) from error
+
+    def _note_producer(
+        self, header: BatchHeader, base_offset: int, max_timestamp_ms: int, now_ms: int
+    ) -> None:
+        """A batch was appended at ``base_offset``. To states not known yet a walk will add it."""
+        states = self._producers.states
+        if states is None:
+            self.producers  # noqa: B018 - looked up now, so that a takeover need not walk far
+            return
+        states.note(
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            base_offset,
+            base_offset + header.last_offset_delta,
+            max_timestamp_ms,
+            now_ms,
+        )
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that were idle for ``expiration_ms`` (R29). Returns how many."""
+        states = self._producers.states
+        return 0 if states is None else states.expire(now_ms, expiration_ms)
+
+    def lose_producers(self) -> None:
+        """What R27 forbids: know nothing of the producers in the log. Only a test asks for it."""
+        self._producers.states = ProducerStates()
 
     # --- failing ---------------------------------------------------------------------------------------
 

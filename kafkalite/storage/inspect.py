@@ -20,6 +20,7 @@ from kafkalite.storage.checkpoints import (
     decode_log_state,
     decode_node,
     decode_partition_topic,
+    decode_producers,
     decode_recovery_points,
 )
 from kafkalite.storage.filesystem import FileSystem
@@ -294,19 +295,27 @@ def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findin
         path = layout.join(directory, layout.LOG_STATE_FILE)
         state = _try_decode(fs, path, decode_log_state, findings)
         log_start_offset = state.log_start_offset if state is not None else 0
+    for name in names:
+        if layout.parse_producers_file_name(name) is not None:
+            _try_decode(fs, layout.join(directory, name), decode_producers, findings, is_damage=False)
     return log_start_offset
 
 
 def _try_decode(
-    fs: FileSystem, path: str, decode: Callable[[bytes, str], T], findings: list[Finding]
+    fs: FileSystem,
+    path: str,
+    decode: Callable[[bytes, str], T],
+    findings: list[Finding],
+    *,
+    is_damage: bool = True,
 ) -> T | None:
     """What ``decode`` makes of the file, or None and a finding."""
     try:
         return decode(fs.read_bytes(path), path)
     except CorruptLogError as error:
-        findings.append(Finding(path, error.position, error.message))
+        findings.append(Finding(path, error.position, error.message, is_damage))
     except ValueError as error:
-        findings.append(Finding(path, 0, str(error)))
+        findings.append(Finding(path, 0, str(error), is_damage))
     return None
 
 

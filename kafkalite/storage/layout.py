@@ -14,7 +14,8 @@
         <20-digit base offset>.log          record batches, back to back
         <20-digit base offset>.index        offset -> position, sparse
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
-        <any of the three>.deleted          retired, removed by a later pass
+        <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
+        <any of the first three>.deleted          retired, removed by a later pass
       <log directory>.deleted/              retired, removed by a later pass
 """
 
@@ -37,13 +38,16 @@ LEADER_EPOCHS_FILE: Final = "leader-epochs"
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
+PRODUCERS_SUFFIX: Final = ".producers"
 DELETED_SUFFIX: Final = ".deleted"
+DAMAGED_SUFFIX: Final = ".damaged-"  #: and a number: a log that was replaced by a new one
 TEMPORARY_SUFFIX: Final = ".tmp"
 
 SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 _OFFSET_DIGITS: Final = 20
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex)")
+_PRODUCERS_FILE = re.compile(r"([0-9]{20})\.producers")
 _LOG_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -78,6 +82,16 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
     """The parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
     match = _SEGMENT_FILE.fullmatch(name)
     return None if match is None else SegmentFileName(int(match[1]), match[2])
+
+
+def producers_file_name(offset: int) -> str:
+    return f"{offset:0{_OFFSET_DIGITS}d}{PRODUCERS_SUFFIX}"
+
+
+def parse_producers_file_name(name: str) -> int | None:
+    """The offset of a producers' snapshot, or None for any other name."""
+    match = _PRODUCERS_FILE.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def is_leftover(name: str) -> bool:

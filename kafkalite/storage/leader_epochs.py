@@ -18,6 +18,13 @@ class EpochEntry(NamedTuple):
     start_offset: int
 
 
+class EpochEnd(NamedTuple):
+    """Where an epoch ended: exclusive."""
+
+    leader_epoch: int
+    end_offset: int
+
+
 class LeaderEpochs:
     """Invariant: ``epochs`` and ``start_offsets`` have equal length and strictly increase."""
 
@@ -54,7 +61,7 @@ class LeaderEpochs:
         self.start_offsets.append(start_offset)
         return True
 
-    def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEntry:
+    def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEnd:
         """The largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
 
         The end is the start of the next known epoch, or the log end. When every known epoch is younger:
@@ -62,12 +69,12 @@ class LeaderEpochs:
         KIP-101, and KIP-279 for why the epoch is returned too.
         """
         if not self.epochs:
-            return EpochEntry(leader_epoch, 0)
+            return EpochEnd(leader_epoch, 0)
         index = bisect_right(self.epochs, leader_epoch)
         if index == 0:
-            return EpochEntry(leader_epoch, self.start_offsets[0])
+            return EpochEnd(leader_epoch, self.start_offsets[0])
         end = self.start_offsets[index] if index < len(self.epochs) else log_end_offset
-        return EpochEntry(self.epochs[index - 1], end)
+        return EpochEnd(self.epochs[index - 1], end)
 
     def epoch_at(self, offset: int) -> int:
         """The epoch of the batch that holds ``offset``; NO_EPOCH before the first entry."""

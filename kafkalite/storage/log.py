@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from kafkalite import mutants
 from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -24,7 +25,7 @@ from kafkalite.errors import (
     OffsetOutOfRangeError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
-from kafkalite.model import NO_TIMESTAMP, TimestampType
+from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
@@ -33,7 +34,7 @@ from kafkalite.storage.checkpoints import (
 from kafkalite.storage.durable_log import DurableLog
 from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
-from kafkalite.storage.leader_epochs import EpochEntry
+from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.retention import plan_retention
 from kafkalite.storage.segment import Found, Segment
@@ -42,12 +43,16 @@ _NEVER: Final = 2**63 - 1
 
 
 class Appended(NamedTuple):
-    """``last_offset`` is inclusive; the append time is NO_TIMESTAMP unless the topic uses LogAppendTime."""
+    """``last_offset`` is inclusive; the append time is NO_TIMESTAMP unless the topic uses LogAppendTime.
+
+    ``is_duplicate``: nothing was written now; the offsets are those of the same batch before (R28).
+    """
 
     base_offset: int
     last_offset: int
     log_append_time_ms: int
     log_end_offset: int
+    is_duplicate: bool = False
 
 
 class Slice(NamedTuple):
@@ -153,13 +158,16 @@ class Log(DurableLog):
             raise self._write_failed(error) from error
         self.log_end_offset = end = last_offset + 1
         self._appends += 1
+        if header.producer_id != NO_PRODUCER_ID:
+            self._note_producer(header, base_offset, max_timestamp_ms, now_ms)
         return Appended(base_offset, last_offset, append_time_ms, end)
 
-    def append_as_follower(self, batches: Buffer, *, now_ms: int) -> None:
+    def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
         """Write whole batches as a leader sent them, the first with this log's end as base offset (R1).
 
-        Raises CorruptBatchError with nothing written when one is not intact or not the next one; else as
-        ``append``, with the batches before the failed one written.
+        Raises CorruptBatchError with nothing written when one is not intact, not the next one, or of a
+        younger epoch than ``leader_epoch``, the leader's; else as ``append``, with the batches before the
+        failed one written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -175,6 +183,8 @@ class Log(DurableLog):
             headers.append((position, header))
             position += length
             offset, epoch = header.next_offset, header.leader_epoch
+        if leader_epoch is not None and epoch > leader_epoch:
+            raise CorruptBatchError(f"a batch of leader epoch {epoch} from a leader of epoch {leader_epoch}")
         for position, header in headers:
             segment = self._segment_for(header.length_bytes, header.last_offset, now_ms)
             if header.leader_epoch != self._latest_epoch:
@@ -186,6 +196,8 @@ class Log(DurableLog):
                 raise self._write_failed(error) from error
             self.log_end_offset = header.next_offset
             self._appends += 1
+            if header.producer_id != NO_PRODUCER_ID:
+                self._note_producer(header, header.base_offset, header.max_timestamp_ms, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
         """The segment to write a batch of ``size`` bytes to, after a roll if one is due."""
@@ -271,6 +283,7 @@ class Log(DurableLog):
             old.close_for_append()
         except OSError as error:
             raise self._write_failed(error) from error
+        self._save_producers(self._active, old.base_offset)
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
         self._rolls += 1
@@ -342,6 +355,8 @@ class Log(DurableLog):
     @property
     def latest_epoch(self) -> int:
         """Of the last batch, or of the current leadership; NO_EPOCH (-1) when there is none."""
+        if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
+            return self._epoch_to_start  # nothing to be found by opening it
         self._open()
         return self._latest_epoch
 
@@ -351,18 +366,28 @@ class Log(DurableLog):
         return self._epochs.entries()
 
     def start_epoch(self, leader_epoch: int) -> None:
-        """The batches from the log end on are of ``leader_epoch``: called by a leader taking over (R2)."""
+        """The batches from the log end on are of ``leader_epoch``: called by a leader taking over (R2).
+
+        A log that nobody has used yet is not opened for that.
+        """
+        if self._clean_end is not None:
+            self._epoch_to_start = leader_epoch
+            return
         self._open()
         self._epochs.assign(leader_epoch, self.log_end_offset)
         self._latest_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
         """Drop the epoch that has no batch, if there is one: called by a replica becoming follower (R5)."""
+        self._epoch_to_start = NO_EPOCH
+        if self._clean_end is not None:
+            return
         self._open()
-        self._epochs.truncate_from_end(self.log_end_offset)
+        kept = 1 if "R5-keep-empty-epochs" in mutants.ACTIVE else 0
+        self._epochs.truncate_from_end(self.log_end_offset + kept)
         self._latest_epoch = self._epochs.latest_epoch
 
-    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEntry:
+    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
         """(the largest known epoch not above ``leader_epoch``, its end offset, exclusive): R4."""
         self._open()
         return self._epochs.end_offset_for(leader_epoch, self.log_end_offset)
@@ -405,12 +430,7 @@ class Log(DurableLog):
         self._segments.drop_behind(number)
         segment.drop_saved_indexes()
         segment.truncate_to_position(found)
-        self.log_end_offset = found.base_offset
-        self.forget_empty_epoch()
-        self._epochs_saved, epochs_file = self._epochs_to_save()
-        self._take_over_epochs()
-        if epochs_file is not None:
-            self._fs.write_atomically(*epochs_file)
+        self._end_at(found.base_offset)
         for one in (*closed, segment):
             one.file.sync()
         self._fs.sync_dir(self._directory)
@@ -420,6 +440,39 @@ class Log(DurableLog):
         self._active = segment
         self._roll_size_bytes = -1
         self.synced_end_offset = found.base_offset
+
+    def reset_to(self, offset: int) -> None:
+        """Drop everything and begin anew at ``offset``, durably: for a follower whose leader has nothing
+        that joins on to this log (R4). Raises DiskFullError with nothing changed, LogOfflineError."""
+        if self.offline_reason is not None:
+            raise self._offline_error()
+        self._open()
+        # Nothing that was said so far holds any more. A crash after this leaves nothing below the new
+        # start, and above it either nothing or what would be found to diverge again.
+        self._write_state(LogState(offset, self._state.truncations + 1, 0))
+        self.log_start_offset = offset
+        try:
+            self._active = None
+            self._unsynced.clear()
+            self._segments.drop_behind(-1)
+            self._epochs.truncate_from_end(0)
+            self._end_at(offset)
+            self._fs.sync_dir(self._directory)
+        except (DiskFullError, OSError) as error:
+            raise self._write_failed(error) from error
+        self._directory_changes_synced = self._directory_changes
+        self._roll_size_bytes = -1
+        self.synced_end_offset = offset
+
+    def _end_at(self, offset: int) -> None:
+        """The log ends at ``offset`` now: save the epochs that are left."""
+        self.log_end_offset = offset
+        self._producers.truncate(offset)
+        self.forget_empty_epoch()
+        self._epochs_saved, epochs_file = self._epochs_to_save()
+        self._take_over_epochs()
+        if epochs_file is not None:
+            self._fs.write_atomically(*epochs_file)
 
     def delete_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, durably, and retire the segments below it.
@@ -477,6 +530,7 @@ class Log(DurableLog):
         self._epochs.truncate_from_start(log_start_offset)
         retired: list[Segment] = []
         self._removing(lambda: retired.extend(self._segments.retire(segment_count)))
+        self._removing(lambda: self._producers.delete_before(log_start_offset))
         self._unsynced = [segment for segment in self._unsynced if segment not in retired]
         self._segments_deleted += len(retired)
         return [layout.segment_file_name(segment.base_offset, layout.LOG_SUFFIX) for segment in retired]

@@ -180,11 +180,11 @@ class LogStore:
         self._fs.unlink(marker_path)
         self._fs.sync_dir(self._path)
 
-    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]]) -> None:
+    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
         """Open the named logs, {topic and partition: (topic id, configuration)}; missing ones are made.
 
         After an orderly stop that costs no file access per log. A log that is damaged, or whose directory
-        is gone although the checkpoint knows it, is offline.
+        is gone although the checkpoint knows it, is offline. ``are_all``: further directories are strange.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
@@ -200,7 +200,8 @@ class LogStore:
                 self._add(tp, name, Log.damaged(self._fs, self._join(name), config, reason))
             else:
                 self.create_log(tp, topic_id, config)
-        self._look_around(names)
+        if are_all:
+            self._look_around(names)
 
     def _open_log(self, name: str, config: LogConfig) -> Log:
         directory = self._join(name)
@@ -325,6 +326,27 @@ class LogStore:
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
             self._fs.sync_dir(self._path)
             self._retired.append((log.directory + layout.DELETED_SUFFIX, None))
+
+    def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
+        """A new, empty log in place of a damaged one, whose files stay beside it for who looks into it (R24).
+
+        Only for a replica that counts nowhere any more. Raises DiskFullError, OSError.
+        """
+        damaged, name = self._logs[tp], self._names[tp]
+        assert damaged.is_damaged, f"{tp} is not damaged"
+        damaged.close(clean=False)
+        if self._fs.exists(damaged.directory):
+            number = 1
+            while self._fs.exists(kept := f"{damaged.directory}{layout.DAMAGED_SUFFIX}{number}"):
+                number += 1
+            self._fs.rename(damaged.directory, kept)
+            self._fs.sync_dir(self._path)
+        self._has_stale_point = self._points.pop(name, None) is not None or self._has_stale_point
+        self._clean_ends.pop(name, None)
+        self.checkpoint()  # the old recovery point would call the new log damaged
+        del self._logs[tp]
+        del self._names[tp]
+        return self.create_log(tp, topic_id, config)
 
     def remove_retired(self, now_ms: int, delay_ms: int = 60_000) -> None:
         """Remove the directories of logs deleted ``delay_ms`` ago or longer."""

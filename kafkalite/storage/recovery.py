@@ -35,6 +35,7 @@ from kafkalite.storage.checkpoints import (
     RecoveryPoint,
     decode_leader_epochs,
     decode_log_state,
+    decode_producers,
     encode_leader_epochs,
 )
 from kafkalite.storage.filesystem import FileSystem
@@ -56,6 +57,8 @@ class OpenedLog:
     log_end_offset: int
     epochs: LeaderEpochs
     epochs_saved: bool
+    producers_offsets: list[int] | None
+    """Of the snapshots found; None when there was never a batch, so that there is nothing to find."""
 
 
 class _Stop(NamedTuple):
@@ -91,7 +94,15 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
     epochs = LeaderEpochs(saved or _walk_epochs(segments, log_end_offset).entries())
     epochs.truncate_from_end(log_end_offset)
     epochs.truncate_from_start(start)
-    return OpenedLog(segments, state, log_end_offset, epochs, epochs.entries() == saved)
+    offsets = _producers_offsets(names)
+    return OpenedLog(
+        segments,
+        state,
+        log_end_offset,
+        epochs,
+        epochs_saved=epochs.entries() == saved,
+        producers_offsets=offsets if segments or offsets else None,
+    )
 
 
 def recover(fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint) -> OpenedLog:
@@ -152,11 +163,19 @@ class _Recovery:
             self._segments.clear()
             self._offset = start
         changed = self._apply(names, found)
+        offsets, dropped = self._take_producers(names)
         self._epochs.truncate_from_end(self._offset)
         self._epochs.truncate_from_start(start)
         self._save_epochs(saved)
-        self._sync(changed)
-        return OpenedLog(self._segments, self._state, self._offset, self._epochs, epochs_saved=True)
+        self._sync(changed or dropped)
+        return OpenedLog(
+            self._segments,
+            self._state,
+            self._offset,
+            self._epochs,
+            epochs_saved=True,
+            producers_offsets=offsets if self._segments or offsets else None,
+        )
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -304,6 +323,28 @@ class _Recovery:
         leftovers = _remove_leftovers(self._fs, self._directory, names)
         return leftovers or bool(orphans) or len(kept) != len(found)
 
+    def _take_producers(self, names: Sequence[str]) -> tuple[list[int], bool]:
+        """The offsets of the snapshots that hold for this log, and whether others were removed: what they
+        tell could otherwise come true again when the log has grown past their offset."""
+        kept: list[int] = []
+        offsets = _producers_offsets(names)
+        for offset in offsets:
+            path = layout.join(self._directory, layout.producers_file_name(offset))
+            if offset <= self._offset and self._holds(path, offset):
+                kept.append(offset)
+            else:
+                self._fs.unlink(path)
+        return kept, len(kept) != len(offsets)
+
+    def _holds(self, path: str, offset: int) -> bool:
+        if self._state.truncations == 0:
+            return True  # nothing to compare with; who reads it will check it
+        try:
+            _, truncations = decode_producers(self._fs.read_bytes(path), path)
+        except (CorruptLogError, ValueError):
+            return False
+        return self._state.cap(offset, truncations) == offset
+
     def _save_epochs(self, saved: list[EpochEntry] | None) -> None:
         """Make the checkpoint say what was found, before all that was found counts as synced."""
         entries = self._epochs.entries()
@@ -330,6 +371,10 @@ def _segment_bases(names: Sequence[str]) -> list[int]:
     """Base offsets of the segments, ascending."""
     parsed = map(layout.parse_segment_file_name, names)
     return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
+
+
+def _producers_offsets(names: Sequence[str]) -> list[int]:
+    return sorted(offset for offset in map(layout.parse_producers_file_name, names) if offset is not None)
 
 
 def _remove_leftovers(fs: FileSystem, directory: str, names: Sequence[str]) -> bool:

@@ -17,7 +17,9 @@ from kafkalite.errors import (
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    OutOfOrderSequenceNumberError,
     UnknownLeaderEpochError,
+    UnknownProducerIdError,
 )
 from kafkalite.model import (
     EARLIEST,
@@ -29,7 +31,8 @@ from kafkalite.model import (
     TimestampType,
 )
 from kafkalite.records.batch import RecordBatch
-from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, check
 from kafkalite.replication.partition import PartitionSettings
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
@@ -168,8 +171,11 @@ def test_a_first_leadership_opens_no_file_of_a_cleanly_closed_log(new_leader):
     leader.log.close(clean=True)
     log = Log.open_clean(RealFileSystem(), leader.log.directory, leader.log.config, leader.log.clean_end)
     again = new_leader(log=log)
+    again.lead(epoch=3, version=1)
     assert not log.is_open
     assert again.partition.high_watermark == 1
+    assert again.partition.end_offset_for_epoch(3) == (3, 1)
+    assert again.partition.end_offset_for_epoch(2) == (0, 1)
     assert values(again.partition.read(0, 1_000)) == [b"a"]
 
 
@@ -325,3 +331,56 @@ def test_records_are_deleted_up_to_the_high_watermark(new_leader):
     assert partition.delete_records(LATEST) == 4
     with pytest.raises(OffsetOutOfRangeError):
         partition.read(3, 1_000)
+
+
+def test_r28_a_repeated_batch_is_answered_with_its_first_offsets(new_leader):
+    leader = new_leader()
+
+    def produce(sequence, *values):
+        batch = bytearray(
+            build_batch(
+                list(values),
+                timestamps_ms=leader.now_ms,
+                producer_id=5,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+        )
+        return leader.partition.append(batch, check(batch), leader.now_ms)
+
+    first = produce(0, b"a", b"b")
+    again = produce(0, b"a", b"b")
+    assert (first.is_duplicate, again.is_duplicate) == (False, True)
+    assert again[:2] == first[:2] == (0, 1)
+    assert leader.log.log_end_offset == 2
+    assert leader.partition.high_watermark <= again.last_offset  # not to be acknowledged yet
+    for number in range(6):
+        produce(2 + number, b"x")
+    old = produce(0, b"a", b"b")
+    assert (old.base_offset, old.last_offset, old.is_duplicate) == (NO_OFFSET, 2, True)
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        produce(20, b"x")
+    assert leader.log.expire_producers(leader.now_ms + 100, 100) == 1
+    with pytest.raises(UnknownProducerIdError):
+        produce(8, b"x")
+
+
+def test_r28_a_repetition_in_a_topic_with_log_append_time_tells_the_first_time(new_leader):
+    leader = new_leader(timestamp_type=TimestampType.LOG_APPEND_TIME)
+    for now_ms in (leader.now_ms, leader.now_ms + 50):
+        batch = bytearray(build_batch([b"a"], producer_id=5, producer_epoch=0, base_sequence=0))
+        appended = leader.partition.append(batch, check(batch), now_ms)
+        assert appended.log_append_time_ms == leader.now_ms
+
+
+def test_r6_a_duplicate_too_is_refused_with_too_few_in_sync(new_leader):
+    leader = new_leader(
+        durability="page-cache", isr=(1, 2), settings=PartitionSettings(min_insync_replicas=2)
+    )
+    batch = bytearray(
+        build_batch([b"a"], timestamps_ms=leader.now_ms, producer_id=5, producer_epoch=0, base_sequence=0)
+    )
+    leader.partition.append(batch, check(batch), leader.now_ms)
+    leader.lead(version=1)
+    with pytest.raises(NotEnoughReplicasError):
+        leader.partition.append(batch, check(batch), leader.now_ms)

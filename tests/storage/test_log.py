@@ -79,7 +79,7 @@ def test_the_leader_stamps_offset_and_epoch_and_nothing_else(
     batch = make_batch(3, base_offset=77, leader_epoch=-1)
     before = bytes(batch)
     first = log.append(batch, now_ms=5, leader_epoch=7)
-    assert first == (0, 2, NO_TIMESTAMP, 3)
+    assert first == (0, 2, NO_TIMESTAMP, 3, False)
     second = log.append(memoryview(make_batch(2)), now_ms=5, leader_epoch=7, header=check(make_batch(2)))
     assert (second.base_offset, second.last_offset, second.log_end_offset) == (3, 4, 5)
     ((_, stored), _) = read_all(log)
@@ -1019,7 +1019,9 @@ def test_what_returns_has_made_its_names_durable(
     for operation in fs.operations:
         if operation.kind == "sync_dir" and operation.path == DIRECTORY:
             unsynced.clear()
-        elif operation.kind in {"create", "rename", "unlink"} and not operation.path.endswith("index"):
+        elif operation.kind in {"create", "rename", "unlink"} and not operation.path.endswith(
+            ("index", ".producers")
+        ):
             unsynced.append(f"{operation.kind} {operation.path}")
     assert unsynced == []
 

@@ -43,7 +43,8 @@ def build_example() -> dict[str, bytes]:
     log = store.create_log(TopicPartition("orders", 0), TOPIC_ID, config)
     log.append(build_batch([b"hello", b"world"], None, 1_700_000_000_000), now_ms=0, leader_epoch=4)
     log.append(build_batch([b"!"], None, 1_700_000_000_500), now_ms=0, leader_epoch=4)
-    log.append(build_batch([None], [b"k"], 1_700_000_000_250), now_ms=0, leader_epoch=6)
+    producer = {"producer_id": 5000, "producer_epoch": 0, "base_sequence": 0}
+    log.append(build_batch([None], [b"k"], 1_700_000_000_250, **producer), now_ms=0, leader_epoch=6)
     log.delete_before(1)
     store.close(broker_epoch=9)
     return fs.tree()

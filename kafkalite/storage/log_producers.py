@@ -1,0 +1,130 @@
+"""A log's producers: held in memory once they are needed, saved in snapshots, found again after a restart.
+
+A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its offset.
+One is written when a segment is closed, at an orderly stop, and within the active segment now and then, so
+that finding the state again means: the newest snapshot, and a walk over the headers behind it. Snapshots
+are plain writes with a checksum, never synced: one that is torn or missing is gone without, by a longer
+walk. A log whose producers nobody asked for is not walked at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from kafkalite.errors import CorruptLogError, DiskFullError
+from kafkalite.limits import MIB
+from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
+from kafkalite.records.header import scan_producers
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import LogState, decode_producers, encode_producers
+from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.producer_state import ProducerStates
+from kafkalite.storage.segment_list import SegmentList
+
+logger = logging.getLogger(__name__)
+
+#: How much of a log is walked at most to find its producers, where snapshots could be written.
+SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
+
+
+class LogProducers:
+    """Invariant: ``states``, when not None, is what follows from all batches of the log up to its end.
+    ``_offsets`` are those of the snapshots on the disk, ascending."""
+
+    __slots__ = ("_directory", "_fs", "_offsets", "_saved_bytes", "states")
+
+    def __init__(self, fs: FileSystem, directory: str, offsets: Iterable[int] | None = None) -> None:
+        """``offsets`` of the snapshots found; None for a new log, of which all is known: nothing."""
+        self._fs = fs
+        self._directory = directory
+        self._offsets = sorted(offsets or ())
+        self._saved_bytes = 0  # size of the active segment at the last snapshot
+        self.states: ProducerStates | None = ProducerStates() if offsets is None else None
+
+    def load(self, segments: SegmentList, state: LogState, end_offset: int) -> ProducerStates:
+        """The states as of ``end_offset``, the log's end. Raises CorruptLogError, OSError."""
+        states, offset = self._newest(state, end_offset)
+        for segment in segments:
+            if segment.next_offset <= offset:
+                continue
+            position = segment.find(offset).position if offset > segment.base_offset else 0
+            for base_offset, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
+                segment.view(), position, segment.size_bytes
+            ):
+                if producer_id != NO_PRODUCER_ID and base_offset >= offset:
+                    last_offset = base_offset + last_delta
+                    states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
+        self.states = states
+        return states
+
+    def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
+        """The newest snapshot that holds for a log of this end, and its offset; without one (empty, 0)."""
+        while self._offsets:
+            offset = self._offsets[-1]
+            states = self._read(offset, state) if offset <= end_offset else None
+            if states is not None:
+                return states, offset
+            self._remove(offset)
+        return ProducerStates(), 0
+
+    def _read(self, offset: int, state: LogState) -> ProducerStates | None:
+        path = self._path(offset)
+        try:
+            states, truncations = decode_producers(self._fs.read_bytes(path), path)
+        except (CorruptLogError, ValueError, FileNotFoundError) as error:
+            logger.warning("event=producers_not_read path=%s error=%r", path, str(error))
+            return None
+        return states if state.cap(offset, truncations) == offset else None
+
+    # --- saving ----------------------------------------------------------------------------------------
+
+    def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
+        """Write a snapshot as of ``offset``, the log's end, if the states are known.
+
+        Those behind ``keep_from``, the start of the active segment, are replaced by it. What can't be
+        written is only logged.
+        """
+        self._saved_bytes = active_bytes
+        if self.states is None or (self._offsets and self._offsets[-1] == offset):
+            return
+        path = self._path(offset)
+        try:
+            file = self._fs.open(path, create=True)
+            file.truncate(0)
+            file.write_at(0, encode_producers(self.states, truncations))
+            file.close()
+            self._offsets.append(offset)
+            for replaced in [one for one in self._offsets if keep_from < one < offset]:
+                self._remove(replaced)
+        except (OSError, DiskFullError) as error:
+            logger.warning("event=producers_not_saved path=%s error=%r", path, str(error))
+
+    def is_due(self, active_bytes: int) -> bool:
+        """Whether so much was appended since the last snapshot that another is worth it."""
+        return self.states is not None and active_bytes - self._saved_bytes >= SNAPSHOT_EVERY_BYTES
+
+    # --- removing --------------------------------------------------------------------------------------
+
+    def truncate(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now: what was behind it is void."""
+        self.states = None
+        self._saved_bytes = 0
+        for offset in [one for one in self._offsets if one > end_offset]:
+            self._remove(offset)
+
+    def delete_before(self, log_start_offset: int) -> None:
+        """Keep, of the snapshots that the log start has passed, only the newest."""
+        passed = [one for one in self._offsets if one <= log_start_offset]
+        for offset in passed[:-1]:
+            self._remove(offset)
+
+    def _remove(self, offset: int) -> None:
+        self._offsets.remove(offset)
+        path = self._path(offset)
+        if self._fs.exists(path):
+            self._fs.unlink(path)
+
+    def _path(self, offset: int) -> str:
+        return layout.join(self._directory, layout.producers_file_name(offset))

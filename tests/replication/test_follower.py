@@ -1,0 +1,375 @@
+"""Following: what is asked, which answer is believed, where a log is cut (R1, R3, R4, R5, R10)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kafkalite.errors import (
+    CorruptBatchError,
+    FencedLeaderEpochError,
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    StaleBrokerEpochError,
+    UnknownLeaderEpochError,
+)
+from kafkalite.metadata.image import PartitionState
+from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import check
+from kafkalite.replication.follower import EpochEnd, diverging_at, truncation_target
+from kafkalite.replication.partition import Partition
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+NOW_MS = 1_700_000_000_000
+
+
+class Node:
+    """A replica on broker ``node_id``, and what a fetcher does between two of them."""
+
+    def __init__(self, node_id: int, **config) -> None:
+        fs = MemoryFileSystem()
+        fs.make_dirs("/d")
+        self.node_id = node_id
+        self.log = Log.create(fs, "/d/log", LogConfig(**{"durability": "page-cache", **config}))
+        self.partition = Partition(TopicPartition("t", 0), "a" * 32, self.log, broker_id=node_id)
+
+    def role(self, leader: int, epoch: int, version: int = 0, isr=(1, 2, 3)) -> None:
+        state = PartitionState((1, 2, 3), isr, leader, epoch, version)
+        if leader == self.node_id:
+            self.partition.become_leader(state)
+        else:
+            self.partition.become_follower(state)
+
+    def write(self, *values: bytes) -> None:
+        for value in values:
+            batch = bytearray(build_batch([value], timestamps_ms=NOW_MS))
+            self.partition.append(batch, check(batch), NOW_MS)
+
+    def ask(self, leader: Node, position=None, *, broker_epoch=1, **changes):
+        """The leader's answer to this follower's fetch: (answer, bytes)."""
+        position = position or self.partition.fetch_position()
+        asked = {**position._asdict(), **changes}
+        del asked["version"]
+        code, data, diverging = 0, b"", (-1, -1)
+        try:
+            result = leader.partition.on_replica_fetch(
+                self.node_id, broker_epoch=broker_epoch, now_ms=NOW_MS, **asked
+            )
+        except OffsetOutOfRangeError:
+            code = 1
+        else:
+            diverging = result.diverging or diverging
+            if result.diverging is None:
+                data = b"".join(leader.partition.read_for_replica(position.fetch_offset, 1 << 20).buffers)
+        partition = leader.partition
+        answer = ReplicaFetchedPartition(
+            "a" * 32,
+            0,
+            code,
+            None,
+            partition.leader_epoch,
+            partition.high_watermark,
+            leader.log.log_start_offset,
+            *diverging,
+            len(data),
+        )
+        return answer, memoryview(data)
+
+    def fetch(self, leader: Node):
+        position = self.partition.fetch_position()
+        answer, data = self.ask(leader, position)
+        return self.partition.on_fetched(answer, data, now_ms=NOW_MS, asked=position)
+
+    def bytes(self) -> bytes:
+        log = self.log
+        found = log.read(log.log_start_offset, max_bytes=1 << 20, up_to=log.log_end_offset)
+        return b"".join(found.buffers)
+
+
+@pytest.fixture
+def pair() -> tuple[Node, Node]:
+    leader, follower = Node(1), Node(2)
+    leader.role(1, 0)
+    follower.role(1, 0)
+    return leader, follower
+
+
+def test_a_follower_gets_the_leaders_bytes_and_its_high_watermark(pair):
+    leader, follower = pair
+    leader.role(1, 0, version=1, isr=(1, 2))
+    leader.write(b"a", b"b")
+    step = follower.fetch(leader)
+    assert (step.appended_bytes, step.truncated_to, step.high_watermark_moved) == (
+        len(leader.bytes()),
+        None,
+        False,
+    )
+    assert follower.bytes() == leader.bytes()
+    step = follower.fetch(leader)  # tells what it has, and hears that this is committed
+    assert step.high_watermark_moved
+    assert follower.partition.high_watermark == leader.partition.high_watermark == 2
+    assert (follower.partition.role, follower.partition.leader_id, follower.partition.leader_epoch) == (
+        "follower",
+        1,
+        0,
+    )
+
+
+def test_r10_the_high_watermark_of_a_follower_ends_with_its_log(pair):
+    leader, follower = pair
+    leader.write(b"a", b"b", b"c")
+    answer, data = follower.ask(leader)
+    position = follower.partition.fetch_position()
+    first = data[: len(data) // 3]
+    answer = answer._replace(high_watermark=3)
+    follower.partition.on_fetched(answer, first, now_ms=NOW_MS, asked=position)
+    assert follower.partition.high_watermark == 1
+    answer = answer._replace(high_watermark=0)  # a new leader that knows less
+    follower.partition.on_fetched(answer, data[:0], now_ms=NOW_MS)
+    assert follower.partition.high_watermark == 1
+
+
+def test_r1_what_does_not_come_next_or_is_damaged_is_refused(pair):
+    leader, follower = pair
+    leader.write(b"a", b"b")
+    answer, data = follower.ask(leader)
+    damaged = bytearray(data)
+    damaged[-1] ^= 1
+    for wrong in (damaged, data[len(data) // 2 :]):
+        with pytest.raises(CorruptBatchError):
+            follower.partition.on_fetched(answer, memoryview(wrong), now_ms=NOW_MS)
+    assert follower.log.log_end_offset == 0
+
+
+def test_r3_batches_of_a_younger_epoch_than_the_leaders_are_refused(pair):
+    leader, follower = pair
+    leader.role(1, 4, version=1)
+    leader.write(b"a")
+    position = follower.partition.fetch_position()
+    answer, data = follower.ask(leader, position, leader_epoch=4)
+    with pytest.raises(CorruptBatchError, match="leader epoch 4 from a leader of epoch 0"):
+        follower.partition.on_fetched(answer._replace(leader_epoch=0), data, now_ms=NOW_MS)
+
+
+def test_r3_an_answer_to_an_earlier_question_is_ignored(pair):
+    leader, follower = pair
+    leader.write(b"a")
+    position = follower.partition.fetch_position()
+    answer, data = follower.ask(leader, position)
+    again = (answer, data)
+    assert not follower.partition.on_fetched(answer, data, now_ms=NOW_MS, asked=position).is_ignored
+    assert follower.partition.on_fetched(*again, now_ms=NOW_MS, asked=position).is_ignored
+    follower.role(3, 1, version=1)
+    assert follower.partition.on_fetched(*again, now_ms=NOW_MS).is_ignored
+    follower.partition.resign()
+    assert follower.partition.on_fetched(*again, now_ms=NOW_MS).is_ignored
+
+
+def test_r3_the_same_question_in_other_words_may_be_answered_once(pair):
+    leader, follower = Node(1, durability="fsync"), Node(2, durability="fsync")
+    leader.role(1, 0)
+    follower.role(1, 0)
+    leader.write(b"a")
+    follower.fetch(leader)
+    before = follower.partition.fetch_position()
+    work = follower.log.begin_sync()
+    work.run()
+    follower.log.finish_sync(work, None)
+    after = follower.partition.fetch_position()
+    assert (before.synced_end_offset, after.synced_end_offset) == (0, 1)
+    assert before.version == after.version
+
+
+def test_r3_the_leader_refuses_other_epochs_strangers_and_earlier_lives(pair):
+    leader, follower = pair
+    leader.role(1, 5, version=1)
+    follower.role(1, 5, version=1)
+    for epoch, error in ((4, FencedLeaderEpochError), (6, UnknownLeaderEpochError)):
+        with pytest.raises(error):
+            follower.ask(leader, leader_epoch=epoch)
+    with pytest.raises(NotLeaderOrFollowerError, match="broker 9 has no replica"):
+        leader.partition.on_replica_fetch(
+            9,
+            broker_epoch=1,
+            leader_epoch=5,
+            fetch_offset=0,
+            last_epoch=-1,
+            synced_end_offset=0,
+            log_start_offset=0,
+            now_ms=0,
+        )
+    follower.ask(leader, broker_epoch=7)
+    with pytest.raises(StaleBrokerEpochError):
+        follower.ask(leader, broker_epoch=6)
+    with pytest.raises(NotLeaderOrFollowerError):
+        leader.ask(follower, position=follower.partition.fetch_position())
+
+
+def test_r4_a_diverging_log_is_cut_where_the_epochs_meet_and_counts_as_nothing():
+    old, new, third = Node(1), Node(2), Node(3)
+    for node in (old, new, third):
+        node.role(1, 0)
+    old.write(b"a")
+    new.fetch(old)
+    old.write(b"lost", b"lost too")
+    for node in (new, old, third):
+        node.role(2, 1, version=1)
+    new.write(b"b")
+    before = new.partition.follower_lags(NOW_MS)[1]
+    step = old.fetch(new)
+    assert (step.truncated_to, old.log.log_end_offset) == (1, 1)
+    assert new.partition.follower_lags(NOW_MS)[1] == before
+    old.fetch(new)
+    assert old.bytes() == new.bytes()
+
+
+def test_r4_kip_279_epochs_that_the_leader_never_saw_need_a_second_round():
+    """1 has epochs 0 and 2, 2 has 0 and 1, and leads in 3."""
+    first, second = Node(1), Node(2)
+    first.role(1, 0)
+    second.role(1, 0)
+    first.write(b"a")
+    second.fetch(first)
+    second.role(2, 1, version=1)
+    second.write(b"only at 2")
+    first.role(1, 2, version=2)
+    first.write(b"only at 1", b"only at 1 as well")
+    second.role(2, 3, version=3)
+    second.write(b"b")
+    first.role(2, 3, version=3)
+    steps = [first.fetch(second) for _ in range(4)]
+    assert steps[0].truncated_to == 1
+    assert first.bytes() == second.bytes()
+
+
+def test_r4_lookups_and_their_ends():
+    assert diverging_at(3, 10, EpochEnd(3, 10)) is None
+    assert diverging_at(3, 10, EpochEnd(3, 12)) is None
+    assert diverging_at(3, 10, EpochEnd(3, 9)) == (3, 9)
+    assert diverging_at(3, 10, EpochEnd(2, 20)) == (2, 20)
+    assert truncation_target(9, EpochEnd(2, 20), 12) == 9
+    assert truncation_target(20, EpochEnd(2, 7), 12) == 7
+    assert truncation_target(20, EpochEnd(2, 20), 12) == 12
+
+
+def test_r4_an_empty_leader_makes_its_follower_empty():
+    leader, follower = Node(1), Node(2)
+    follower.role(2, 0)
+    follower.write(b"a", b"b")
+    leader.role(1, 1, version=1)
+    follower.role(1, 1, version=1)
+    assert follower.fetch(leader).truncated_to == 0
+    assert follower.partition.fetch_position().last_epoch == NO_EPOCH
+    assert not follower.fetch(leader).is_ignored
+
+
+def test_r5_an_epoch_without_a_record_is_dropped_when_the_leadership_ends():
+    node = Node(2)
+    node.role(2, 0)
+    node.write(b"a")
+    node.role(2, 3, version=1)
+    assert node.log.latest_epoch == 3
+    node.role(1, 4, version=2)
+    assert node.partition.fetch_position().last_epoch == 0
+
+
+def test_a_follower_far_behind_starts_over_where_the_leaders_log_starts(pair):
+    leader, follower = pair
+    leader.role(1, 0, version=1, isr=(1,))
+    leader.write(b"a")
+    follower.fetch(leader)
+    leader.write(*[b"x"] * 5)
+    leader.partition.delete_records(4)
+    step = follower.fetch(leader)
+    assert (step.truncated_to, follower.log.log_start_offset, follower.log.log_end_offset) == (4, 4, 4)
+    assert follower.partition.high_watermark == 4
+    follower.fetch(leader)
+    assert follower.log.log_end_offset == 6
+    assert follower.bytes() == leader.bytes()
+
+
+def test_a_leaders_log_that_starts_within_a_batch_can_be_followed(pair):
+    leader, follower = pair
+    leader.role(1, 0, version=1, isr=(1,))
+    batch = bytearray(build_batch([b"a", b"b", b"c"], timestamps_ms=NOW_MS))
+    leader.partition.append(batch, check(batch), NOW_MS)
+    leader.partition.delete_records(2)
+    for _ in range(3):
+        follower.fetch(leader)
+    assert (follower.log.log_start_offset, follower.log.log_end_offset) == (2, 3)
+    assert follower.bytes() == leader.bytes()
+
+
+def test_a_follower_deletes_what_its_leader_has_deleted(pair):
+    leader, follower = pair
+    leader.role(1, 0, version=1, isr=(1,))
+    leader.write(b"a", b"b", b"c")
+    follower.fetch(leader)
+    leader.partition.delete_records(2)
+    assert leader.partition.low_watermark == 2  # 2 is not in sync
+    leader.role(1, 0, version=2, isr=(1, 2))
+    assert leader.partition.low_watermark == 0
+    assert follower.fetch(leader).log_start_moved
+    follower.fetch(leader)
+    assert (follower.log.log_start_offset, leader.partition.low_watermark) == (2, 2)
+
+
+def test_an_offset_beyond_reason_is_reported_not_guessed_at(pair):
+    leader, follower = pair
+    leader.write(b"a")
+    follower.fetch(leader)
+    answer, data = follower.ask(leader)
+    refused = answer._replace(error_code=1, log_start_offset=0)
+    with pytest.raises(OffsetOutOfRangeError):
+        follower.partition.on_fetched(refused, data[:0], now_ms=NOW_MS)
+    with pytest.raises(FencedLeaderEpochError):
+        follower.partition.on_fetched(answer._replace(error_code=74, leader_epoch=9), data, now_ms=NOW_MS)
+
+
+def test_an_offline_log_does_not_follow(pair):
+    leader, follower = pair
+    follower.log.offline_reason = "write failed"
+    with pytest.raises(KafkaStorageError):
+        follower.partition.fetch_position()
+    answer = ReplicaFetchedPartition("a" * 32, 0, 0, None, 0, 0, 0, -1, -1, 0)
+    with pytest.raises(KafkaStorageError):
+        follower.partition.on_fetched(answer, memoryview(b""), now_ms=NOW_MS)
+    with pytest.raises(NotLeaderOrFollowerError):
+        leader.partition.fetch_position()
+
+
+def test_nobody_leads_for_a_while():
+    node = Node(1)
+    node.role(1, 0)
+    node.write(b"a")
+    node.role(-1, 1, version=1)
+    assert (node.partition.role, node.partition.leader_id, node.partition.is_leader) == (
+        "follower",
+        -1,
+        False,
+    )
+    node.role(-1, 1, version=2)
+    assert node.partition.partition_epoch == 2
+    node.role(1, 2, version=3)
+    assert node.log.leader_epochs == [(0, 0), (2, 1)]
+
+
+def test_what_the_metadata_knows_to_be_committed_is_known_to_a_new_leader():
+    node = Node(1)
+    node.role(2, 0)
+    source = Node(2)
+    source.role(2, 0)
+    source.write(b"a", b"b")
+    node.fetch(source)
+    state = PartitionState((1, 2, 3), (1, 2), 1, 1, 1)
+    node.partition.become_leader(state, known_high_watermark=1)
+    assert node.partition.high_watermark == 1
+    state = dataclasses.replace(state, leader_epoch=2, partition_epoch=2)
+    node.partition.become_leader(state, known_high_watermark=99)
+    assert node.partition.high_watermark == 2

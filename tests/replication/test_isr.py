@@ -1,0 +1,227 @@
+"""Who is in sync: joining, leaving, proposals in flight (R6, R8, R9, R12 to R15)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalite.errors import NotEnoughReplicasAfterAppendError, NotEnoughReplicasError
+from kafkalite.metadata.image import PartitionState
+from kafkalite.protocol.messages.cluster import ChangedPartition
+from kafkalite.replication.partition import PartitionSettings
+
+
+class Isr:
+    """A leader with followers 2 and 3, told of their fetches by offsets alone."""
+
+    def __init__(self, new_leader, *, isr=(1, 2, 3), minimum=1, records=0, **config) -> None:
+        self.leader = new_leader(
+            lead=False,
+            settings=PartitionSettings(min_insync_replicas=minimum),
+            **{"durability": "page-cache", **config},
+        )
+        self.partition = self.leader.partition
+        self.now_ms = 1_000
+        self.epochs = {2: 20, 3: 30}
+        self.state(isr, version=0)
+        for _ in range(records):
+            self.leader.append(b"x", acks=1)
+
+    def state(self, isr, *, version, epoch=0):
+        state = PartitionState((1, 2, 3), isr, 1, epoch, version)
+        return self.partition.become_leader(state, now_ms=self.now_ms)
+
+    def fetch(self, replica_id, offset, *, synced=None, last_epoch=0, broker_epoch=None):
+        return self.partition.on_replica_fetch(
+            replica_id,
+            broker_epoch=broker_epoch or self.epochs[replica_id],
+            leader_epoch=self.partition.leader_epoch,
+            fetch_offset=offset,
+            last_epoch=last_epoch if offset else -1,
+            synced_end_offset=offset if synced is None else synced,
+            log_start_offset=0,
+            now_ms=self.now_ms,
+        )
+
+    def propose(self, lag=10_000):
+        return self.partition.propose_isr(self.now_ms, lag_time_max_ms=lag, live=self.epochs.get)
+
+    def answer(self, isr, version, *, code=0, leader=1, epoch=0):
+        answer = ChangedPartition("a" * 32, 0, code, None, leader, epoch, list(isr), version)
+        return self.partition.on_partition_changed(answer)
+
+
+def test_r7_a_follower_counts_for_what_it_has_synced(new_leader):
+    isr = Isr(new_leader, records=5)
+    isr.fetch(2, 5, synced=1)
+    isr.fetch(3, 5)
+    assert isr.partition.high_watermark == 5  # with the page cache its log end counts
+    isr = Isr(new_leader, records=5, durability="fsync")
+    isr.leader.sync()
+    isr.fetch(2, 5, synced=1)
+    assert isr.fetch(3, 5, synced=9).moved
+    assert isr.partition.high_watermark == 1
+    assert isr.fetch(2, 5).moved
+    assert isr.partition.high_watermark == 5
+
+
+def test_r4_a_diverging_fetch_counts_as_nothing(new_leader):
+    isr = Isr(new_leader, records=5)
+    isr.fetch(3, 5)
+    result = isr.fetch(2, 9)
+    assert (result.diverging, result.moved) == ((0, 5), False)
+    assert isr.partition.high_watermark == 0
+    assert isr.partition.follower_lags(isr.now_ms)[2].log_end_offset == -1
+
+
+def test_r12_a_replica_joins_when_it_has_what_is_committed_and_the_epochs_start(new_leader):
+    isr = Isr(new_leader, isr=(1,), records=3)
+    assert isr.partition.high_watermark == 3
+    assert not isr.fetch(2, 2).may_join
+    assert isr.propose() is None
+    assert isr.fetch(2, 3).may_join
+    change = isr.propose()
+    assert (change.isr, change.isr_broker_epochs) == ([1, 2], [-1, 20])
+    assert (change.leader_epoch, change.partition_epoch) == (0, 0)
+
+
+def test_r12_the_start_of_the_epoch_counts_where_the_high_watermark_lags(new_leader):
+    isr = Isr(new_leader, isr=(1, 3), records=3)
+    isr.state((1, 3), version=1, epoch=2)
+    assert isr.partition.high_watermark == 0
+    assert not isr.fetch(2, 2).may_join
+    assert isr.fetch(2, 3).may_join
+
+
+def test_r12_r13_only_a_living_replica_of_the_epoch_that_fetched_joins(new_leader):
+    isr = Isr(new_leader, isr=(1,))
+    isr.fetch(2, 0)
+    isr.epochs[2] = 21  # registered anew since
+    assert isr.propose() is None
+    del isr.epochs[2]  # fenced
+    assert isr.propose() is None
+    isr.epochs[2] = 20
+    assert isr.propose() is not None
+
+
+def test_r14_while_an_answer_is_due_nothing_else_is_asked(new_leader):
+    isr = Isr(new_leader, isr=(1,))
+    isr.fetch(2, 0)
+    first = isr.propose()
+    assert isr.propose() is None
+    assert not isr.fetch(3, 0).may_join
+    isr.partition.on_partition_changed(None)
+    assert isr.propose() == first
+    isr.answer([1, 2], 1)
+    assert isr.partition.in_sync_replicas == {1, 2}
+    assert isr.propose().isr == [1, 2, 3]
+
+
+def test_r8_a_replica_that_may_have_been_admitted_holds_the_high_watermark_back(new_leader):
+    isr = Isr(new_leader, isr=(1,))
+    isr.fetch(2, 0)
+    isr.propose()
+    isr.leader.append(b"x")
+    assert isr.partition.high_watermark == 0
+    isr.partition.on_partition_changed(None)
+    isr.leader.append(b"x")
+    assert isr.partition.high_watermark == 0
+    assert isr.fetch(2, 1).moved
+    assert isr.partition.high_watermark == 1
+    assert isr.answer([1], 1, code=95)  # refused, and that is written down: it is out for good
+    assert isr.partition.high_watermark == 2
+    assert (isr.partition.in_sync_replicas, isr.partition.partition_epoch) == ({1}, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"version": 0}, {"version": 9, "leader": 2}, {"version": 9, "epoch": 1}, {"version": 0, "code": 95}],
+)
+def test_r14_an_answer_without_a_greater_partition_epoch_settles_nothing(new_leader, answer):
+    isr = Isr(new_leader, isr=(1,))
+    isr.fetch(2, 0)
+    change = isr.propose()
+    assert not isr.answer([1], **answer)
+    isr.leader.append(b"x")
+    assert isr.partition.high_watermark == 0
+    assert isr.propose() == change
+
+
+def test_the_metadata_may_tell_before_the_answer_and_behind_it(new_leader):
+    isr = Isr(new_leader, isr=(1,))
+    isr.fetch(2, 0)
+    isr.propose()
+    isr.state((1, 2), version=1)
+    assert isr.partition.in_sync_replicas == {1, 2}
+    isr.answer([1, 2], 1)
+    isr.fetch(3, 0)
+    isr.propose()
+    isr.answer([1, 2, 3], 2)
+    isr.state((1, 2), version=1)  # older than what the answer told
+    assert (isr.partition.in_sync_replicas, isr.partition.partition_epoch) == ({1, 2, 3}, 2)
+
+
+def test_r15_a_replica_that_does_not_keep_up_leaves(new_leader):
+    isr = Isr(new_leader)
+    isr.now_ms += 5_000
+    isr.leader.append(b"x")
+    isr.fetch(2, 1)
+    isr.now_ms += 5_001
+    assert isr.propose().isr == [1, 2]
+
+
+def test_r15_an_idle_partition_loses_nobody(new_leader):
+    isr = Isr(new_leader, records=2)
+    isr.fetch(2, 2)
+    isr.fetch(3, 2)
+    for _ in range(5):
+        isr.now_ms += 60_000
+        assert isr.propose() is None
+    isr.leader.append(b"x")
+    isr.now_ms += 9_000
+    assert isr.propose() is None
+    isr.now_ms += 2_000
+    assert isr.propose().isr == [1]
+
+
+def test_r15_one_that_is_always_a_little_behind_stays(new_leader):
+    isr = Isr(new_leader)
+    for number in range(50):
+        isr.leader.append(b"x")
+        isr.leader.append(b"x")
+        isr.now_ms += 1_000
+        isr.fetch(2, 2 * number)
+        isr.fetch(3, 2 * number + 1)
+        assert isr.propose(lag=4_000) is None
+    lags = isr.partition.follower_lags(isr.now_ms)
+    assert 0 <= isr.now_ms - lags[2].caught_up_ms <= 4_000
+    assert lags[3].log_end_offset == 99
+
+
+def test_r6_waiting_for_all_ends_when_too_few_are_left(new_leader):
+    isr = Isr(new_leader, minimum=2, records=1)
+    assert isr.partition.acknowledgement_error is None
+    isr.state((1,), version=1)
+    error = isr.partition.acknowledgement_error
+    assert isinstance(error, NotEnoughReplicasAfterAppendError)
+    with pytest.raises(NotEnoughReplicasError):
+        isr.leader.append(b"y")
+    isr.fetch(2, 1)
+    isr.fetch(3, 1)
+    assert isr.partition.high_watermark == 0  # R9
+    assert isr.state((1, 2), version=2)
+    assert (isr.partition.high_watermark, isr.partition.acknowledgement_error) == (1, None)
+
+
+def test_r6_more_in_sync_than_there_are_replicas_is_never_met(new_leader):
+    isr = Isr(new_leader, minimum=4)
+    with pytest.raises(NotEnoughReplicasError):
+        isr.leader.append(b"y")
+
+
+def test_who_does_not_lead_has_no_followers(new_leader):
+    partition = new_leader(lead=False).partition
+    assert partition.propose_isr(0, lag_time_max_ms=0, live={}.get) is None
+    assert not partition.on_partition_changed(None)
+    assert (partition.follower_lags(0), partition.in_sync_replicas) == ({}, frozenset())
+    partition.note_idle_fetch(2, 0)
+    assert partition.low_watermark == 0

@@ -1,0 +1,144 @@
+"""Idempotent producers: what comes next, what was there before, what is refused (R27, R28, R29)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafkalite.errors import (
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    OutOfOrderSequenceNumberError,
+    UnknownProducerIdError,
+)
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
+from kafkalite.records.header import BatchHeader
+from kafkalite.storage.producer_state import SEQUENCES, ProducerStates
+
+PRODUCER = 7
+
+
+def header(sequence, count=1, *, epoch=0, producer=PRODUCER):
+    return BatchHeader(0, 61, 0, 2, 0, 0, count - 1, 0, 0, producer, epoch, sequence, count)
+
+
+def append(states, sequence, count=1, *, offset, epoch=0, now_ms=0):
+    assert states.check(header(sequence, count, epoch=epoch)) is None
+    states.note(PRODUCER, epoch, sequence, offset, offset + count - 1, 50, now_ms)
+
+
+def test_batches_come_in_sequence():
+    states = ProducerStates()
+    append(states, 0, 3, offset=10)
+    append(states, 3, 2, offset=20)
+    with pytest.raises(OutOfOrderSequenceNumberError, match="sequence 5; the batch begins with 6"):
+        states.check(header(6))
+    assert len(states) == 1
+
+
+def test_a_repetition_is_told_with_its_first_offsets():
+    states = ProducerStates()
+    append(states, 0, 3, offset=10)
+    append(states, 3, 2, offset=20)
+    assert states.check(header(0, 3))[:4] == (0, 2, 10, 12)
+    assert states.check(header(3, 2)) == (3, 4, 20, 21, 50)
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(0, 2), (1, 2), (3, 1), (4, 3), (2, 2)])
+def test_a_part_of_what_was_there_is_no_repetition(sequence, count):
+    states = ProducerStates()
+    append(states, 0, 3, offset=10)
+    append(states, 3, 2, offset=20)
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        states.check(header(sequence, count))
+
+
+def test_only_five_batches_are_kept_and_older_ones_are_known_to_have_been_there():
+    states = ProducerStates()
+    for number in range(8):
+        append(states, number, offset=10 * number)
+    assert [batch.base_offset for batch in states.get(PRODUCER).batches] == [30, 40, 50, 60, 70]
+    assert states.check(header(3)).base_offset == 30
+    old = states.check(header(2))
+    assert (old.base_offset, old.last_offset, old.max_timestamp_ms) == (NO_OFFSET, 29, NO_TIMESTAMP)
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        states.check(header(2, 2))
+
+
+def test_sequences_wrap():
+    states = ProducerStates()
+    states.note(PRODUCER, 0, SEQUENCES - 3, 0, 1, 0, 0)
+    append(states, SEQUENCES - 1, 2, offset=2)
+    append(states, 1, offset=4)
+    assert states.check(header(SEQUENCES - 1, 2)).base_offset == 2
+    assert states.check(header(SEQUENCES - 3, 2)).base_offset == 0
+    assert states.check(header(SEQUENCES - 9, 2)).base_offset == NO_OFFSET
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        states.check(header(9))
+
+
+def test_an_epoch_begins_with_sequence_0_and_ends_the_one_before():
+    states = ProducerStates()
+    append(states, 0, 3, offset=0)
+    with pytest.raises(OutOfOrderSequenceNumberError, match="sequence 0"):
+        states.check(header(3, epoch=1))
+    append(states, 0, offset=3, epoch=1)
+    with pytest.raises(InvalidProducerEpochError):
+        states.check(header(3, epoch=0))
+    assert states.get(PRODUCER).batches[0].base_offset == 3
+
+
+def test_who_is_not_known_must_begin():
+    states = ProducerStates()
+    with pytest.raises(UnknownProducerIdError):
+        states.check(header(4))
+    for bad in (header(-1), header(0, epoch=-1)):
+        with pytest.raises(InvalidRecordError):
+            states.check(bad)
+
+
+def test_r29_who_is_silent_for_long_is_forgotten():
+    states = ProducerStates()
+    states.note(1, 0, 0, 0, 0, 0, 1_000)
+    states.note(2, 0, 0, 1, 1, 0, 5_000)
+    states.note(3, 0, 0, 2, 2, 10, NO_TIMESTAMP)  # found in the log
+    assert states.expire(9_000, 8_000) == 1
+    assert (states.get(1), len(states)) == (None, 2)
+    assert states.expire(16_999, 8_000) == 1
+    assert states.expire(17_000, 8_000) == 1
+
+
+def test_lines_tell_all():
+    states = ProducerStates()
+    append(states, 0, 3, offset=10, now_ms=4)
+    append(states, 3, 2, offset=20, now_ms=5)
+    assert list(states.lines()) == ["7 0 5 0:2:10:12:50 3:4:20:21:50"]
+    assert ProducerStates.from_lines(states.lines()) == states
+    for bad in ("7 0 5", "7 0", "7 0 5 1:2", "7 0 5 x:1:1:1:1"):
+        with pytest.raises(ValueError):
+            ProducerStates.from_lines([bad])
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=60), st.integers(0, SEQUENCES - 1))
+def test_nothing_is_ever_there_twice_or_out_of_order(asked, start):
+    """Against a list of every record's sequence, from anywhere in the circle."""
+    states, there = ProducerStates(), [0]
+    states.note(PRODUCER, 0, start, 0, 0, 0, 0)
+    for relative, count in asked:
+        sequence = (start + relative) % SEQUENCES
+        try:
+            found = states.check(header(sequence, count))
+        except OutOfOrderSequenceNumberError:
+            assert relative != len(there)
+            continue
+        if found is None:
+            assert relative == len(there)
+            states.note(PRODUCER, 0, sequence, len(there), len(there) + count - 1, 0, 0)
+            there += range(relative, relative + count)
+        else:
+            assert relative + count <= len(there)
+            assert found.base_offset in (relative, NO_OFFSET)
+            assert found.last_offset >= relative + count - 1
+    assert there == list(range(len(there)))

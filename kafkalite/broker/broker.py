@@ -7,36 +7,51 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from kafkalite import mutants
 from kafkalite.broker.answers import Answer, Pending
 from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
+from kafkalite.broker.controller_channel import ControllerChannel
 from kafkalite.broker.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.events import Fields
 from kafkalite.broker.handlers import HANDLERS
+from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.housekeeping import Housekeeping
 from kafkalite.broker.inline_executor import InlineExecutor
 from kafkalite.broker.metrics import BrokerStatistics, Metrics
-from kafkalite.broker.partitions import HostedPartition, Partitions
+from kafkalite.broker.partitions import Partitions
+from kafkalite.broker.producer_ids import ProducerIds
+from kafkalite.broker.registration import Registration
 from kafkalite.broker.server import Server
 from kafkalite.broker.services import Client, Services
 from kafkalite.broker.sync_scheduler import SyncScheduler
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.metadata.controller import ControllerSettings, RegisterBroker, RegisteredBroker
+from kafkalite.errors import BrokerError, ConfigError
+from kafkalite.metadata.controller import ControllerSettings
+from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.cluster import AllocateProducerIdsRequest
 from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
 
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster_node import ClusterNode
+
 logger = logging.getLogger(__name__)
 
 #: How long a stop waits for requests in flight.
 STOP_GRACE_MS: Final = 5_000
+TICK_INTERVAL_MS: Final = 100
+PRODUCER_IDS_TIMEOUT_MS: Final = 10_000
+INCARNATION_ID_BYTES: Final = 16
 METADATA_DIRECTORY: Final = "__cluster_metadata"
 MEMORY_PATH: Final = "/memory"
 
@@ -58,16 +73,34 @@ class Broker:
         clock: Clock | None = None,
         rng: Rng | None = None,
         filesystem: FileSystem | None = None,
+        executor: Executor | None = None,
         **settings: Any,
     ) -> None:
+        """``executor`` runs what blocks, in place of threads of the broker's own: for simulation."""
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:
             raise TypeError("give a BrokerConfig or settings, not both")
+        if config.has_peers and config.log_dirs is None and filesystem is None:
+            raise ConfigError(
+                key="log.dirs",
+                value=None,
+                allowed="needed with controller.quorum.voters: a vote is kept on disk",
+            )
         self.config = config
         self._clock = clock or SystemClock()
+        self._is_deterministic = rng is not None
         self._rng = rng or system_rng()
         self._filesystem = filesystem
+        self._given_executor = executor
+        self._incarnation_id = self._rng.randbytes(INCARNATION_ID_BYTES).hex()
+        self._cluster: ClusterNode | None = None
+        self._registration: Registration | None = None
+        self._channels: list[ControllerChannel] = []
+        self._controller_addresses: tuple[str, ...] = ()
+        self._starter: asyncio.Task[Any] | None = None
+        self._has_services = False
+        self._hands_over = True
         self._metrics = Metrics()
         self._state = "new"
         self._failure: BaseException | None = None
@@ -77,7 +110,6 @@ class Broker:
         self._stopped = asyncio.Event()
         self._started_ms = 0
         self._is_clean = True
-        self._broker_epoch = NO_BROKER_EPOCH
 
     def __repr__(self) -> str:
         return f"<Broker {self.config.node_id} {self._state} at {', '.join(self._addresses) or 'no address'}>"
@@ -103,6 +135,16 @@ class Broker:
     @property
     def cluster_id(self) -> str:
         return self._services.cluster_id
+
+    @property
+    def image(self) -> ClusterImage:
+        """The cluster's metadata as this node shows it now."""
+        return self._services.controller.image
+
+    @property
+    def controller_id(self) -> int | None:
+        """The node that decides, as far as this one knows."""
+        return self._services.controller.controller_id
 
     @property
     def is_running(self) -> bool:
@@ -174,18 +216,27 @@ class Broker:
         assert self._state == "new", "a Broker is started once"
         self._state = "starting"
         self._started_ms = self._clock.monotonic_ms()
+        self._starter = asyncio.current_task()
         try:
             await self._open_storage()
             await self._load_metadata()
+            await self._join_quorum()
             await self._listen()
             await self._register()
+            await self._begin_replication()
             await self._begin_housekeeping()
             if self._failure is not None:
                 raise self._failure
-        except BaseException:
+        except BaseException as error:
+            starter, self._starter = self._starter, None
             await self._unwind(is_clean=False)
             self._state = "failed"
+            if self._failure is not None and isinstance(error, asyncio.CancelledError):
+                assert starter is not None, "cancelled by fail()"
+                starter.uncancel()
+                raise self._failure from None
             raise
+        self._starter = None
         self._state = "running"
         self._server.open()
         logger.info(
@@ -200,12 +251,18 @@ class Broker:
             ),
         )
 
-    async def stop(self) -> None:
-        """Accept no more, answer what is in flight, sync, leave the clean-shutdown marker. Idempotent."""
+    async def stop(self, *, hands_over: bool = True) -> None:
+        """Let others lead, accept no more, answer what is in flight, sync, leave the marker. Idempotent.
+
+        Without ``hands_over`` nobody is asked to lead what this broker led: for a whole cluster that ends.
+        """
+        self._hands_over = hands_over
         await self._stop(is_clean=self._failure is None)
 
     async def kill(self) -> None:
         """Stop as if the process had died: connections drop, nothing is synced, no marker is left."""
+        if self._cluster is not None and self._cluster.raft is not None:
+            self._cluster.raft.halt()
         await self._stop(is_clean=False)
 
     async def wait_stopped(self) -> None:
@@ -224,6 +281,8 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=False), name="stop after a failure"
             )
+        elif self._starter is not None:  # it may be waiting for what comes no more
+            self._starter.cancel()
 
     async def _stop(self, *, is_clean: bool) -> None:
         if self._state in {"new", "stopped", "failed"}:
@@ -237,11 +296,18 @@ class Broker:
     async def _do_stop(self, *, is_clean: bool) -> None:
         self._state = "stopping"
         try:
+            await self._hand_over(is_clean=is_clean)
             await self._unwind(is_clean=is_clean)
         finally:
             self._state = "stopped" if self._failure is None else "failed"
             self._stopped.set()
             logger.info("broker stopped %s", Fields(node_id=self.config.node_id, clean=is_clean))
+
+    async def _hand_over(self, *, is_clean: bool) -> None:
+        """Let others lead before this broker goes."""
+        is_wanted = self._hands_over and self.config.controlled_shutdown_enable
+        if is_clean and is_wanted and self._registration is not None:
+            await self._registration.hand_over()
 
     async def _unwind(self, *, is_clean: bool) -> None:
         """Stop what was started, the last first. A step that fails does not keep the others from running."""
@@ -261,31 +327,48 @@ class Broker:
 
     async def _open_storage(self) -> None:
         loop = asyncio.get_running_loop()
+        config = self.config
         filesystem, is_memory = self._open_filesystem()
-        self._executor: Executor = (
-            InlineExecutor() if is_memory else ThreadPoolExecutor(2, f"kafkalite-sync-{self.config.node_id}")
+        self._executor: Executor = self._given_executor or (
+            InlineExecutor() if is_memory else ThreadPoolExecutor(2, f"kafkalite-sync-{config.node_id}")
         )
         self._started.append(("executor", self._close_executor))
-        self._path = self.config.log_dirs or MEMORY_PATH
+        self._path = config.log_dirs or MEMORY_PATH
         self._store = LogStore.open(
-            filesystem,
-            self._path,
-            cluster_id=self.config.cluster_id,
-            node_id=self.config.node_id,
-            rng=self._rng,
+            filesystem, self._path, cluster_id=config.cluster_id, node_id=config.node_id, rng=self._rng
         )
         self._started.append(("log store", self._close_store))
-        self._quorum = SingleQuorum(
-            None if self._filesystem is None and is_memory else filesystem,
-            f"{self._path}/{METADATA_DIRECTORY}",
-            node_id=self.config.node_id,
-            executor=self._executor,
-        )
+        directory = f"{self._path}/{METADATA_DIRECTORY}"
+        is_inline = is_memory or self._given_executor is not None
+        if config.has_peers:
+            from kafkalite.broker.cluster_node import ClusterNode
+
+            self._cluster = ClusterNode(
+                config,
+                filesystem,
+                self._path,
+                cluster_id=self._store.identity.cluster_id,
+                clock=self._clock,
+                rng=self._rng,
+                is_deterministic=self._is_deterministic,
+                is_inline=is_inline,
+            )
+            self._cluster.start_runner()
+            self._started.append(("Raft runner", self._cluster.stop_runner))
+            self._started.append(("quorum", self._leave_quorum))
+            self._quorum: Quorum = self._cluster.quorum
+        else:
+            self._quorum = SingleQuorum(
+                None if self._filesystem is None and is_memory else filesystem,
+                directory,
+                node_id=config.node_id,
+                executor=self._executor,
+            )
         self._request_tasks = TaskSet(self.fail)
         self._service_tasks = TaskSet(self.fail)
         self._waiters = Waiters(loop)
         self._scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
-            loop, None if is_memory else self._executor, self.fail
+            loop, None if is_memory and self._given_executor is None else self._executor, self.fail
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
@@ -299,15 +382,20 @@ class Broker:
         return filesystem, isinstance(filesystem, MemoryFileSystem)
 
     async def _close_executor(self) -> None:
-        self._executor.shutdown(wait=self._is_clean)
+        if self._given_executor is None:
+            self._executor.shutdown(wait=self._is_clean)
 
     async def _close_store(self) -> None:
-        self._store.close(clean=self._is_clean, broker_epoch=self._broker_epoch)
+        """Leave the marker of a clean shutdown, if this process was registered under an epoch (R21)."""
+        broker_epoch = self._services.broker_epoch if self._has_services else NO_BROKER_EPOCH
+        is_registered = broker_epoch != NO_BROKER_EPOCH or "R21-marker-unregistered" in mutants.ACTIVE
+        self._store.close(clean=self._is_clean and is_registered, broker_epoch=broker_epoch)
 
     async def _load_metadata(self) -> None:
         config = self.config
-        settings = ControllerSettings(config.num_partitions, config.default_replication_factor)
-        controller = ControllerNode(self._quorum, config.node_id, self._clock, self._rng, settings)
+        controller = ControllerNode(
+            self._quorum, config.node_id, self._clock, self._rng, controller_settings(config)
+        )
         partitions = Partitions(
             self._store,
             self._path,
@@ -316,8 +404,12 @@ class Broker:
             self._waiters,
             self._scheduler,
             is_volatile=self._filesystem is None and config.log_dirs is None,
+            incarnation_id=None if self._cluster is None else self._incarnation_id,
+            clock=self._clock,
         )
         controller.publishers.append(partitions.publish)
+        cluster = self._cluster
+        channel = self._channel(controller, "broker")
         self._services = Services(
             config,
             self._store.identity.cluster_id,
@@ -327,20 +419,76 @@ class Broker:
             partitions,
             controller,
             self.fail,
+            self._request_stop,
+            channel,
+            ProducerIds(self._allocate_producer_ids),
+            self._incarnation_id,
+            authenticator=None if cluster is None else cluster.authenticator,
+            peers=None if cluster is None else cluster.peers(controller),
+            raft=None if cluster is None else cluster.raft,
         )
+        self._has_services = True
+        self._dispatcher = Dispatcher(self._services, HANDLERS, self._request_tasks, self.fail)
         self._started.append(("controller", self._close_controller))
         await controller.start()
         self._service_tasks.start(controller.watch(), name="watch the controller")
+
+    def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
+        if self._cluster is not None:
+            channel = self._cluster.channel(controller, purpose)
+            self._quorum.on_leader_change.append(channel.on_leader_change)
+        else:
+            channel = ControllerChannel(
+                controller,
+                self._clock,
+                node_id=self.config.node_id,
+                voters={},
+                authenticator=None,
+                client_id=purpose,
+            )
+        self._channels.append(channel)
+        return channel
+
+    async def _allocate_producer_ids(self) -> Any:
+        services = self._services
+        request = AllocateProducerIdsRequest(self.config.node_id, services.broker_epoch)
+        return await services.channel.send(request, PRODUCER_IDS_TIMEOUT_MS)
 
     async def _close_controller(self) -> None:
         await self._request_tasks.cancel()
         await self._service_tasks.cancel()
         await self._scheduler.drain(discard=not self._is_clean)
+        for channel in self._channels:
+            channel.close()
+        if self._services.peers is not None:
+            await self._services.peers.close()
         await self._services.controller.stop()
+
+    async def _join_quorum(self) -> None:
+        if self._cluster is None:
+            return
+        self._controller_addresses = await self._cluster.join(
+            self._dispatcher.dispatch, self._services.controller.on_disconnect
+        )
+        if self.config.is_controller:
+            self._service_tasks.start(self._tick_forever(), name="controller's tick")
+
+    async def _leave_quorum(self) -> None:
+        """After the quorum's own end: its last messages, by which another one leads, still leave."""
+        assert self._cluster is not None
+        await self._cluster.leave(is_clean=self._is_clean)
+
+    async def _tick_forever(self) -> None:
+        controller = self._services.controller
+        while True:
+            await self._clock.sleep_ms(TICK_INTERVAL_MS)
+            try:
+                await controller.tick()
+            except BrokerError as error:  # no leader any more, or not yet
+                logger.debug("tick without effect %s", Fields(reason=error.message))
 
     async def _listen(self) -> None:
         config = self.config
-        self._dispatcher = Dispatcher(self._services, HANDLERS, self._request_tasks, self.fail)
         self._server = Server(
             self._dispatcher.dispatch,
             self._clock,
@@ -351,6 +499,9 @@ class Broker:
             max_queued_bytes=config.queued_max_request_bytes,
         )
         self._started.append(("server", self._close_server))
+        if not config.is_broker:
+            self._addresses = self._controller_addresses
+            return
         told = config.advertised_listeners or (None,) * len(config.listeners)
         addresses: list[str] = []
         for address, advertised in zip(config.listeners, told, strict=True):
@@ -368,9 +519,33 @@ class Broker:
         await self._server.wait_closed(STOP_GRACE_MS)
 
     async def _register(self) -> None:
-        command = RegisterBroker(self.config.node_id, self._addresses, self.config.broker_rack)
-        registered: RegisteredBroker = await self._services.controller.submit(command)
-        self._broker_epoch = registered.broker_epoch
+        """Become a broker of the cluster: registered, replayed here, alive in everybody's eyes (R20-R23)."""
+        if not self.config.is_broker:
+            return
+        store = self._store
+        registration = Registration(
+            self._services,
+            self._channel(self._services.controller, "heartbeat"),
+            addresses=self._addresses,
+            directory_id=store.identity.directory_id,
+            clean_broker_epoch=store.last_broker_epoch if store.clean_start else NO_BROKER_EPOCH,
+            damaged=self._services.partitions.damaged,
+        )
+        await registration.register()
+        if self._cluster is not None:
+            await registration.wait_unfenced()
+            self._registration = registration
+            self._service_tasks.start(registration.heartbeat_forever(), name="heartbeats")
+
+    async def _begin_replication(self) -> None:
+        services = self._services
+        if services.peers is None or not self.config.is_broker:
+            return
+        from kafkalite.broker.replica_manager import ReplicaManager
+
+        manager = services.replicas = ReplicaManager(services, services.peers, services.channel)
+        self._started.append(("replication", manager.stop))
+        await manager.start()
 
     async def _begin_housekeeping(self) -> None:
         config = self.config
@@ -381,7 +556,33 @@ class Broker:
             initial_delay_ms=config.log_initial_task_delay_ms,
             retention_interval_ms=config.log_retention_check_interval_ms,
             checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
+            producer_expiration_ms=config.producer_id_expiration_ms,
         )
         self._service_tasks.start(self._housekeeping.retain_forever(), name="retention")
         self._service_tasks.start(self._housekeeping.checkpoint_forever(), name="checkpoints")
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
+
+    def _request_stop(self) -> None:
+        """Stop in order, once the answer that is being written has left."""
+        asyncio.get_running_loop().call_soon(self._begin_stop)
+
+    def _begin_stop(self) -> None:
+        if self._stopping is None and self._state == "running":
+            self._stopping = asyncio.get_running_loop().create_task(
+                self._do_stop(is_clean=self._failure is None), name="stop"
+            )
+
+
+def controller_settings(config: BrokerConfig) -> ControllerSettings:
+    """What the controller's decisions depend on, of a node's settings."""
+    return ControllerSettings(
+        config.num_partitions,
+        config.default_replication_factor,
+        topic_defaults=config.topic_defaults(),
+        node_id=config.node_id,
+        is_single_node=not config.has_peers,
+        session_timeout_ms=config.broker_session_timeout_ms,
+        auto_leader_rebalance=config.auto_leader_rebalance_enable,
+        imbalance_check_interval_ms=config.leader_imbalance_check_interval_seconds * 1_000,
+        imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kafkalite.broker.cluster_config import ClusterConfig, option_field, parse_address, split_list
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,
@@ -26,7 +27,7 @@ from kafkalite.metadata.topic_config import (
     TOPIC_OPTIONS,
     topic_defaults,
 )
-from kafkalite.options import Kind, Option, OptionRegistry
+from kafkalite.options import Option, OptionRegistry
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
@@ -42,24 +43,6 @@ _COARSE: Final[dict[str, tuple[str, int]]] = {
 _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not in _COARSE)
 
 
-def _option(
-    name: str,
-    kind: Kind,
-    default: Any,
-    doc: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: tuple[Any, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field that carries its Option."""
-    option = Option(
-        name, kind, default, doc, minimum=minimum, maximum=maximum, choices=choices, aliases=aliases
-    )
-    return dataclasses.field(default=default, metadata={"option": option})
-
-
 def _topic_default(name: str) -> Any:
     """A dataclass field for the broker's default of a topic option; Kafka's default is ours."""
     topic_option = TOPIC_OPTIONS.get(BROKER_DEFAULT_NAMES[name].topic_name)
@@ -68,28 +51,11 @@ def _topic_default(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
+class BrokerConfig(ClusterConfig):
     """A broker's settings. Bounds are checked on the way in (``from_settings``), relations always."""
 
-    # --- behaviour: who this node is
-    node_id: int = _option(
-        "node.id",
-        "int",
-        1,
-        "The number of this node in its cluster.",
-        minimum=0,
-        maximum=2**31 - 1,
-        aliases=("broker.id",),
-    )
-    cluster_id: str | None = _option(
-        "cluster.id",
-        "string",
-        None,
-        "The cluster this node belongs to; a data directory of another one is refused. "
-        "Unset takes the directory's own, or makes one.",
-    )
-    broker_rack: str | None = _option("broker.rack", "string", None, "Where this node stands.")
-    log_dirs: str | None = _option(
+    # --- behaviour: where the data is
+    log_dirs: str | None = option_field(
         "log.dirs",
         "string",
         None,
@@ -98,31 +64,31 @@ class BrokerConfig:
     )
 
     # --- behaviour: the network
-    listeners: tuple[str, ...] = _option(
+    listeners: tuple[str, ...] = option_field(
         "listeners",
         "list",
         DEFAULT_LISTENERS,
         "Where to listen: host:port (port 0 lets the system choose; no host means every interface), "
         "or inproc://name inside the process (inproc:// makes up a name).",
     )
-    advertised_listeners: tuple[str, ...] = _option(
+    advertised_listeners: tuple[str, ...] = option_field(
         "advertised.listeners",
         "list",
         (),
         "What clients are told to connect to, one for each listener. "
         "Unset tells each client the address that it used.",
     )
-    max_connections: int = _option(
+    max_connections: int = option_field(
         "max.connections", "int", 2**31 - 1, "Connections at one time; one more is closed at once.", minimum=1
     )
-    connections_max_idle_ms: int = _option(
+    connections_max_idle_ms: int = option_field(
         "connections.max.idle.ms",
         "int",
         600_000,
         "A connection on which nothing moves for so long is closed. -1: never.",
         minimum=-1,
     )
-    socket_request_max_bytes: int = _option(
+    socket_request_max_bytes: int = option_field(
         "socket.request.max.bytes",
         "int",
         100 * MIB,
@@ -130,7 +96,7 @@ class BrokerConfig:
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
-    queued_max_request_bytes: int = _option(
+    queued_max_request_bytes: int = option_field(
         "queued.max.request.bytes",
         "int",
         512 * MIB,
@@ -140,7 +106,7 @@ class BrokerConfig:
     )
 
     # --- behaviour: topics
-    num_partitions: int = _option(
+    num_partitions: int = option_field(
         "num.partitions",
         "int",
         1,
@@ -148,7 +114,7 @@ class BrokerConfig:
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
-    default_replication_factor: int = _option(
+    default_replication_factor: int = option_field(
         "default.replication.factor",
         "int",
         1,
@@ -156,10 +122,12 @@ class BrokerConfig:
         minimum=1,
         maximum=2**15 - 1,
     )
-    auto_create_topics_enable: bool = _option(
+    auto_create_topics_enable: bool = option_field(
         "auto.create.topics.enable", "bool", True, "Whether asking for a topic's metadata may create it."
     )
-    delete_topic_enable: bool = _option("delete.topic.enable", "bool", True, "Whether topics can be deleted.")
+    delete_topic_enable: bool = option_field(
+        "delete.topic.enable", "bool", True, "Whether topics can be deleted."
+    )
 
     # --- behaviour: defaults of the topic level
     durability: str = _topic_default("durability")
@@ -179,9 +147,10 @@ class BrokerConfig:
     message_max_bytes: int = _topic_default("message.max.bytes")
     compression_type: str = _topic_default("compression.type")
     min_insync_replicas: int = _topic_default("min.insync.replicas")
+    unclean_leader_election_enable: bool = _topic_default("unclean.leader.election.enable")
 
     # --- performance
-    fetch_max_bytes: int = _option(
+    fetch_max_bytes: int = option_field(
         "fetch.max.bytes",
         "int",
         55 * MIB,
@@ -189,21 +158,28 @@ class BrokerConfig:
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
-    log_retention_check_interval_ms: int = _option(
+    log_retention_check_interval_ms: int = option_field(
         "log.retention.check.interval.ms",
         "int",
         300_000,
         "How often segments are rolled by age and deleted.",
         minimum=1,
     )
-    log_initial_task_delay_ms: int = _option(
+    producer_id_expiration_ms: int = option_field(
+        "producer.id.expiration.ms",
+        "int",
+        86_400_000,
+        "How long a partition remembers the sequence numbers of a producer that writes nothing to it.",
+        minimum=1,
+    )
+    log_initial_task_delay_ms: int = option_field(
         "log.initial.task.delay.ms",
         "int",
         30_000,
         "How long after the start the first such pass comes.",
         minimum=0,
     )
-    log_flush_offset_checkpoint_interval_ms: int = _option(
+    log_flush_offset_checkpoint_interval_ms: int = option_field(
         "log.flush.offset.checkpoint.interval.ms",
         "int",
         60_000,
@@ -212,18 +188,23 @@ class BrokerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("listeners", "advertised_listeners"):
+        for name in ("process_roles", "controller_quorum_voters"):
+            values = getattr(self, name)
+            object.__setattr__(self, name, split_list(values) if isinstance(values, str) else tuple(values))
+        for name in ("listeners", "advertised_listeners", "controller_listeners"):
             addresses = getattr(self, name)
             if isinstance(addresses, str):
-                addresses = _split(addresses)
-            object.__setattr__(self, name, tuple(_address(each, name) for each in addresses))
+                addresses = split_list(addresses)
+            key = name.replace("_", ".")
+            object.__setattr__(self, name, tuple(parse_address(each, key) for each in addresses))
         if self.log_dirs is not None:
             object.__setattr__(self, "log_dirs", str(self.log_dirs))
         self._check_relations()
 
     def _check_relations(self) -> None:
         """Raises ConfigError where two settings cannot both hold."""
-        if not self.listeners:
+        self.check_cluster(self.listeners, self.advertised_listeners)
+        if self.is_broker and not self.listeners:
             raise ConfigError(key="listeners", value="", allowed="at least one address")
         if self.advertised_listeners and len(self.advertised_listeners) != len(self.listeners):
             raise ConfigError(
@@ -266,25 +247,12 @@ class BrokerConfig:
         )
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _address(text: str, name: str) -> str:
-    """``PLAINTEXT://:9092`` -> ``0.0.0.0:9092``. Raises ConfigError when it is no address."""
-    allowed = "host:port (for example 127.0.0.1:9092 or [::1]:9092), or inproc://name"
-    if text.startswith("inproc://"):
-        return text
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme.upper() != "PLAINTEXT":
-        raise ConfigError(key=name.replace("_", "."), value=text, allowed=allowed)
-    host, colon, port = (rest if separator else text).rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(key=name.replace("_", "."), value=text, allowed=allowed)
-    return f"{host or '0.0.0.0'}:{int(port)}"
-
-
 BROKER_OPTIONS: Final = OptionRegistry(field.metadata["option"] for field in fields(BrokerConfig))
+
+#: Names of options whose values nobody is shown.
+SECRET_OPTIONS: Final = frozenset(
+    field.metadata["option"].name for field in fields(BrokerConfig) if field.metadata.get("is_secret")
+)
 
 assert [option.python_name for option in BROKER_OPTIONS] == [f.name for f in fields(BrokerConfig)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kafkalite.broker.answers import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
 from kafkalite.broker.events import Fields
@@ -12,6 +12,7 @@ from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ErrorCode
+from kafkalite.protocol.api import CLUSTER_APIS
 from kafkalite.protocol.connection import BadRequest, Request
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,11 @@ Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | A
 
 Interceptor: TypeAlias = Callable[[Request, Client], "Answer | Pending | None"]
 """Sees a request before its handler does. None lets it pass; anything else is the answer. For faults."""
+
+
+FORBIDDEN: Final = Refusal(
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a node that has proved to be of this cluster may ask this"
+)
 
 
 class Dispatcher:
@@ -55,6 +61,8 @@ class Dispatcher:
         self._counts[api_key] += 1
         if self._services.is_stopping:
             return SHUTTING_DOWN
+        if client.node_id is None and api_key in CLUSTER_APIS:
+            return self._forbid(request, client)
         try:
             answer = self._handlers[api_key](self._services, request, client)
         except Exception as error:
@@ -72,6 +80,14 @@ class Dispatcher:
         except Exception as error:
             answer = self._failed(error)
         pending.resolve(answer)
+
+    def _forbid(self, request: Request, client: Client) -> Refusal:
+        """What only nodes of the cluster may ask was asked by somebody who has not proved to be one (S10)."""
+        self._services.metrics.failed_requests += 1
+        logger.warning(
+            "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no proof")
+        )
+        return FORBIDDEN
 
     def _failed(self, error: Exception) -> Refusal:
         self._services.metrics.failed_requests += 1

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from kafkalite.broker.events import Fields
-from kafkalite.broker.partitions import HostedPartition, Partitions
+from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.partitions import Partitions
 from kafkalite.clock import Clock
 from kafkalite.errors import StorageError
 from kafkalite.storage.log_store import LogStore
@@ -34,6 +35,7 @@ class Housekeeping:
         initial_delay_ms: int,
         retention_interval_ms: int,
         checkpoint_interval_ms: int,
+        producer_expiration_ms: int,
     ) -> None:
         self._clock = clock
         self._partitions = partitions
@@ -41,6 +43,7 @@ class Housekeeping:
         self._initial_delay_ms = initial_delay_ms
         self._retention_interval_ms = retention_interval_ms
         self._checkpoint_interval_ms = checkpoint_interval_ms
+        self._producer_expiration_ms = producer_expiration_ms
 
     async def retain_forever(self) -> None:
         """The retention pass, every ``log.retention.check.interval.ms``."""
@@ -58,9 +61,10 @@ class Housekeeping:
     async def retain(self) -> None:
         """One pass: roll what is old enough, delete what is too old or too much, remove retired files."""
         for number, hosted in enumerate(list(self._partitions), 1):
-            if hosted.log.offline_reason is None:
-                self._guarded(hosted, self._retain_one)
-            if number % LOGS_PER_TURN == 0:
+            has_synced = False
+            if hosted.log.offline_reason is None and not hosted.is_busy:
+                has_synced = self._guarded(hosted, self._retain_one)
+            if has_synced or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
         try:
             self._store.remove_retired(self._clock.wall_ms())
@@ -68,9 +72,11 @@ class Housekeeping:
         except (StorageError, OSError) as error:
             logger.error("housekeeping failed %s", Fields(error=error))
 
-    def _retain_one(self, hosted: HostedPartition) -> None:
+    def _retain_one(self, hosted: HostedPartition) -> bool:
+        """Whether something was deleted, which waits for the disk."""
         now_ms = self._clock.wall_ms()
         hosted.log.maybe_roll(now_ms)
+        hosted.log.expire_producers(now_ms, self._producer_expiration_ms)
         deleted = hosted.log.apply_retention(now_ms, up_to=hosted.high_watermark)
         if deleted:
             logger.info(
@@ -81,18 +87,26 @@ class Housekeeping:
                     log_start_offset=hosted.log_start_offset,
                 ),
             )
+            hosted.on_log_start_moved()
+        return bool(deleted)
 
-    def _guarded(self, hosted: HostedPartition, action: Callable[[HostedPartition], None]) -> None:
+    def _guarded(self, hosted: HostedPartition, action: Callable[[HostedPartition], bool]) -> bool:
         """A disk error is one log's; the pass goes on to the next."""
         try:
-            action(hosted)
+            return action(hosted)
         except (StorageError, OSError) as error:
             logger.error("housekeeping failed %s", Fields(partition=hosted.key, error=error))
             if hosted.log.offline_reason is not None:
                 hosted.on_offline()
+            return True
 
     def checkpoint(self) -> None:
-        """Write how far the logs are synced, and let what is not be synced for the next time."""
+        """Write how far the logs are synced, and let what is not be synced for the next time.
+
+        Not while a log is being truncated: what it says of itself then is half old, half new.
+        """
+        if any(hosted.is_busy for hosted in self._partitions):
+            return
         try:
             self._store.checkpoint(self._clock.wall_ms())
         except (StorageError, OSError) as error:

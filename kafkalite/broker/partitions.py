@@ -1,132 +1,53 @@
-"""The partitions this broker hosts: which there are, who waits for them, what syncs them.
+"""The partitions this broker hosts: which there are, and which of them lead, follow or do neither.
 
-Follows the metadata image: ``publish`` is told of every change and opens, leads, reconfigures and deletes.
-A log that can't be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR
-with the reason.
+Follows the metadata image: ``publish`` is told of every change and opens, gives roles, reconfigures and
+deletes. No role is taken before the image holds this very process's registration (R22). A log that can't
+be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the reason.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
+from kafkalite import mutants
 from kafkalite.broker.events import Fields
-from kafkalite.broker.sync_scheduler import SyncScheduler, SyncWork
+from kafkalite.broker.hosted_partition import HostedPartition, StoredPartition
+from kafkalite.broker.sync_scheduler import SyncScheduler
 from kafkalite.broker.waiters import Waiters
+from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import (
     KafkaStorageError,
-    LogOfflineError,
     NotLeaderOrFollowerError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
 from kafkalite.metadata.delta import Delta, LocalPartition
-from kafkalite.metadata.image import ClusterImage
+from kafkalite.metadata.image import ClusterImage, PartitionState
+from kafkalite.metadata.records import NO_LEADER
 from kafkalite.metadata.topic_config import Setting, topic_settings
 from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
-from kafkalite.records.header import BatchHeader
+from kafkalite.protocol.messages.cluster import DamagedReplica
 from kafkalite.replication.partition import Partition, PartitionSettings
-from kafkalite.storage.log import Appended, Log
+from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
 from kafkalite.storage.log_store import LogStore
 
 logger = logging.getLogger(__name__)
 
 
-class HostedPartition:
-    """A partition here, with those who wait for it and the scheduler that syncs it."""
+class Followers(Protocol):
+    """Who fetches for the partitions that follow a leader elsewhere."""
 
-    __slots__ = ("_fresh_bytes", "_scheduler", "_syncing_bytes", "_waiters", "key", "log", "partition")
+    def follow(self, hosted: HostedPartition, leader_id: int) -> None:
+        """``hosted`` follows that broker from now on, or in another epoch; nobody when it is -1."""
+        ...
 
-    def __init__(
-        self, partition: Partition, waiters: Waiters, scheduler: SyncScheduler[HostedPartition]
-    ) -> None:
-        self.partition = partition
-        self.log = partition.log
-        self.key = partition.topic_partition
-        self._waiters = waiters
-        self._scheduler = scheduler
-        self._fresh_bytes = 0  # appended since the last sync round began
-        self._syncing_bytes = 0  # appended before it
-
-    def __str__(self) -> str:
-        return str(self.key)
-
-    @property
-    def high_watermark(self) -> int:
-        return self.partition.high_watermark
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.log.log_start_offset
-
-    def append(
-        self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int, acks: int
-    ) -> tuple[Appended, int]:
-        """``Partition.append``; tells the readers at once, or when the batch is on the disk.
-
-        Returns the high watermark with it: what of the log counts as acknowledged now.
-        """
-        partition = self.partition
-        appended = partition.append(batch, header, now_ms, acks=acks)
-        high_watermark = partition.high_watermark
-        if high_watermark > appended.last_offset:
-            self._waiters.on_high_watermark(self.key, high_watermark, len(batch))
-        elif self.log.config.synced_only:
-            self._fresh_bytes += len(batch)
-            self._scheduler.mark(self)
-        return appended, high_watermark
-
-    def stored(self) -> StoredPartition:
-        """What there is of it on the disk; of a log that can't be read, only why."""
-        log = self.log
-        try:
-            size_bytes, segment_count = log.size_bytes, log.segment_count
-        except StorageError as error:
-            return StoredPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
-        return StoredPartition(
-            *self.key,
-            size_bytes,
-            segment_count,
-            log.log_start_offset,
-            log.log_end_offset,
-            log.offline_reason,
-        )
-
-    # --- what the sync scheduler calls
-
-    def begin_sync(self) -> SyncWork | None:
-        self._syncing_bytes, self._fresh_bytes = self._fresh_bytes, 0
-        return self.log.begin_sync()
-
-    def finish_sync(self, work: Any, error: Exception | None) -> None:
-        self.log.finish_sync(work, error)
-        if self.log.offline_reason is not None:
-            self.on_offline()
-        elif error is not None:  # the disk is full: not durable, not lost; the next round tries again
-            self._waiters.on_failed(self.key, error)
-        elif self.partition.on_synced():
-            self._waiters.on_high_watermark(self.key, self.partition.high_watermark, self._syncing_bytes)
-
-    def on_offline(self) -> None:
-        """The log takes no more: whoever waits hears of it now."""
-        reason = self.log.offline_reason
-        logger.error("partition offline %s", Fields(partition=self.key, reason=reason))
-        self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
-
-
-class StoredPartition(NamedTuple):
-    """What this broker has of one partition on its disk."""
-
-    topic: str
-    partition: int
-    size_bytes: int
-    segment_count: int
-    log_start_offset: int
-    log_end_offset: int
-    offline_reason: str | None
+    def unfollow(self, hosted: HostedPartition) -> None:
+        """``hosted`` follows nobody. Harmless when it did not."""
+        ...
 
 
 class Partitions:
@@ -142,9 +63,19 @@ class Partitions:
         scheduler: SyncScheduler[HostedPartition],
         *,
         is_volatile: bool = False,
+        incarnation_id: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """``is_volatile``: nothing outlives this broker, so there is nothing to wait for with fsync."""
+        """``is_volatile``: nothing outlives this broker, so there is nothing to wait for with fsync.
+
+        ``incarnation_id`` is this process's: no role before the image shows its registration (R22). None
+        is for a broker that is its own cluster.
+        """
         self._is_volatile = is_volatile
+        self._incarnation_id = incarnation_id
+        self._takes_roles = incarnation_id is None or "R22-stale-metadata" in mutants.ACTIVE
+        self._clock = clock or SystemClock()
+        self.followers: Followers | None = None  #: who fetches for what follows
         self._store = store
         self.path = path  #: the data directory
         self._node_id = node_id
@@ -152,9 +83,11 @@ class Partitions:
         self._waiters = waiters
         self._scheduler = scheduler
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
-        self._unopened: dict[tuple[str, int], str] = {}  # reason
+        self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
+        self._unopened: dict[tuple[str, int], DamagedReplica] = {}
+        self._reasons: dict[tuple[str, int], str] = {}  # of what is unopened
         self._image = ClusterImage()
-        self._is_loaded = False
+        self._is_complete = False  # the image knows every partition that an earlier life had here
 
     def __len__(self) -> int:
         return len(self._hosted) + len(self._unopened)
@@ -175,12 +108,32 @@ class Partitions:
         hosted = self._hosted.get((topic, partition))
         if hosted is None:
             raise self._absence(topic, partition)
+        if not hosted.partition.is_leader:
+            raise self._not_led(hosted)
         if current_leader_epoch != NO_EPOCH:
             hosted.partition.check_leader_epoch(current_leader_epoch)
         return hosted
 
+    def _not_led(self, hosted: HostedPartition) -> Exception:
+        reason, leader_id = hosted.log.offline_reason, hosted.partition.leader_id
+        if reason is not None and leader_id == NO_LEADER:
+            return KafkaStorageError(f"{hosted.key} is offline, and nobody else can lead it: {reason}")
+        return NotLeaderOrFollowerError(
+            f"broker {self._node_id} does not lead {hosted.key}; node {leader_id} may"
+        )
+
+    def by_id(self, topic_id: str, partition: int) -> HostedPartition:
+        """The partition, whatever its role. Raises UnknownTopicOrPartitionError, KafkaStorageError."""
+        hosted = self._by_id.get((topic_id, partition))
+        if hosted is None:
+            topic = self._image.topics_by_id.get(topic_id)
+            if topic is None:
+                raise UnknownTopicOrPartitionError(f"there is no topic with the id {topic_id}")
+            raise self._absence(topic.name, partition)
+        return hosted
+
     def _absence(self, topic: str, partition: int) -> Exception:
-        reason = self._unopened.get((topic, partition))
+        reason = self._reasons.get((topic, partition))
         if reason is not None:
             return KafkaStorageError(f"{topic}-{partition} is offline: {reason}")
         if self._image.partition(topic, partition) is not None:
@@ -195,47 +148,126 @@ class Partitions:
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
-                yield StoredPartition(*key, 0, 0, 0, 0, self._unopened[key])
+                yield StoredPartition(*key, 0, 0, 0, 0, self._reasons[key])
             else:
                 yield hosted.stored()
 
+    def damaged(self) -> list[DamagedReplica]:
+        """The replicas whose log is offline: they are not to lead, nor to count as in sync (R24, R26)."""
+        found = list(self._unopened.values())
+        for hosted in self._hosted.values():
+            if hosted.log.offline_reason is not None:
+                found.append(DamagedReplica(hosted.partition.topic_id, hosted.key.partition))
+        return found
+
     # --- following the image
 
-    def _load(self, image: ClusterImage) -> None:
-        """Open all logs that the first image gives this broker, together: some may be missing (R25)."""
-        wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
-        for name, topic in image.topics.items():
-            config = self._log_config(self._settings(image, name))
-            for number, state in enumerate(topic.partitions):
-                if self._node_id in state.replicas:
-                    wanted[TopicPartition(name, number)] = (topic.topic_id, config)
-        self._store.load(wanted)
-
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """A new image holds. Deletes, creates, leads, reconfigures, in this order."""
+        """A new image holds. Deletes, creates, gives roles, reconfigures, in this order."""
         self._image = image
-        if not self._is_loaded:
-            self._is_loaded = True
-            self._load(image)
         changes = delta.local_changes(self._node_id)
         for local in changes.deleted:
             self._delete(local)
+        begins = not self._is_complete and (self._incarnation_id is None or self._is_registered(image))
+        if not self._is_complete:
+            self._load(changes.created, image)
         for local in changes.created:
             self._create(local, image)
-        for local in changes.leaders:
-            hosted = self._hosted.get(local.topic_partition)
-            if hosted is not None and hosted.partition.become_leader(local.state):
-                self._waiters.on_high_watermark(hosted.key, hosted.high_watermark, 0)
+        if begins:
+            self._is_complete = True
+            self._load(self._local(image), image)
         names = changes.configs_changed
         if changes.broker_configs_changed:
             names = tuple(image.topics)
         for name in names:
-            self._reconfigure(name, image)
+            self._reconfigure(name, image, is_early=True)
+        if self._takes_roles:
+            self._assign(changes.leaders, image)
+            self._assign(changes.followers, image)
+        elif begins:
+            self._takes_roles = True
+            self._assign(self._local(image), image)
+        for name in names:
+            self._reconfigure(name, image, is_early=False)
+
+    def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
+        """Open logs that may exist already, together; one of which records are known is not made anew (R25).
+
+        Until the image is complete, directories that it does not name may yet be named.
+        """
+        wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
+        configs: dict[str, LogConfig] = {}
+        for key, topic_id, _ in partitions:
+            config = configs.get(key.topic)
+            if config is None:
+                config = configs[key.topic] = self._log_config(self._settings(image, key.topic))
+            wanted[key] = (topic_id, config)
+        if wanted or self._is_complete:
+            self._store.load(wanted, are_all=self._is_complete)
+
+    def _is_registered(self, image: ClusterImage) -> bool:
+        broker = image.brokers.get(self._node_id)
+        return broker is not None and broker.incarnation_id == self._incarnation_id
+
+    def _local(self, image: ClusterImage) -> Iterator[LocalPartition]:
+        """Every partition of the image with a replica here."""
+        for name, topic in image.topics.items():
+            for number, state in enumerate(topic.partitions):
+                if self._node_id in state.replicas:
+                    yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
+
+    def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
+        """Give each partition the role that its state says."""
+        now_ms = self._clock.monotonic_ms()
+        high_watermarks = image.high_watermarks
+        for key, topic_id, state in partitions:
+            hosted = self._hosted.get(key)
+            if hosted is None:
+                continue  # its log could not be made
+            try:
+                if state.leader == self._node_id:
+                    if self.followers is not None:
+                        self.followers.unfollow(hosted)
+                    known = high_watermarks.get((topic_id, key.partition), 0)
+                    hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
+                else:
+                    hosted.follow(state)
+                    if hosted.log.is_damaged and self._is_needless(state):
+                        hosted = self._replace_damaged(hosted, topic_id, image)
+                        hosted.follow(state)
+                    if self.followers is not None:
+                        self.followers.follow(hosted, state.leader)
+            except (StorageError, OSError) as error:
+                logger.error("no role taken %s", Fields(partition=key, error=error))
+                self._strip(hosted, error)
+
+    def _is_needless(self, state: PartitionState) -> bool:
+        """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24)."""
+        return state.leader != NO_LEADER and self._node_id not in (*state.isr, *state.elr)
+
+    def _replace_damaged(
+        self, hosted: HostedPartition, topic_id: str, image: ClusterImage
+    ) -> HostedPartition:
+        """An empty log for the replica; all will be fetched again."""
+        key = hosted.key
+        reason = hosted.log.offline_reason
+        settings = self._settings(image, key.topic)
+        self._strip(hosted, KafkaStorageError(f"{key} is damaged: {reason}"))
+        self._scheduler.forget(hosted)
+        log = self._store.replace_damaged(key, topic_id, self._log_config(settings))
+        self._host(key, topic_id, log, partition_settings(settings))
+        logger.warning("damaged log replaced, all is fetched again %s", Fields(partition=key, reason=reason))
+        return self._hosted[key]
+
+    def _strip(self, hosted: HostedPartition, error: Exception) -> None:
+        if self.followers is not None:
+            self.followers.unfollow(hosted)
+        hosted.resign(error)
 
     def mark_unsynced(self) -> None:
         """Let the next round sync whatever is not: of page-cache logs, and after a disk was full."""
         for hosted in self:
-            if hosted.log.has_unsynced and hosted.log.offline_reason is None:
+            if not hosted.is_busy and hosted.log.has_unsynced and hosted.log.offline_reason is None:
                 self._scheduler.mark(hosted)
 
     def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
@@ -253,36 +285,45 @@ class Partitions:
             if log is None:
                 log = self._store.create_log(key, local.topic_id, self._log_config(settings))
         except (StorageError, OSError) as error:
-            self._unopened[key] = str(error)
+            self._unopened[key] = DamagedReplica(local.topic_id, key.partition)
+            self._reasons[key] = str(error)
             logger.error("log not opened %s", Fields(partition=key, error=error))
             return
         self._host(key, local.topic_id, log, partition_settings(settings))
 
     def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
         partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
-        self._hosted[key] = HostedPartition(partition, self._waiters, self._scheduler)
+        hosted = HostedPartition(partition, self._waiters, self._scheduler)
+        self._hosted[key] = self._by_id[topic_id, key.partition] = hosted
 
     def _delete(self, local: LocalPartition) -> None:
         key = local.topic_partition
         self._unopened.pop(key, None)
+        self._reasons.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
             return
-        hosted.partition.resign()
+        del self._by_id[local.topic_id, key.partition]
+        self._strip(hosted, UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted"))
         self._scheduler.forget(hosted)
-        self._waiters.on_failed(key, UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted"))
         try:
             self._store.delete_log(key, local.topic_id)
         except (StorageError, OSError) as error:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
-    def _reconfigure(self, topic: str, image: ClusterImage) -> None:
+    def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
+        """Take a topic's settings. A greater min.insync.replicas comes early, before the in-sync sets of the
+        same image: between the two, nothing may be committed that neither image would have (R9)."""
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
         for number in range(len(image.topics[topic].partitions)):
             hosted = self._hosted.get((topic, number))
-            if hosted is not None and hosted.partition.reconfigure(config, more):
-                self._waiters.on_high_watermark(hosted.key, hosted.high_watermark, 0)
+            if hosted is None:
+                continue
+            grows = more.min_insync_replicas > hosted.partition.settings.min_insync_replicas
+            if grows == is_early:
+                hosted.settle()
+                hosted.on_in_sync_changed(moved=hosted.partition.reconfigure(config, more))
 
 
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:

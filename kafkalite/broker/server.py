@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.answers import Answer, Pending, Refusal, Reply
@@ -25,7 +25,7 @@ from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MIB
 from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
-from kafkalite.transport import INPROC_SCHEME, Listener, transport_for
+from kafkalite.transport import Listener, has_own_name, transport_for
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
     ``_backlog`` (requests received and not begun) comes after it.
     """
 
-    def __init__(self, server: Server, advertised: str | None) -> None:
+    def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
         self._server = server
         self._dispatch = server.dispatch
         self._wire = ServerConnection(max_payload_bytes=server.max_request_bytes)
@@ -84,6 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_lost = False
         self._watch = _Watch(server.clock.monotonic_ms())
         self._advertised = advertised
+        self._listener = listener
         self.client = Client("", "")
         self.received_bytes = 0
         self.received_requests = 0
@@ -97,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = _socket_address(transport.get_extra_info("peername"))
         local = _socket_address(transport.get_extra_info("sockname"))
-        self.client = Client(peer, self._advertised or local)
+        self.client = Client(peer, self._advertised or local, listener=self._listener)
         if not self._server.admit(self):
             self._is_lost = True
             self._transport.abort()
@@ -385,8 +386,11 @@ class Server:
         max_idle_ms: int,
         max_request_bytes: int,
         max_queued_bytes: int,
+        on_closed: Callable[[Client], None] | None = None,
     ) -> None:
+        """``on_closed`` hears of every connection that was served, when it is gone."""
         self.dispatch = dispatch
+        self._on_closed = on_closed
         self.clock = clock
         self.metrics = metrics
         self.max_request_bytes = max_request_bytes
@@ -396,7 +400,7 @@ class Server:
         #: What unfinished frames may still take, over all connections.
         self.free_bytes = max_queued_bytes
         self._listeners: list[Listener] = []
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order they came
         self._has_connections = asyncio.Event()
         self._has_none = asyncio.Event()
         self._has_none.set()
@@ -413,11 +417,12 @@ class Server:
     async def listen(self, address: str, advertised: str | None) -> str:
         """Open one listener; its address with the port resolved. Raises ListenError."""
         listener: Listener | None = None
+        number = len(self._listeners)
 
         def accept() -> Connection:
             assert listener is not None
-            own_name = listener.address if listener.address.startswith(INPROC_SCHEME) else None
-            return Connection(self, advertised or own_name)
+            own_name = listener.address if has_own_name(listener.address) else None
+            return Connection(self, advertised or own_name, number)
 
         listener = await transport_for(address).listen(address, accept)
         self._listeners.append(listener)
@@ -438,13 +443,15 @@ class Server:
             )
             return False
         self.metrics.connections_accepted += 1
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._has_connections.set()
         self._has_none.clear()
         return True
 
     def forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
+        if self._on_closed is not None:
+            self._on_closed(connection.client)
         if not self._connections:
             self._has_connections.clear()
             self._has_none.set()
@@ -474,12 +481,13 @@ class Server:
         for connection in list(self._connections):
             connection.end()
 
-    async def wait_closed(self, grace_ms: int) -> None:
-        """Return when every connection is closed, by force after ``grace_ms``."""
+    async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
+        """Return when every connection is closed, by force after ``grace_ms``, which is logged."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
-            logger.warning(
+            logger.log(
+                level,
                 "connections closed unanswered %s",
                 Fields(count=len(self._connections), grace_ms=grace_ms),
             )

@@ -13,10 +13,17 @@ from kafkalite.broker.metrics import Metrics
 from kafkalite.broker.partitions import Partitions
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock
-from kafkalite.errors import RequestTimedOutError
+from kafkalite.errors import ClusterAuthorizationFailedError, RequestTimedOutError
 
 if TYPE_CHECKING:
+    from kafkalite.broker.cluster_auth import Authenticator, Challenge
+    from kafkalite.broker.controller_channel import ControllerChannel
+    from kafkalite.broker.peers import PeerConnections
+    from kafkalite.broker.producer_ids import ProducerIds
     from kafkalite.raft.controller_node import ControllerNode
+    from kafkalite.raft.raft_quorum import RaftQuorum
+
+NO_BROKER_EPOCH = -1
 
 
 @dataclass(slots=True)
@@ -31,7 +38,19 @@ class Services:
     partitions: Partitions
     controller: ControllerNode
     on_broken: Callable[[BaseException], None]  #: an invariant is broken: the broker must stop
+    request_stop: Callable[[], object]  #: stop in order, soon
+    channel: ControllerChannel  #: to the active controller, wherever it is
+    producer_ids: ProducerIds
+    incarnation_id: str  #: of this process: 32 hex digits
+    authenticator: Authenticator | None = None  #: None: a cluster of its own
+    peers: PeerConnections | None = None
+    raft: RaftQuorum | None = None  #: None: this node does not vote
+    replicas: Any = None  #: the ReplicaManager of a cluster of several
+    broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration
     is_stopping: bool = False
+    is_isolated: bool = (
+        False  #: no controller was reached for longer than a session lasts: perhaps fenced (R23)
+    )
 
 
 @dataclass(slots=True)
@@ -41,15 +60,33 @@ class Client:
     peer: str  #: for logs: "127.0.0.1:53712" or "inproc"
     address: str  #: what this broker calls itself towards this client
     client_id: str | None = None
+    listener: int = 0  #: which of this broker's listeners it came to
+    node_id: int | None = None  #: as which node of the cluster it has proved itself
+    challenge: Challenge | None = None  #: the proof it owes
+    is_session: bool = False  #: a broker's heartbeats come here
 
 
 async def submit(services: Services, command: Any, *, timeout_ms: int) -> Answer:
-    """Have the controller decide ``command``; its reply, when this broker shows it.
+    """Have the active controller decide ``command``; its reply, when this broker shows it.
 
     Raises RequestTimedOutError after ``timeout_ms``, unless that is 0; the command may take effect later.
     """
+    return Reply(await services.channel.decide(command, timeout_ms=timeout_ms))
+
+
+async def decide_for(services: Services, message: Any, client: Client) -> Answer:
+    """Have this controller decide what another node asks in its own name."""
+    if client.node_id != message.node_id:
+        raise ClusterAuthorizationFailedError(
+            f"node {client.node_id} asked in the name of node {message.node_id}"
+        )
+    return Reply(await services.channel.execute(message))
+
+
+async def bounded(awaitable: Any, timeout_ms: int, what: str) -> Any:
+    """``awaitable``'s result. Raises RequestTimedOutError after ``timeout_ms``, unless that is 0."""
     try:
         async with asyncio.timeout(timeout_ms / 1000 if timeout_ms > 0 else None):
-            return Reply(await services.controller.submit(command))
+            return await awaitable
     except TimeoutError:
-        raise RequestTimedOutError(f"the controller did not answer within {timeout_ms} ms") from None
+        raise RequestTimedOutError(f"{what} within {timeout_ms} ms") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Generic, Protocol, TypeVar
 
 from kafkalite.broker.events import Fields
@@ -34,6 +34,7 @@ class Syncable(Hashable, Protocol):
 
 
 S = TypeVar("S", bound=Syncable)
+T = TypeVar("T")
 
 
 class SyncScheduler(Generic[S]):
@@ -64,6 +65,21 @@ class SyncScheduler(Generic[S]):
     def forget(self, log: S) -> None:
         """``log`` is being deleted; a sync of it that is under way may still finish."""
         self._dirty.pop(log, None)
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Have ``job``, which touches one log and nothing else, run in the executor's thread; or now."""
+        if self._executor is not None:
+            return self._executor.submit(job)
+        done: Future[T] = Future()
+        try:
+            done.set_result(job())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+        """On the broker's loop."""
+        self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
         """Return when no round is under way and nothing is dirty; ``discard``: forget what is dirty."""

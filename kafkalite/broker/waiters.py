@@ -1,4 +1,4 @@
-"""Who waits for a partition to move: produce requests for the high watermark, fetches for more bytes.
+"""Who waits for a partition to move: produce requests for their batch, fetches for more bytes.
 
 Everything happens on the broker's loop. A partition nobody waits for costs one dictionary lookup per
 append; a waiter that goes away (answered, expired, disconnected) takes itself out.
@@ -15,12 +15,12 @@ Key = tuple[str, int]
 
 
 class ReachedWaiter:
-    """Waits until a partition's high watermark is at least ``offset`` (exclusive end of a batch)."""
+    """Waits until a partition's high watermark, or synced end, is at least ``offset``: a batch's end."""
 
     __slots__ = ("callback", "is_cancelled", "offset")
 
     def __init__(self, offset: int, callback: Callable[[Exception | None], None]) -> None:
-        self.offset = offset
+        self.offset = offset  #: exclusive
         self.callback = callback
         self.is_cancelled = False
 
@@ -55,54 +55,89 @@ class AppendedWaiter:
             self._waiters.remove(self)
 
 
-class Waiters:
-    """All waiters of one broker.
+class _Queues:
+    """Batches that wait for one kind of progress, by partition.
 
-    Invariant: the offsets in one partition's queue do not decrease, because appends are asked in log order.
+    Invariant: the offsets in one queue do not decrease.
     """
+
+    __slots__ = ("by_key",)
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, deque[ReachedWaiter]] = {}
+
+    def add(self, key: Key, waiter: ReachedWaiter) -> None:
+        queue = self.by_key.get(key)
+        if queue is None:
+            queue = self.by_key[key] = deque()
+        if not queue or queue[-1].offset <= waiter.offset:
+            queue.append(waiter)
+            return
+        index = len(queue)  # a repeated batch, whose first copy lies further up (R28)
+        while index and queue[index - 1].offset > waiter.offset:
+            index -= 1
+        queue.insert(index, waiter)
+
+    def advance(self, key: Key, offset: int) -> None:
+        queue = self.by_key.get(key)
+        if queue is None:
+            return
+        while queue and queue[0].offset <= offset:
+            waiter = queue.popleft()
+            if not waiter.is_cancelled:
+                waiter.callback(None)
+        if not queue and self.by_key.get(key) is queue:
+            del self.by_key[key]
+
+    def fail(self, key: Key, error: Exception) -> None:
+        for waiter in self.by_key.pop(key, ()):
+            if not waiter.is_cancelled:
+                waiter.callback(error)
+
+
+class Waiters:
+    """All waiters of one broker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._reached: dict[Key, deque[ReachedWaiter]] = {}
+        self._committed = _Queues()
+        self._synced = _Queues()
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
     def __len__(self) -> int:
         """How many wait now."""
         fetches = {waiter for waiters in self._appended.values() for waiter in waiters}
-        return sum(map(len, self._reached.values())) + len(fetches)
+        queues = (*self._committed.by_key.values(), *self._synced.by_key.values())
+        return sum(map(len, queues)) + len(fetches)
 
-    def reached(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
+    def committed(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
         """Call ``callback(None)`` when the high watermark is at least ``offset``, or with what went wrong."""
         waiter = ReachedWaiter(offset, callback)
-        queue = self._reached.get(key)
-        if queue is None:
-            queue = self._reached[key] = deque()
-        assert not queue or queue[-1].offset <= offset, f"{key}: {queue[-1].offset} is awaited after {offset}"
-        queue.append(waiter)
+        self._committed.add(key, waiter)
+        return waiter
+
+    def synced(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
+        """As ``committed``, for the end of what is on this broker's own disk."""
+        waiter = ReachedWaiter(offset, callback)
+        self._synced.add(key, waiter)
         return waiter
 
     def appended(
-        self, keys: Iterable[Key], missing_bytes: int, max_wait_ms: int, callback: Callable[[], None]
+        self, keys: Iterable[Key], missing_bytes: int, max_wait_s: float, callback: Callable[[], None]
     ) -> AppendedWaiter:
-        """Call ``callback`` once: after ``missing_bytes`` became readable, or after ``max_wait_ms``."""
+        """Call ``callback`` once: after ``missing_bytes`` became readable, or after ``max_wait_s``."""
         waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback)
         for key in waiter.keys:
             self._appended.setdefault(key, {})[waiter] = None
-        waiter.timer = self.loop.call_later(max_wait_ms / 1000, waiter.wake)
+        waiter.timer = self.loop.call_later(max_wait_s, waiter.wake)
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """The partition may be read up to ``high_watermark`` now, ``readable_bytes`` more than before."""
-        if not self._reached and not self._appended:
+        """The partition may be read up to ``high_watermark``: at most ``readable_bytes`` more than before."""
+        if self._committed.by_key:
+            self._committed.advance(key, high_watermark)
+        if not self._appended:
             return
-        queue = self._reached.get(key)
-        if queue is not None:
-            while queue and queue[0].offset <= high_watermark:
-                waiter = queue.popleft()
-                if not waiter.is_cancelled:
-                    waiter.callback(None)
-            if not queue:
-                self._reached.pop(key, None)
         waiting = self._appended.get(key)
         if waiting is not None:
             for fetch in list(waiting):
@@ -110,13 +145,21 @@ class Waiters:
                 if fetch.missing_bytes <= 0:
                     fetch.wake()
 
+    def on_synced(self, key: Key, synced_end_offset: int) -> None:
+        """Everything below ``synced_end_offset`` is on this broker's disk."""
+        if self._synced.by_key:
+            self._synced.advance(key, synced_end_offset)
+
     def on_failed(self, key: Key, error: Exception) -> None:
-        """The partition takes no more (or is gone): every waiter is told now, not at its deadline."""
-        for waiter in self._reached.pop(key, ()):
-            if not waiter.is_cancelled:
-                waiter.callback(error)
+        """The partition takes no more, or not here: every waiter is told now, not at its deadline."""
+        self._committed.fail(key, error)
+        self._synced.fail(key, error)
         for fetch in list(self._appended.get(key, ())):
             fetch.wake()
+
+    def on_uncommittable(self, key: Key, error: Exception) -> None:
+        """The high watermark can't move for now: whoever waits for it is told (R6)."""
+        self._committed.fail(key, error)
 
     def release(self) -> None:
         """Wake every fetch: the broker stops and answers with what there is."""

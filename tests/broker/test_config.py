@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig, load_settings, parse_settings
+from kafkalite.broker.broker import Broker
+from kafkalite.broker.config import (
+    BROKER_OPTIONS,
+    SECRET_OPTIONS,
+    BrokerConfig,
+    load_settings,
+    parse_settings,
+)
 from kafkalite.errors import ConfigError
 
 
@@ -174,3 +181,82 @@ def test_topic_defaults_hold_only_what_differs_from_kafka() -> None:
         "retention.ms": 5,
         "max.message.bytes": 2**20,
     }
+
+
+SECRET = "a secret of sixteen or more"
+ONE_OF_THREE = {
+    "node.id": 1,
+    "cluster.id": "donuts",
+    "cluster.secret": SECRET,
+    "controller.quorum.voters": "1@a:9093,2@b:9093,3@c:9093",
+}
+
+
+def test_a_node_of_a_cluster() -> None:
+    config = BrokerConfig.from_settings(ONE_OF_THREE)
+    assert (config.is_broker, config.is_controller, config.has_peers) == (True, True, True)
+    assert config.voters == {1: "a:9093", 2: "b:9093", 3: "c:9093"}
+    controller = BrokerConfig.from_settings(ONE_OF_THREE | {"process.roles": "controller", "listeners": ""})
+    assert (controller.is_broker, controller.is_controller) == (False, True)
+    broker = BrokerConfig.from_settings(ONE_OF_THREE | {"process.roles": "broker", "node.id": 4})
+    assert (broker.is_broker, broker.is_controller) == (True, False)
+
+
+def test_a_node_without_voters_is_a_cluster_of_its_own() -> None:
+    config = BrokerConfig()
+    assert (config.is_broker, config.is_controller, config.has_peers) == (True, True, False)
+    assert config.voters == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"process.roles": "leader"}, "process.roles", "broker, controller, or broker,controller"),
+        ({"process.roles": ""}, "process.roles", "broker, controller, or"),
+        ({"process.roles": "broker,broker"}, "process.roles", "broker, controller, or"),
+        ({"cluster.id": None}, "cluster.id", "needed with controller.quorum.voters"),
+        ({"cluster.secret": None}, "cluster.secret", "16 characters or more"),
+        ({"cluster.secret": "short"}, "cluster.secret", "16 characters or more"),
+        ({"node.id": 4}, "node.id", "among controller.quorum.voters"),
+        ({"process.roles": "broker"}, "node.id", "none of controller.quorum.voters"),
+        ({"controller.quorum.voters": "1@a:1,1@b:1"}, "controller.quorum.voters", "one address for each"),
+        ({"controller.quorum.voters": "1@a:1,2@a:1"}, "controller.quorum.voters", "a different address"),
+        ({"controller.quorum.voters": "a:1"}, "controller.quorum.voters", "node.id@host:port"),
+        ({"controller.quorum.voters": "x@a:1"}, "controller.quorum.voters", "node.id@host:port"),
+        ({"controller.quorum.voters": "1@a"}, "controller.quorum.voters", "host:port"),
+        (
+            {"controller.quorum.voters": "1@:9093"},
+            "controller.quorum.voters",
+            "the other nodes can connect to",
+        ),
+        ({"broker.heartbeat.interval.ms": 3000}, "broker.heartbeat.interval.ms", "less than broker.session"),
+        ({"listeners": ":9092"}, "advertised.listeners", "needed when a listener is every interface"),
+    ],
+)
+def test_what_a_node_of_a_cluster_cannot_be(changes: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.from_settings(ONE_OF_THREE | changes)
+    assert refused.value.key == key
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("role", ["broker", "controller"])
+def test_half_a_node_needs_the_other_half_somewhere(role: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"controller\.quorum\.voters: needed by a node that is only a {role}"
+    ):
+        BrokerConfig.from_settings({"process.roles": role})
+
+
+def test_the_secret_is_never_shown() -> None:
+    config = BrokerConfig.from_settings(ONE_OF_THREE)
+    assert SECRET not in repr(config)
+    assert "cluster.secret" in SECRET_OPTIONS
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.from_settings(ONE_OF_THREE | {"cluster.secret": "tooshort"})
+    assert "tooshort" not in str(refused.value)
+
+
+def test_voters_without_a_disk_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"log\.dirs: needed with controller\.quorum\.voters"):
+        Broker(**{name.replace(".", "_"): value for name, value in ONE_OF_THREE.items()})

@@ -129,17 +129,31 @@ async def test_acks_that_nobody_knows_refuse_the_request(
     assert answer.error_code == ErrorCode.INVALID_REQUIRED_ACKS
 
 
-async def test_all_with_too_few_in_sync_is_refused_and_one_waits_in_vain(
+async def test_all_with_too_few_in_sync_is_refused_and_one_is_not(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, broker: Broker
 ) -> None:
+    """R6, R9: acks=1 is acknowledged once it is on the leader's disk, but not readable."""
     await wire.call(new_topic("t", **{"min.insync.replicas": "2"}))
     batch = batch_of()
     answer = await wire.call(produce(batch, acks=-1), batch)
     assert answer.partitions[0].error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-    answer = await wire.call(produce(batch, acks=1, timeout_ms=20), batch)
-    assert answer.partitions[0].error_code == ErrorCode.REQUEST_TIMED_OUT
-    assert "the batch is in the log" in answer.partitions[0].error_message
-    assert broker.statistics().waiting_requests == 1  # cancelled, and passed over when the time comes
+    answer = await wire.call(produce(batch, acks=1), batch)
+    assert (answer.partitions[0].error_code, answer.partitions[0].base_offset) == (0, 0)
+    (hosted,) = broker.partitions
+    assert (hosted.log.synced_end_offset, hosted.high_watermark) == (1, 0)
+
+
+async def test_a_producer_that_waits_too_long_is_told(
+    wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, broker: Broker
+) -> None:
+    await wire.call(new_topic("t"))
+    broker._scheduler.mark = lambda _log: None  # type: ignore[method-assign]
+    batch = batch_of()
+    for acks in (1, -1):
+        answer = await wire.call(produce(batch, acks=acks, timeout_ms=20), batch)
+        assert answer.partitions[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+        assert "the batch is in the log" in answer.partitions[0].error_message
+    assert broker.statistics().waiting_requests == 2  # cancelled, and passed over when the time comes
 
 
 async def test_log_append_time_is_the_brokers(
@@ -365,7 +379,7 @@ async def test_a_topic_that_cannot_be_created_says_why() -> None:
     ):
         answer = await wire.call(metadata.MetadataRequest(["t"], True))
         assert answer.topics[0].error_code == ErrorCode.INVALID_REPLICATION_FACTOR
-        assert "larger than the number of brokers" in answer.topics[0].error_message
+        assert "larger than the number of live brokers" in answer.topics[0].error_message
 
 
 async def test_a_request_for_too_many_topics_is_refused(wire: WireClient) -> None:

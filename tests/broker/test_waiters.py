@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ async def test_an_offset_is_reached_when_the_high_watermark_is_at_it() -> None:
     waiters = _waiters()
     heard: list[object] = []
     for offset in (5, 5, 8):
-        waiters.reached(A, offset, partial(_note, heard, offset))
+        waiters.committed(A, offset, partial(_note, heard, offset))
     waiters.on_high_watermark(A, 4, 1)
     waiters.on_high_watermark(B, 9, 1)
     assert heard == []
@@ -45,25 +46,46 @@ async def test_an_offset_is_reached_when_the_high_watermark_is_at_it() -> None:
 async def test_a_cancelled_waiter_is_passed_over() -> None:
     waiters = _waiters()
     heard: list[object] = []
-    waiters.reached(A, 1, heard.append).is_cancelled = True
-    waiters.reached(A, 2, heard.append).is_cancelled = True
+    waiters.committed(A, 1, heard.append).is_cancelled = True
+    waiters.committed(A, 2, heard.append).is_cancelled = True
     waiters.on_high_watermark(A, 1, 1)
     waiters.on_failed(A, LogOfflineError("gone"))
     assert heard == []
     assert len(waiters) == 0
 
 
-async def test_offsets_must_be_awaited_in_log_order() -> None:
+async def test_a_repeated_batch_waits_at_its_place_in_the_log() -> None:
+    """R28: the first copy lies further up than what was appended last."""
     waiters = _waiters()
-    waiters.reached(A, 5, lambda error: None)
-    with pytest.raises(AssertionError, match="awaited after"):
-        waiters.reached(A, 4, lambda error: None)
+    heard: list[Any] = []
+    for offset in (3, 5, 4, 3, 9):
+        waiters.committed(A, offset, partial(_note, heard, offset))
+    waiters.on_high_watermark(A, 4, 0)
+    assert [offset for offset, _ in heard] == [3, 3, 4]
+    waiters.on_high_watermark(A, 9, 0)
+    assert [offset for offset, _ in heard] == [3, 3, 4, 5, 9]
+
+
+async def test_the_synced_end_and_the_high_watermark_are_waited_for_apart() -> None:
+    waiters = _waiters()
+    heard: list[Any] = []
+    waiters.committed(A, 1, partial(_note, heard, 1))
+    waiters.synced(A, 1, partial(_note, heard, -1))
+    assert len(waiters) == 2
+    waiters.on_synced(A, 1)
+    assert heard == [(-1, None)]
+    waiters.synced(A, 2, partial(_note, heard, -2))
+    error = LogOfflineError("gone")
+    waiters.on_uncommittable(A, error)
+    waiters.on_synced(A, 2)
+    assert heard == [(-1, None), (1, error), (-2, None)]
+    assert len(waiters) == 0
 
 
 async def test_a_fetch_wakes_after_enough_bytes_of_any_of_its_partitions() -> None:
     waiters = _waiters()
     woken: list[str] = []
-    waiters.appended([A, B, A], 10, 60_000, lambda: woken.append("x"))
+    waiters.appended([A, B, A], 10, 60.0, lambda: woken.append("x"))
     assert len(waiters) == 1
     waiters.on_high_watermark(A, 1, 4)
     waiters.on_high_watermark(B, 1, 5)
@@ -80,7 +102,7 @@ async def test_a_fetch_wakes_after_enough_bytes_of_any_of_its_partitions() -> No
 async def test_a_fetch_wakes_at_its_deadline() -> None:
     waiters = _waiters()
     woken = asyncio.Event()
-    waiters.appended([A], 1, 1, woken.set)
+    waiters.appended([A], 1, 0.001, woken.set)
     await asyncio.wait_for(woken.wait(), 5)
     assert len(waiters) == 0
 
@@ -88,7 +110,7 @@ async def test_a_fetch_wakes_at_its_deadline() -> None:
 async def test_a_cancelled_fetch_is_never_woken() -> None:
     waiters = _waiters()
     woken: list[str] = []
-    waiter = waiters.appended([A, B], 1, 60_000, lambda: woken.append("x"))
+    waiter = waiters.appended([A, B], 1, 60.0, lambda: woken.append("x"))
     waiter.cancel()
     waiter.cancel()
     waiter.wake()
@@ -101,9 +123,9 @@ async def test_a_failure_reaches_everybody_of_that_partition() -> None:
     waiters = _waiters()
     heard: list[Exception | None] = []
     woken: list[str] = []
-    waiters.reached(A, 1, heard.append)
-    waiters.reached(B, 1, heard.append)
-    waiters.appended([A, B], 1, 60_000, lambda: woken.append("x"))
+    waiters.committed(A, 1, heard.append)
+    waiters.committed(B, 1, heard.append)
+    waiters.appended([A, B], 1, 60.0, lambda: woken.append("x"))
     error = LogOfflineError("disk")
     waiters.on_failed(A, error)
     await _turns()
@@ -115,8 +137,8 @@ async def test_a_failure_reaches_everybody_of_that_partition() -> None:
 async def test_a_stop_wakes_every_fetch() -> None:
     waiters = _waiters()
     woken: list[str] = []
-    waiters.appended([A], 1, 60_000, lambda: woken.append("a"))
-    waiters.appended([B, A], 1, 60_000, lambda: woken.append("b"))
+    waiters.appended([A], 1, 60.0, lambda: woken.append("a"))
+    waiters.appended([B, A], 1, 60.0, lambda: woken.append("b"))
     waiters.release()
     await _turns()
     assert sorted(woken) == ["a", "b"]
@@ -129,9 +151,9 @@ async def test_a_callback_may_wait_again_for_the_same_partition() -> None:
 
     def again(error: Exception | None) -> None:
         heard.append(error)
-        waiters.reached(A, 2, heard.append)
+        waiters.committed(A, 2, heard.append)
 
-    waiters.reached(A, 1, again)
+    waiters.committed(A, 1, again)
     waiters.on_high_watermark(A, 1, 1)
     assert len(waiters) == 1
     waiters.on_high_watermark(A, 2, 1)

@@ -12,6 +12,10 @@ SOFTWARE_NAME = "kafkalite"
 
 
 def handle(_services: Services, request: Request, client: Client) -> Reply:
+    return greet(request, client)
+
+
+def greet(request: Request, client: Client) -> Reply:
     from kafkalite import __version__
 
     client.client_id = request.client_id

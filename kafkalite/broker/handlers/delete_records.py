@@ -31,6 +31,8 @@ def _delete(services: Services, asked: DeleteRecordsPartition) -> DeletedRecords
     topic, number, before_offset = asked
     try:
         hosted = services.partitions.leader(topic, number)
-        return DeletedRecords(topic, number, 0, None, hosted.partition.delete_records(before_offset))
+        log_start_offset = hosted.partition.delete_records(before_offset)
+        hosted.on_log_start_moved()
+        return DeletedRecords(topic, number, 0, None, log_start_offset)
     except Exception as error:
         return DeletedRecords(topic, number, *translate(error), NO_OFFSET)

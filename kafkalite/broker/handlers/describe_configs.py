@@ -6,7 +6,7 @@ Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broke
 from __future__ import annotations
 
 from kafkalite.broker.answers import Reply
-from kafkalite.broker.config import BROKER_OPTIONS
+from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS
 from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
 from kafkalite.errors import InvalidRequestError, UnknownTopicOrPartitionError
@@ -75,6 +75,8 @@ def _broker_entries(services: Services, name: str) -> list[ConfigEntry]:
         value = values[option.name]
         text = None if value is None else value_text(value)
         text = overrides.get(option.name, text)
+        if option.name in SECRET_OPTIONS:
+            text = None
         is_default = option.name not in overrides and value == option.default
         entries.append(
             ConfigEntry(

@@ -5,7 +5,8 @@ base offset and max timestamp; the client looks for the record inside. Batches a
 count. NO_OFFSET (-1) when every record is older.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-INVALID_REQUEST (a negative time without a meaning), KAFKA_STORAGE_ERROR.
+OFFSET_NOT_AVAILABLE (a new leader does not know yet what is committed: R10), INVALID_REQUEST (a negative
+time without a meaning), KAFKA_STORAGE_ERROR.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Metadata: the brokers, and for each topic who leads its partitions.
 
-Behaviour: this broker goes by the address the client used, unless ``advertised.listeners`` says otherwise. A
-topic that is not there is created when both ``allow_auto_topic_creation`` and ``auto.create.topics.enable``
-say so; the answer waits for it.
+Behaviour: this broker goes by the address the client used, unless ``advertised.listeners`` says otherwise;
+the others by what they advertise for their listener of the same number. Fenced brokers are left out. A topic
+that is not there is created when both ``allow_auto_topic_creation`` and ``auto.create.topics.enable`` say so;
+the answer waits for it.
 
 Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and what creating it may answer; per
 partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
@@ -18,7 +19,7 @@ from kafkalite.broker.outcomes import Outcome
 from kafkalite.broker.services import Client, Services
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
-from kafkalite.metadata.image import ClusterImage, TopicImage
+from kafkalite.metadata.image import BrokerState, ClusterImage, TopicImage
 from kafkalite.model import topic_name_problem
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
@@ -31,7 +32,8 @@ from kafkalite.protocol.messages.metadata import (
 )
 
 INTERNAL_PREFIX: Final = "__"
-NO_LEADER: Final = -1
+NO_NODE: Final = -1
+CREATE_TIMEOUT_MS: Final = 15_000
 
 
 def handle(services: Services, request: Request, client: Client) -> Answer | Awaitable[Answer]:
@@ -65,7 +67,7 @@ async def _create_and_describe(
     refused: dict[str, Outcome],
 ) -> Answer:
     command = CreateTopicsRequest(0, False, [NewTopic(name, -1, -1, {}) for name in missing])
-    created: CreateTopicsResponse = await services.controller.submit(command)
+    created: CreateTopicsResponse = await services.channel.decide(command, timeout_ms=CREATE_TIMEOUT_MS)
     for topic in created.topics:
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             refused[topic.name] = Outcome(topic.error_code, topic.error_message)
@@ -90,31 +92,41 @@ def describe(
         0,
         None,
         services.cluster_id,
-        NO_LEADER if controller_id is None else controller_id,
+        NO_NODE if controller_id is None else controller_id,
         brokers(services, image, client),
         topics,
     )
 
 
 def brokers(services: Services, image: ClusterImage, client: Client) -> list[BrokerMetadata]:
-    """Every registered broker; this one under the address that ``client`` used."""
-    listed: list[BrokerMetadata] = []
-    for node_id, broker in sorted(image.brokers.items()):
-        is_this = node_id == services.config.node_id
-        address = client.address if is_this else next(iter(broker.addresses), "")
-        listed.append(BrokerMetadata(node_id, address, broker.rack))
-    return listed
+    """Every broker that is alive, as far as this one knows, in the order of their ids."""
+    return [
+        BrokerMetadata(node_id, address_for(services, broker, client), broker.rack)
+        for node_id, broker in sorted(image.brokers.items())
+        if not broker.is_fenced
+    ]
+
+
+def address_for(services: Services, broker: BrokerState, client: Client) -> str:
+    """Where ``client`` reaches ``broker``: this one where it just did, others at the same listener."""
+    if broker.node_id == services.config.node_id:
+        return client.address
+    if not broker.addresses:
+        return ""
+    return broker.addresses[min(client.listener, len(broker.addresses) - 1)]
 
 
 def _topic(topic: TopicImage) -> TopicMetadata:
     partitions = [
         PartitionMetadata(
-            ErrorCode.NONE if state.leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE,
+            ErrorCode.NONE if state.leader != NO_NODE else ErrorCode.LEADER_NOT_AVAILABLE,
             number,
             state.leader,
             state.leader_epoch,
+            state.partition_epoch,
             list(state.replicas),
             list(state.isr),
+            list(state.elr),
         )
         for number, state in enumerate(topic.partitions)
     ]

@@ -2,15 +2,17 @@
 
 Behaviour: each partition is on its own; one that is refused does not keep the others from being appended.
 ``acks=0`` is answered when the batch is handed to the operating system, though its producer does not wait;
-``acks=1`` and ``all`` when the high watermark has passed the batch, which with ``durability=fsync`` is when
-it is on the disk, or after ``timeout_ms`` with REQUEST_TIMED_OUT (the batch stays in the log).
+``acks=1`` when the leader has it, ``all`` when every replica in sync has it: with ``durability=fsync`` on
+the disk. Or after ``timeout_ms`` with REQUEST_TIMED_OUT: the batch stays in the log, and may be
+acknowledged to one who sends it again (R6, R28). A repeated batch is answered with its first offset.
 
 Deviation from Kafka: ``acks=0`` is answered too, and so tells of errors.
 
-Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, CORRUPT_MESSAGE (header, length, CRC),
-UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD (control or transactional
-batch), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of the whole
-request INVALID_REQUIRED_ACKS.
+Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also when the leadership ended while the batch
+waited), CORRUPT_MESSAGE (header, length, CRC), UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE,
+INVALID_TIMESTAMP, INVALID_RECORD (control or transactional batch), NOT_ENOUGH_REPLICAS (nothing appended),
+NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH,
+KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of the whole request INVALID_REQUIRED_ACKS.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from typing import Final
 
 from kafkalite.broker.answers import Pending, Reply
 from kafkalite.broker.outcomes import translate
-from kafkalite.broker.partitions import HostedPartition
+from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.services import Client, Services
-from kafkalite.broker.waiters import ReachedWaiter
+from kafkalite.broker.waiters import ReachedWaiter, Waiters
 from kafkalite.errors import (
     CorruptBatchError,
     InvalidRequiredAcksError,
@@ -38,6 +40,7 @@ from kafkalite.storage.log import Appended
 MAX_TIMEOUT_MS: Final = 2**31 - 1
 
 _ACKS: Final = frozenset(int(acks) for acks in Acks)
+_ACKS_ALL: Final = int(Acks.ALL)
 
 
 def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
@@ -56,28 +59,31 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
         start = end
         try:
             hosted = find(topic, number)
-            appended, high_watermark = append(hosted, batch, now_ms, acks)
+            appended, acknowledged_end = append(hosted, batch, now_ms, acks)
         except Exception as error:
             results.append(_refused(topic, number, error))
             continue
         metrics.appended_batches += 1
         metrics.appended_bytes += length_bytes
-        base_offset, last_offset, append_time_ms, _ = appended
-        if acks and high_watermark <= last_offset:
+        base_offset, last_offset, append_time_ms, _, _ = appended
+        if acks and acknowledged_end <= last_offset:
             if waiting is None:
-                waiting = _Acknowledgement(results)
-            waiting.add(services, hosted, last_offset + 1, len(results))
+                waiting = _Acknowledgement(services.waiters, acks, results)
+            waiting.add(hosted, last_offset + 1, len(results))
         log_start_offset = hosted.log.log_start_offset
         results.append(
             ProducedPartition(topic, number, 0, None, base_offset, append_time_ms, log_start_offset)
         )
     if waiting is None:
         return Reply(ProduceResponse(0, None, results))
-    return waiting.begin(services, timeout_ms)
+    return waiting.begin(timeout_ms)
 
 
 def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> tuple[Appended, int]:
-    """Check one batch and append it; with the high watermark. Raises what the module's errors say."""
+    """Check one batch and append it; with the end of what is acknowledged already.
+
+    Raises what the module's errors say.
+    """
     try:
         header = batch_header.check(batch)
     except CorruptBatchError as error:
@@ -107,42 +113,44 @@ def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:
 
 
 class _Acknowledgement:
-    """A produce request that waits for the high watermarks of its partitions to pass its batches."""
+    """A produce request that waits until its batches are acknowledged, as its ``acks`` want it (R6)."""
 
-    __slots__ = ("_pending", "_results", "_timer", "_waiters")
+    __slots__ = ("_loop", "_pending", "_results", "_timer", "_wait", "_waiting")
 
-    def __init__(self, results: list[ProducedPartition]) -> None:
+    def __init__(self, waiters: Waiters, acks: int, results: list[ProducedPartition]) -> None:
+        self._loop = waiters.loop
+        self._wait = waiters.committed if acks == _ACKS_ALL else waiters.synced
         self._results = results
-        self._waiters: dict[int, ReachedWaiter] = {}
+        self._waiting: dict[int, ReachedWaiter] = {}
         self._pending = Pending(self._release)
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, services: Services, hosted: HostedPartition, offset: int, index: int) -> None:
+    def add(self, hosted: HostedPartition, offset: int, index: int) -> None:
         """Wait until ``offset`` is passed for ``results[index]``."""
 
         def on_reached(error: Exception | None) -> None:
-            if self._waiters.pop(index, None) is not None:
+            if self._waiting.pop(index, None) is not None:
                 if error is not None:
                     self._fail(index, error)
                 self._finish_when_complete()
 
-        self._waiters[index] = services.waiters.reached(hosted.key, offset, on_reached)
+        self._waiting[index] = self._wait(hosted.key, offset, on_reached)
 
-    def begin(self, services: Services, timeout_ms: int) -> Pending:
+    def begin(self, timeout_ms: int) -> Pending:
         seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
-        self._timer = services.waiters.loop.call_later(seconds, self._expire, timeout_ms)
+        self._timer = self._loop.call_later(seconds, self._expire, timeout_ms)
         return self._pending
 
     def _finish_when_complete(self) -> None:
-        if not self._waiters:
+        if not self._waiting:
             self._pending.resolve(Reply(ProduceResponse(0, None, self._results)))
 
     def _expire(self, timeout_ms: int) -> None:
         error = RequestTimedOutError(f"not acknowledged within {timeout_ms} ms; the batch is in the log")
-        for index, waiter in self._waiters.items():
+        for index, waiter in self._waiting.items():
             waiter.is_cancelled = True
             self._fail(index, error)
-        self._waiters.clear()
+        self._waiting.clear()
         self._finish_when_complete()
 
     def _fail(self, index: int, error: Exception) -> None:
@@ -153,6 +161,6 @@ class _Acknowledgement:
         """Resolved, or the client is gone: the batches stay, nobody is told."""
         if self._timer is not None:
             self._timer.cancel()
-        for waiter in self._waiters.values():
+        for waiter in self._waiting.values():
             waiter.is_cancelled = True
-        self._waiters.clear()
+        self._waiting.clear()

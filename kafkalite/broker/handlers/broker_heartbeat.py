@@ -1,0 +1,21 @@
+"""BrokerHeartbeat: a registered broker is alive, and perhaps wants to go. For the active controller.
+
+The connection it comes on counts as the broker's session: when it closes, the controller need not wait for
+the whole session timeout to find the broker gone.
+
+Errors: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, CLUSTER_AUTHORIZATION_FAILED (in another
+node's name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kafkalite.broker.answers import Answer
+from kafkalite.broker.services import Client, Services, decide_for
+from kafkalite.protocol.connection import Request
+
+
+def handle(services: Services, request: Request, client: Client) -> Awaitable[Answer]:
+    client.is_session = True
+    return decide_for(services, request.message, client)

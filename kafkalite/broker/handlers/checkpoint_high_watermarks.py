@@ -1,0 +1,16 @@
+"""CheckpointHighWatermarks: how far a leader's partitions are committed. For the active controller.
+
+Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (in another node's name), and those of deciding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kafkalite.broker.answers import Answer
+from kafkalite.broker.services import Client, Services, decide_for
+from kafkalite.protocol.connection import Request
+
+
+def handle(services: Services, request: Request, client: Client) -> Awaitable[Answer]:
+    return decide_for(services, request.message, client)

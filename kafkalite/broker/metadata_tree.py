@@ -1,0 +1,82 @@
+"""The cluster's metadata as a tree of paths, for people and tools: ``/topics/orders/0`` and the like.
+
+::
+
+    /brokers/<node id>      a registration: addresses, epoch, whether it is fenced
+    /topics/<name>          the topic's id; below it its partitions, one number each
+    /configs/<type>/<name>  overrides
+    /features               how far the log is, the next producer id
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.protocol.messages.metadata import MetadataNode
+
+ROOTS = ("brokers", "configs", "features", "topics")
+
+
+def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
+    """The node at ``path`` and those one level below, sorted; nothing when there is no such path."""
+    parts = [part for part in path.split("/") if part]
+    value = _value(image, parts)
+    if value is None:
+        return []
+    prefix = "".join(f"/{part}" for part in parts)
+    nodes = [MetadataNode(prefix or "/", value)]
+    for name in _children(image, parts):
+        below = _value(image, [*parts, name])
+        nodes.append(MetadataNode(f"{prefix}/{name}", below or ""))
+    return nodes
+
+
+def _value(image: ClusterImage, parts: list[str]) -> str | None:
+    """JSON of what stands there, "" of a mere directory, None when there is no such path."""
+    found: Any = None
+    match parts:
+        case [] | ["brokers"] | ["topics"] | ["configs"]:
+            return ""
+        case ["features"]:
+            found = {
+                "metadata_offset": image.metadata_offset,
+                "next_producer_id": getattr(image, "next_producer_id", 0),
+            }
+        case ["brokers", name] if name.isdecimal() and int(name) in image.brokers:
+            found = dataclasses.asdict(image.brokers[int(name)])
+        case ["topics", name] if name in image.topics:
+            topic = image.topics[name]
+            found = {"name": name, "topic_id": topic.topic_id, "partition_count": len(topic.partitions)}
+        case ["topics", name, number] if number.isdecimal():
+            state = image.partition(name, int(number))
+            found = None if state is None else dataclasses.asdict(state)
+        case ["configs", kind] if any(resource[0] == kind for resource in image.configs):
+            return ""
+        case ["configs", kind, name] if (kind, name) in image.configs:
+            found = dict(image.configs[kind, name])
+    return None if found is None else json.dumps(found, sort_keys=True)
+
+
+def _children(image: ClusterImage, parts: list[str]) -> Iterable[str]:
+    match parts:
+        case []:
+            return ROOTS
+        case ["brokers"]:
+            return [str(node_id) for node_id in sorted(image.brokers)]
+        case ["topics"]:
+            return sorted(image.topics)
+        case ["topics", name]:
+            return map(str, range(len(image.topics[name].partitions)))
+        case ["configs"]:
+            return sorted({kind for kind, _ in image.configs})
+        case ["configs", kind]:
+            return _names(image, kind)
+    return ()
+
+
+def _names(image: ClusterImage, kind: str) -> Iterator[str]:
+    return iter(sorted(name for found, name in image.configs if found == kind))

@@ -1,0 +1,241 @@
+"""Nodes prove to each other that they know the secret; nothing else opens a cluster's apis (S10)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kafkalite.broker.cluster_auth import NONCE_BYTES, Authenticator, Challenge, dial
+from kafkalite.client.connection import connect
+from kafkalite.errors import (
+    ClusterAuthorizationFailedError,
+    ConnectionFailedError,
+    ErrorCode,
+    InconsistentClusterIdError,
+    InvalidRequestError,
+)
+from kafkalite.protocol.api import APIS, CLUSTER_APIS, ApiKey
+from kafkalite.protocol.connection import RequestError
+from kafkalite.protocol.messages import cluster as messages
+from kafkalite.testing import Cluster, WireClient
+from kafkalite.testing.cluster import Node
+
+SECRET = "a secret of sixteen or more"
+TOPIC_ID = "ab" * 16
+
+
+def authenticator(node_id: int, secret: str = SECRET, cluster_id: str = "c") -> Authenticator:
+    return Authenticator(secret, cluster_id, node_id, os.urandom)
+
+
+def greet(
+    dialler: Authenticator, listener: Authenticator
+) -> tuple[messages.ClusterHelloRequest, messages.ClusterHelloResponse, Challenge]:
+    hello = dialler.hello()
+    return hello, *listener.challenge(hello)
+
+
+class TestProofs:
+    def test_two_who_know_the_secret_believe_each_other(self) -> None:
+        hello, answer, challenge = greet(authenticator(1), authenticator(2))
+        proof = authenticator(1).prove(hello, answer, 2)
+        assert challenge.is_met_by(proof)
+        assert challenge.node_id == 1
+
+    def test_a_listener_without_the_secret_is_not_believed(self) -> None:
+        hello, answer, _ = greet(authenticator(1), authenticator(2, "another secret of the same length"))
+        with pytest.raises(ClusterAuthorizationFailedError, match="does not know this cluster's secret"):
+            authenticator(1).prove(hello, answer, 2)
+
+    def test_a_dialler_without_the_secret_is_not_believed(self) -> None:
+        hello, answer, challenge = greet(authenticator(1), authenticator(2))
+        liar = authenticator(1, "another secret of the same length")
+        forged = messages.ClusterProofRequest(liar._proof("dialler", 1, 2, hello.nonce, answer.nonce))
+        assert not challenge.is_met_by(forged)
+        for proof in (b"", answer.proof[:-1], answer.proof + b"x"):
+            assert not challenge.is_met_by(messages.ClusterProofRequest(proof))
+
+    def test_a_listeners_proof_sent_back_is_no_diallers(self) -> None:
+        _, answer, challenge = greet(authenticator(1), authenticator(2))
+        assert not challenge.is_met_by(messages.ClusterProofRequest(answer.proof))
+
+    def test_a_challenge_passed_on_to_another_node_proves_nothing(self) -> None:
+        """Node 3 dials an impostor, which passes the nonces on to node 2 as if it were node 1 or 3."""
+        victim, target = authenticator(3), authenticator(2)
+        hello = victim.hello()
+        answer, challenge = target.challenge(
+            messages.ClusterHelloRequest("c", 1, hello.nonce)  # the impostor says to be node 1
+        )
+        posing = messages.ClusterHelloResponse(0, None, 9, answer.nonce, answer.proof)
+        with pytest.raises(ClusterAuthorizationFailedError):
+            victim.prove(hello, posing, 9)
+        stolen = messages.ClusterProofRequest(victim._proof("dialler", 3, 9, hello.nonce, answer.nonce))
+        assert not challenge.is_met_by(stolen)
+
+    def test_an_old_proof_does_not_meet_a_new_challenge(self) -> None:
+        hello, answer, challenge = greet(authenticator(1), authenticator(2))
+        proof = authenticator(1).prove(hello, answer, 2)
+        assert challenge.is_met_by(proof)
+        _, again = authenticator(2).challenge(hello)  # the same hello, recorded and sent again
+        assert not again.is_met_by(proof)
+
+    def test_whoever_answers_must_be_whom_we_dialled(self) -> None:
+        hello, answer, _ = greet(authenticator(1), authenticator(2))
+        with pytest.raises(ClusterAuthorizationFailedError, match="node 2 answers where node 3"):
+            authenticator(1).prove(hello, answer, 3)
+
+    def test_hellos_that_are_refused(self) -> None:
+        with pytest.raises(InconsistentClusterIdError):
+            greet(authenticator(1, cluster_id="other"), authenticator(2))
+        with pytest.raises(ClusterAuthorizationFailedError, match="this node itself"):
+            greet(authenticator(2), authenticator(2))
+        for size in (0, NONCE_BYTES - 1, NONCE_BYTES + 1):
+            with pytest.raises(InvalidRequestError, match="nonce"):
+                authenticator(2).challenge(messages.ClusterHelloRequest("c", 1, b"n" * size))
+
+    def test_the_secret_is_not_shown(self) -> None:
+        assert SECRET not in repr(authenticator(1))
+
+
+def requests_of_the_cluster() -> dict[ApiKey, Any]:
+    """One of each that would change something, in the name of node 2."""
+    damaged: list[Any] = []
+    change = messages.PartitionChange(TOPIC_ID, 0, 0, 0, [1], [-1])
+    return {
+        ApiKey.BROKER_REGISTRATION: messages.RegisterBrokerRequest(
+            2, "f" * 32, "e" * 32, ["inproc://forged"], None, -1, True, damaged
+        ),
+        ApiKey.BROKER_HEARTBEAT: messages.BrokerHeartbeatRequest(2, 1, 0, True, damaged),
+        ApiKey.ALTER_PARTITION: messages.AlterPartitionRequest(2, 1, [change]),
+        ApiKey.ALLOCATE_PRODUCER_IDS: messages.AllocateProducerIdsRequest(2, 1),
+        ApiKey.CHECKPOINT_HIGH_WATERMARKS: messages.CheckpointHighWatermarksRequest(2, 1, []),
+        ApiKey.ENVELOPE: messages.EnvelopeRequest(int(ApiKey.CREATE_TOPICS), 0, None),
+        ApiKey.RAFT_MESSAGES: messages.RaftMessagesRequest([]),
+        ApiKey.REPLICA_FETCH: messages.ReplicaFetchRequest(2, 1, 0, 0, 0, 0, 1, 1, [], []),
+        ApiKey.FETCH_METADATA: messages.FetchMetadataRequest(0, -1, 0, 1),
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster(brokers=2, controllers=1) as running:
+        yield running
+
+
+def controller_address(cluster: Cluster) -> str:
+    (voter,) = cluster.nodes[1].settings["controller_quorum_voters"].split(",")
+    return str(voter.partition("@")[2])
+
+
+def of_node(node: Node, node_id: int, **changes: str) -> Authenticator:
+    settings = {**node.settings, **changes}
+    return Authenticator(settings["cluster_secret"], settings["cluster_id"], node_id, os.urandom)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestOnTheWire:
+    async def test_without_a_proof_nothing_of_the_cluster_is_answered_and_nothing_changes(
+        self, cluster: Cluster
+    ) -> None:
+        forged = requests_of_the_cluster()
+        assert forged.keys() == CLUSTER_APIS
+        before = cluster.broker.image
+        async with WireClient(cluster.broker.address) as wire:
+            for key, request in forged.items():
+                answer = await wire.call(request)
+                assert isinstance(answer, RequestError), APIS[key]
+                assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        for key, request in forged.items():
+            async with WireClient(controller_address(cluster)) as wire:
+                answer = await wire.call(request)
+                assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED, APIS[key]
+                await wire.closed()
+        assert cluster.broker.image.brokers == before.brokers
+        assert cluster.broker.image.topics == before.topics
+
+    async def test_a_controllers_listener_answers_no_stranger_at_all(self, cluster: Cluster) -> None:
+        from kafkalite.protocol.messages.metadata import DescribeClusterRequest
+
+        async with WireClient(controller_address(cluster)) as wire:
+            answer = await wire.call(DescribeClusterRequest())
+            assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+    async def test_a_wrong_secret_is_refused_by_either_side(self, cluster: Cluster) -> None:
+        address = controller_address(cluster)
+        stranger = of_node(cluster.nodes[1], 1, cluster_secret="not the secret of this cluster")
+        with pytest.raises(ClusterAuthorizationFailedError, match="does not know"):
+            await dial(address, stranger, 101, client_id="t", timeout_ms=2_000)
+        async with WireClient(address) as wire:
+            answer = await wire.call(stranger.hello())
+            assert answer.node_id == 101
+            refused = await wire.call(messages.ClusterProofRequest(b"x" * 32))
+            assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            await wire.closed()
+
+    async def test_one_proof_for_one_challenge(self, cluster: Cluster) -> None:
+        address = cluster.brokers[2].address
+        own = of_node(cluster.nodes[1], 1)
+        async with WireClient(address) as wire:
+            hello = own.hello()
+            proof = own.prove(hello, await wire.call(hello), 2)
+            assert (await wire.call(proof)).node_id == 1
+            fetch = messages.FetchMetadataRequest(0, -1, 0, 1)
+            assert (await wire.call(fetch)).error_code == ErrorCode.INVALID_REQUEST  # known, and no voter
+            again = await wire.call(proof)
+            assert again.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            await wire.closed()
+        async with WireClient(address) as wire:  # a recorded conversation, played again
+            await wire.call(hello)
+            assert (await wire.call(proof)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            await wire.closed()
+        async with WireClient(address) as wire:
+            assert (await wire.call(proof)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+    async def test_another_cluster_is_named(self, cluster: Cluster) -> None:
+        stranger = of_node(cluster.nodes[1], 1, cluster_id="another")
+        with pytest.raises(InconsistentClusterIdError):
+            await dial(controller_address(cluster), stranger, 101, client_id="t", timeout_ms=2_000)
+
+    async def test_a_node_cannot_ask_in_the_name_of_another(self, cluster: Cluster) -> None:
+        own = of_node(cluster.nodes[1], 1)
+        before = cluster.broker.image.brokers
+        connection = await dial(controller_address(cluster), own, 101, client_id="t", timeout_ms=2_000)
+        for key, request in requests_of_the_cluster().items():
+            if key in {ApiKey.RAFT_MESSAGES, ApiKey.ENVELOPE, ApiKey.FETCH_METADATA, ApiKey.REPLICA_FETCH}:
+                continue
+            with pytest.raises(ClusterAuthorizationFailedError, match="in the name of node 2"):
+                await connection.call(request, timeout_ms=2_000)
+        connection.close()
+        assert cluster.broker.image.brokers == before
+
+    async def test_a_new_hello_forgets_who_one_was(self, cluster: Cluster) -> None:
+        own = of_node(cluster.nodes[1], 1)
+        connection = await dial(cluster.brokers[2].address, own, 2, client_id="t", timeout_ms=2_000)
+        await connection.call(own.hello(), timeout_ms=2_000)
+        with pytest.raises(ClusterAuthorizationFailedError):
+            await connection.call(messages.FetchMetadataRequest(0, -1, 0, 1), timeout_ms=2_000)
+        connection.close()
+
+    async def test_a_dial_that_is_given_up_leaves_no_connection(self, cluster: Cluster) -> None:
+        own = of_node(cluster.nodes[1], 1)
+        count = cluster.brokers[2].statistics().connection_count
+        with pytest.raises(ClusterAuthorizationFailedError, match="where node 3 was expected"):
+            await dial(cluster.brokers[2].address, own, 3, client_id="t", timeout_ms=2_000)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert cluster.brokers[2].statistics().connection_count == count
+        with pytest.raises(ConnectionFailedError):
+            await connect("inproc://nobody", client_id="t", timeout_ms=100)
+
+
+async def test_a_cluster_of_one_knows_no_secret_and_lets_nobody_in() -> None:
+    async with Cluster() as cluster, WireClient(cluster.bootstrap_servers) as wire:
+        hello = authenticator(7).hello()
+        assert (await wire.call(hello)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        for request in requests_of_the_cluster().values():
+            assert (await wire.call(request)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -1,0 +1,150 @@
+"""IsrManager: proposals go out together, again when unanswered, and take effect with the metadata only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafkalite.broker import isr_manager
+from kafkalite.broker.isr_manager import IsrManager
+from kafkalite.clock import SystemClock
+from kafkalite.errors import RequestTimedOutError
+from kafkalite.metadata.image import BrokerState, ClusterImage
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ChangedPartition,
+    PartitionChange,
+)
+
+
+class FakePartition:
+    """Proposes one change until its epoch has moved on; notes what it is told."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.partition_epoch = 3
+        self.is_leader = True
+        self.is_pending = False
+        self.told: list[ChangedPartition | None] = []
+
+    def propose_isr(self, now_ms: int, *, lag_time_max_ms: int, live: Any) -> PartitionChange | None:
+        assert (live(1), live(2), live(3)) == (11, None, None)
+        if self.is_pending or self.partition_epoch > 3:
+            return None
+        self.is_pending = True
+        return PartitionChange("t", self.number, 0, 3, [1, 2], [-1, 5])
+
+    def on_partition_changed(self, answer: ChangedPartition | None) -> bool:
+        self.told.append(answer)
+        self.is_pending = False
+        return False
+
+
+class FakeChannel:
+    """The controller. ``answer`` makes what it says of one change."""
+
+    def __init__(self, answer: Callable[[PartitionChange], ChangedPartition]) -> None:
+        self.answer = answer
+        self.requests: list[AlterPartitionRequest] = []
+        self.failures = 0
+
+    async def send(self, request: AlterPartitionRequest, timeout_ms: int) -> AlterPartitionResponse:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise RequestTimedOutError("nobody there")
+        return AlterPartitionResponse(0, None, [self.answer(change) for change in request.partitions])
+
+
+def accepted(change: PartitionChange) -> ChangedPartition:
+    return ChangedPartition("t", change.partition, 0, None, 1, 0, change.isr, change.partition_epoch + 1)
+
+
+def refused(change: PartitionChange) -> ChangedPartition:
+    return ChangedPartition("t", change.partition, 107, "not now", 1, 0, [1], change.partition_epoch)
+
+
+def hosted(number: int) -> Any:
+    return SimpleHosted(FakePartition(number))
+
+
+class SimpleHosted:
+    def __init__(self, partition: FakePartition) -> None:
+        self.partition = partition
+        self.key = ("t", partition.number)
+        self.replica_count = 3
+
+
+def manager(channel: FakeChannel, partitions: list[Any]) -> IsrManager:
+    made = IsrManager(SystemClock(), partitions, channel, node_id=1, lag_ms=100)  # type: ignore[arg-type]
+    brokers = {
+        1: BrokerState(1, 11, (), None, 0),
+        2: BrokerState(2, 12, (), None, 0, is_fenced=True),
+    }
+    made.image = ClusterImage(brokers=brokers)
+    made.broker_epoch = 11
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isr_manager, "RETRY_MS", 5)
+
+
+async def _run(made: IsrManager, until: Callable[[], object]) -> None:
+    tasks = [asyncio.ensure_future(made.send_forever()), asyncio.ensure_future(made.look_forever())]
+    try:
+        async with asyncio.timeout(5):
+            while not until():
+                await asyncio.sleep(0.001)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def test_proposals_of_one_turn_go_together_and_wait_for_the_metadata() -> None:
+    channel = FakeChannel(accepted)
+    several = [hosted(number) for number in range(3)]
+    made = manager(channel, several)
+    for one in several:
+        made.consider(one)
+    await _run(made, lambda: channel.requests and not made._gathered)
+    (request,) = channel.requests
+    assert (request.node_id, request.broker_epoch, len(request.partitions)) == (1, 11, 3)
+    assert all(one.partition.told == [] for one in several)  # the image will tell
+
+
+async def test_what_the_metadata_does_not_bring_is_proposed_again() -> None:
+    channel = FakeChannel(accepted)
+    one = hosted(0)
+    made = manager(channel, [one])
+    made.look_around()
+    await _run(made, lambda: len(channel.requests) >= 2)
+    assert one.partition.told[0] is None
+
+
+async def test_a_refusal_and_silence_are_followed_by_the_same_again() -> None:
+    """R14: neither says that the change did not happen."""
+    channel = FakeChannel(refused)
+    channel.failures = 2
+    one = hosted(0)
+    made = manager(channel, [one])
+    made.consider(one)
+    await _run(made, lambda: len(channel.requests) >= 4)
+    assert set(one.partition.told) == {None}
+    assert all(request.partitions == channel.requests[0].partitions for request in channel.requests)
+
+
+async def test_what_the_image_has_told_meanwhile_needs_no_answer() -> None:
+    channel = FakeChannel(accepted)
+    one = hosted(0)
+    made = manager(channel, [one])
+    made.consider(one)
+    one.partition.partition_epoch = 4
+    await _run(made, lambda: channel.requests and not made._awaited)
+    assert one.partition.told == []

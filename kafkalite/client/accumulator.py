@@ -8,9 +8,9 @@ batch::
                                         |  '-- on_failed, retriable: the same bytes once more, after a pause
                                         '----- on_failed, for good, or expire: done (error known)
 
-Order. A partition has one *shipment* at a time, in flight or waiting for its retry; batches behind it
-wait. So a retry can never overtake or be overtaken (B7), at any number of requests in flight. What this
-costs is won back by *coalescing*: the closed batches that had to wait travel as one record batch.
+Order. What leaves for a partition and in which order is ``partition_queue``'s matter: one shipment at a time,
+or a window of five whose sequences the leader checks. So a retry can never overtake or be overtaken (B7), at
+any number of requests in flight. Closed batches that had to wait are *coalesced*: they travel as one.
 
 Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, keeps what it uses when it closes,
 and gives it back when it is done.
@@ -21,18 +21,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+from kafkalite.client.partition_queue import MAX_WINDOW, Fate, PartitionQueue, Shipment
 from kafkalite.client.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    PartitionQueue,
     PendingBatch,
-    Shipment,
 )
-from kafkalite.client.retry import Backoff, is_retriable
-from kafkalite.errors import DeliveryTimeoutError, MessageTooLargeError
+from kafkalite.client.retry import Backoff
+from kafkalite.errors import DeliveryTimeoutError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 from kafkalite.records.single import build_single
 
 
@@ -48,6 +48,16 @@ class Limits:
     delivery_timeout_ms: int
     retries: int
     backoff: Backoff
+    is_idempotent: bool = False
+    max_in_flight: int = MAX_WINDOW
+
+    @property
+    def window_size(self) -> int:
+        """How many shipments of a partition may be undecided.
+
+        Without sequences only one: nothing would keep the order of two through a retry.
+        """
+        return min(self.max_in_flight, MAX_WINDOW) if self.is_idempotent else 1
 
     @property
     def records_per_batch(self) -> int:
@@ -65,7 +75,10 @@ class _Filling:
 
 @dataclass(slots=True)
 class Drained:
-    """What to send now: (node, shipments of one request). ``leaderless``: somebody must fetch metadata."""
+    """What to send now: (node, shipments of one request), in this order to each node.
+
+    ``leaderless``: somebody must fetch metadata.
+    """
 
     requests: list[tuple[int, list[Shipment]]] = field(default_factory=list)
     leaderless: bool = False
@@ -88,12 +101,17 @@ class Accumulator:
         self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
         #: Queues that may have something to send now, in the order they got ready.
         self.ready: dict[PartitionQueue, None] = {}
+        #: For partitions that have none yet. Until there is one nothing leaves; see ``needs_producer_id``.
+        self.producer_id = NO_PRODUCER_ID
+        self.needs_producer_id = limits.is_idempotent
+        self._window_size = limits.window_size
+        self._is_idempotent = limits.is_idempotent
         self._retrying: dict[PartitionQueue, None] = {}
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
         queue = self._queues.get(tp)
         if queue is None:
-            queue = self._queues[tp] = PartitionQueue(tp)
+            queue = self._queues[tp] = PartitionQueue(tp, self._window_size)
         return queue
 
     # --- taking records in ---------------------------------------------------------------------
@@ -147,7 +165,13 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def add_alone(
-        self, queue: PartitionQueue, value: bytes, key: bytes | None, timestamp_ms: int, now_ms: int
+        self,
+        queue: PartitionQueue,
+        value: bytes,
+        key: bytes | None,
+        timestamp_ms: int,
+        now_ms: int,
+        node_id: int,
     ) -> Shipment | None:
         """A batch of one record, encoded and on its way; None if something is before it or there is no room.
 
@@ -157,11 +181,12 @@ class Accumulator:
         if key is not None:
             size_bytes += len(key)
         if (
-            queue.shipment is not None
+            queue.window
             or queue.open is not None
             or queue.closed
             or size_bytes > self.free_bytes
             or size_bytes > self.limits.max_request_size
+            or (self._is_idempotent and not self._has_identity(queue))
         ):
             return None
         topic, partition = queue.tp
@@ -173,8 +198,9 @@ class Accumulator:
         batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
         self.free_bytes -= size_bytes
         self.incomplete[batch] = None
-        shipment = queue.shipment = Shipment(queue, [batch], size_bytes, True)
-        shipment.encoded = build_single(value, key, timestamp_ms)
+        shipment = Shipment(queue, [batch], size_bytes)
+        queue.depart(shipment, node_id)
+        shipment.encoded = build_single(value, key, timestamp_ms, shipment.producer)
         return shipment
 
     def has_room(self, size_bytes: int) -> bool:
@@ -193,9 +219,7 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _maybe_ready(self, queue: PartitionQueue, now_ms: int) -> None:
-        if queue.shipment is not None:
-            return
-        if queue.closed or (queue.open is not None and queue.open.linger_until_ms <= now_ms):
+        if queue.may_send(now_ms):
             self.ready[queue] = None
 
     # --- time ----------------------------------------------------------------------------------
@@ -210,10 +234,16 @@ class Accumulator:
             _, queue = self._lingering.popleft()
             self._maybe_ready(queue, now_ms)
             self._forget_closed_lingerers()
-        for queue in [queue for queue in self._retrying if _retry_at(queue) <= now_ms]:
-            del self._retrying[queue]
-            self.ready[queue] = None
-        return self.expire(now_ms)
+        expired = self.expire(now_ms)
+        for queue in [queue for queue in self._retrying if queue.retry_at_ms <= now_ms]:
+            self._release(queue)
+        return expired
+
+    def _release(self, queue: PartitionQueue) -> None:
+        """Its pause is over: the window goes again."""
+        del self._retrying[queue]
+        queue.held = False
+        self.ready[queue] = None
 
     def next_deadline_ms(self) -> int | None:
         """When ``on_tick`` has something to do, or None while nothing waits."""
@@ -226,9 +256,8 @@ class Accumulator:
             linger_until_ms = self._lingering[0][0].linger_until_ms
             deadline_ms = linger_until_ms if deadline_ms is None else min(deadline_ms, linger_until_ms)
         for queue in self._retrying:
-            retry_at_ms = _retry_at(queue)
-            if deadline_ms is None or retry_at_ms < deadline_ms:
-                deadline_ms = retry_at_ms
+            if deadline_ms is None or queue.retry_at_ms < deadline_ms:
+                deadline_ms = queue.retry_at_ms
         return deadline_ms
 
     @property
@@ -266,7 +295,7 @@ class Accumulator:
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
         """Fail ``batch`` wherever it stands.
 
-        One in flight keeps its partition muted until the answer comes.
+        One in flight keeps its place in the window until the answer comes.
         """
         queue = self._queues[TopicPartition(batch.topic, batch.partition)]
         if queue.open is batch:
@@ -274,11 +303,10 @@ class Accumulator:
         if batch in queue.closed:
             queue.closed.remove(batch)
         self._fail(batch, error)
-        shipment = queue.shipment
-        if shipment is not None and not shipment.in_flight and all(batch.done for batch in shipment.batches):
-            self._end_shipment(queue, now_ms)
-        if queue.shipment is None and not queue.closed and queue.open is None:
-            self.ready.pop(queue, None)
+        for shipment in [shipment for shipment in queue.window if batch in shipment.batches]:
+            if not shipment.in_flight and not shipment.given_up and shipment.all_done:
+                queue.give_up(shipment)
+        self._go_on(queue, now_ms, 0)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -292,62 +320,110 @@ class Accumulator:
         """
         drained = Drained()
         filling: dict[int, _Filling] = {}
-        for queue in list(self.ready):
-            node_id = leader_of(queue.tp)
-            if node_id < 0:
-                drained.leaderless = True
-                continue
-            request = filling.get(node_id)
-            if request is None:
-                request = filling[node_id] = _Filling(room(node_id))
-            if request.room <= 0 and not request.shipments:
-                continue
-            shipment = self._next_shipment(queue, now_ms)
-            if shipment is None:
-                del self.ready[queue]
-                continue
-            if request.shipments and request.size_bytes + shipment.size_bytes > self.limits.max_request_size:
-                if request.room <= 0:
-                    continue  # made up already; it goes first next time
-                request.shipments, request.size_bytes = [], 0
-            if not request.shipments:
-                drained.requests.append((node_id, request.shipments))
-                request.room -= 1
-            request.shipments.append(shipment)
-            request.size_bytes += shipment.size_bytes
-            shipment.in_flight = True
-            del self.ready[queue]
+        due = list(self.ready)
+        while due:  # once more for those with more than one shipment: a request holds one of a partition
+            due = [queue for queue in due if self._fill(queue, now_ms, leader_of, room, filling, drained)]
+            for request in filling.values():
+                request.shipments = []
         return drained
 
-    def take(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
+    def _fill(
+        self,
+        queue: PartitionQueue,
+        now_ms: int,
+        leader_of: Callable[[TopicPartition], int],
+        room: Callable[[int], int],
+        filling: dict[int, _Filling],
+        drained: Drained,
+    ) -> bool:
+        """Put the next shipment of ``queue`` into a request. Returns whether another might follow."""
+        node_id = leader_of(queue.tp)
+        if node_id < 0:
+            drained.leaderless = True
+            return False
+        if not self._may_go_to(queue, node_id):
+            return False
+        request = filling.get(node_id)
+        if request is None:
+            request = filling[node_id] = _Filling(room(node_id))
+        if request.room <= 0 and not request.shipments:
+            return False
+        room_bytes = self.limits.max_request_size - request.size_bytes if request.shipments else _ANY_BYTES
+        shipment = self._next_shipment(queue, now_ms, room_bytes if request.room <= 0 else _ANY_BYTES)
+        if shipment is None:
+            if not queue.may_send(now_ms):
+                self.ready.pop(queue, None)
+            return False
+        if not request.shipments or shipment.size_bytes > room_bytes:
+            request.shipments, request.size_bytes = [], 0
+            drained.requests.append((node_id, request.shipments))
+            request.room -= 1
+        request.shipments.append(shipment)
+        request.size_bytes += shipment.size_bytes
+        self._depart(queue, shipment, node_id, now_ms)
+        return queue in self.ready
+
+    def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> Shipment | None:
         """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
-        shipment = self._next_shipment(queue, now_ms)
-        del self.ready[queue]
-        if shipment is not None:
-            shipment.in_flight = True
+        if not self._may_go_to(queue, node_id):
+            return None
+        shipment = self._next_shipment(queue, now_ms, _ANY_BYTES)
+        if shipment is None:
+            if not queue.may_send(now_ms):
+                self.ready.pop(queue, None)
+        else:
+            self._depart(queue, shipment, node_id, now_ms)
         return shipment
 
-    def _next_shipment(self, queue: PartitionQueue, now_ms: int) -> Shipment | None:
-        """The shipment to send for ``queue``.
+    def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
+        """Whether the window's order is safe there, and the queue has an identity if it needs one."""
+        if queue.node_id != node_id and queue.any_in_flight:
+            return False  # what went to the leader before this one has to be back first
+        return not self._is_idempotent or self._has_identity(queue)
 
-        The one to retry, or one made of closed batches; None without any.
+    def _has_identity(self, queue: PartitionQueue) -> bool:
+        if queue.producer_id != NO_PRODUCER_ID and not queue.needs_producer_id:
+            return True
+        if queue.window:
+            return queue.producer_id != NO_PRODUCER_ID  # what has left goes again as what it was
+        if self.producer_id in {NO_PRODUCER_ID, queue.producer_id}:
+            self.producer_id = NO_PRODUCER_ID
+            self.needs_producer_id = True
+            return False
+        queue.adopt(self.producer_id)
+        return True
+
+    def on_producer_id(self, producer_id: int) -> None:
+        """Partitions without an identity go on under this one, which nobody ever had."""
+        self.producer_id = producer_id
+        self.needs_producer_id = False
+
+    def _depart(self, queue: PartitionQueue, shipment: Shipment, node_id: int, now_ms: int) -> None:
+        queue.depart(shipment, node_id)
+        if not queue.may_send(now_ms):
+            self.ready.pop(queue, None)
+
+    def _next_shipment(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> Shipment | None:
+        """The shipment to send for ``queue``, of at most ``room_bytes`` if that is possible.
+
+        The one to retry, or one made of closed batches; None without any, or when it is larger.
         """
-        if queue.shipment is not None:
-            assert not queue.shipment.in_flight, "a partition has one shipment in flight"
-            return queue.shipment
+        again = queue.next_again()
+        if again is not None:
+            return again if again.size_bytes <= room_bytes else None
         closed = queue.closed
         if not closed:
             if queue.open is None or queue.open.linger_until_ms > now_ms:
                 return None
             self.close_batch(queue, now_ms)
+        if closed[0].size_bytes > room_bytes:
+            return None
         first = closed.popleft()
         if closed and queue.coalesce and first.prebuilt is None:
-            queue.shipment = self._coalesce(queue, first)
-        else:
-            queue.shipment = Shipment(queue, [first], first.size_bytes)
-        return queue.shipment
+            return self._coalesce(queue, first, min(self.limits.max_request_size, room_bytes))
+        return Shipment(queue, [first], first.size_bytes)
 
-    def _coalesce(self, queue: PartitionQueue, first: PendingBatch) -> Shipment:
+    def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> Shipment:
         """``first`` and as many closed batches behind it as one record batch may hold."""
         limits = self.limits
         batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
@@ -357,7 +433,7 @@ class Accumulator:
             record_count += more.record_count
             if (
                 more.prebuilt is not None
-                or size_bytes > limits.max_request_size
+                or size_bytes > limit_bytes
                 or record_count > limits.records_per_batch
             ):
                 size_bytes -= more.size_bytes
@@ -380,49 +456,64 @@ class Accumulator:
                 finished.append(batch)
             if base_offset != NO_OFFSET:
                 offset += batch.record_count
-        self._end_shipment(shipment.queue, now_ms)
+        queue = shipment.queue
+        queue.acknowledge(shipment)
+        self._go_on(queue, now_ms, 0.5)
         return finished
 
     def on_failed(
-        self, shipment: Shipment, error: Exception, now_ms: int, chance: float
+        self, shipment: Shipment, error: Exception, now_ms: int, chance: float, *, has_left: bool = True
     ) -> list[PendingBatch]:
         """An error or no answer. Retries when that may help and attempts and time are left.
 
         Returns the batches that failed for good by this; none when the shipment will be retried or split.
         """
-        shipment.in_flight = False
         queue = shipment.queue
         live = [batch for batch in shipment.batches if not batch.done]
-        if not live:
-            self._end_shipment(queue, now_ms)
-            return []
-        if isinstance(error, MessageTooLargeError) and len(live) > 1:
-            # Coalescing was ours, not the user's: undo it, for this partition from now on.
-            queue.coalesce = False
-            queue.closed.extendleft(reversed(live))
-            self._end_shipment(queue, now_ms)
-            return []
-        shipment.failures += 1
-        if is_retriable(error) and shipment.failures <= self.limits.retries:
-            shipment.retry_at_ms = now_ms + self.limits.backoff.delay_ms(shipment.failures, chance)
-            self._retrying[queue] = None
-            return []
-        for batch in live:
-            self._fail(batch, error)
-        self._end_shipment(queue, now_ms)
-        return live
+        fate = queue.judge(shipment, error, self.limits.retries, has_left=has_left)
+        if fate is not Fate.FAILED:
+            failed = []
+        else:
+            failed = live
+            for batch in failed:
+                self._fail(batch, error)
+        if shipment.all_done:
+            queue.give_up(shipment)
+        self._go_on(queue, now_ms, chance)
+        return failed
+
+    def deposed(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
+        """Nodes that something is in flight to although another is known to lead now."""
+        nodes: dict[int, None] = {}
+        for queue in self._queues.values():
+            if queue.any_in_flight and leader_of(queue.tp) not in {queue.node_id, -1}:
+                nodes[queue.node_id] = None
+        return list(nodes)
 
     def retry_now(self) -> None:
         """Cut every pause short: the metadata just changed, so the cause may be gone."""
-        self.ready.update(self._retrying)
-        self._retrying.clear()
+        for queue in list(self._retrying):
+            self._release(queue)
 
-    def _end_shipment(self, queue: PartitionQueue, now_ms: int) -> None:
-        queue.shipment = None
-        if self._retrying:
-            self._retrying.pop(queue, None)
+    def _go_on(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
+        """Something of the window is decided or back: go on with the window, or with what is behind it."""
         self.ready.pop(queue, None)
+        if queue.is_back:
+            if queue.settle():
+                if queue not in self._retrying:
+                    self._pause(queue, now_ms, chance)
+                return
+            self._retrying.pop(queue, None)
         self._maybe_ready(queue, now_ms)
+
+    def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
+        """Let the window go again after the backoff of its worst; at once if none failed by itself."""
+        failures = max(shipment.failures for shipment in queue.window)
+        pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
+        queue.retry_at_ms = now_ms + pause_ms
+        self._retrying[queue] = None
+        if not pause_ms:
+            self._release(queue)
 
     def _fail(self, batch: PendingBatch, error: Exception) -> None:
         self._finish(batch, NO_OFFSET, NO_TIMESTAMP, error)
@@ -436,9 +527,8 @@ class Accumulator:
         del self.incomplete[batch]
 
 
-def _retry_at(queue: PartitionQueue) -> int:
-    assert queue.shipment is not None, "a queue that retries has a shipment"
-    return queue.shipment.retry_at_ms
+# Room for a shipment of any size.
+_ANY_BYTES: Final = 2**62
 
 
 def _delivery_timeout(batch: PendingBatch, timeout_ms: int) -> DeliveryTimeoutError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,13 +13,21 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from kafkalite.client.cluster import ClusterClient
 from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
 from kafkalite.client.offsets import check_partitions, list_offsets, offsets_for_times
-from kafkalite.errors import BrokerError, ClientClosedError, broker_error
+from kafkalite.errors import (
+    BrokerError,
+    ClientClosedError,
+    ConnectionFailedError,
+    ElectionNotNeededError,
+    broker_error,
+)
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_OFFSET, OffsetAndTimestamp, TopicPartition
 from kafkalite.protocol.messages import admin as messages
 from kafkalite.protocol.messages.data import DeleteRecordsPartition, DeleteRecordsRequest
 from kafkalite.protocol.messages.metadata import (
-    BrokerMetadata,
+    BrokerDescription,
     DescribeClusterRequest,
+    DescribeMetadataRequest,
+    DescribeQuorumRequest,
     MetadataRequest,
     TopicMetadata,
 )
@@ -52,6 +62,8 @@ class PartitionDescription:
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    partition_epoch: int  #: grows with every change of leader, replicas or ISR
+    elr: tuple[int, ...]  #: outside the ISR and still holding everything committed (KIP-966)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,10 @@ class NodeDescription:
     node_id: int
     address: str
     rack: str | None
+    broker_epoch: int  #: grows with every registration
+    is_fenced: bool  #: not alive as far as the controller knows: it leads nothing
+    is_shutting_down: bool
+    registered_ms: int  #: wall clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,37 @@ class ClusterDescription:
     controller_id: int
     metadata_offset: int
     brokers: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumMember:
+    node_id: int
+    address: str  #: of its controller listener; "" when it is not known
+    is_voter: bool
+    match_offset: int  #: its log agrees with the leader's up to here; -1 when not known
+    last_contact_ms: int  #: since it was heard of; -1 never
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """The controller quorum as ``node_id`` sees it; match offsets are known to the leader alone."""
+
+    node_id: int
+    leader_id: int  #: -1 while there is none
+    term: int
+    commit_offset: int
+    applied_offset: int
+    log_end_offset: int  #: exclusive
+    snapshot_offset: int
+    members: tuple[QuorumMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataDescription:
+    """Part of the metadata tree: {path: what stands there}; None of a mere directory."""
+
+    metadata_offset: int
+    nodes: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +276,11 @@ class Admin:
             described[topic.name] = _description(topic)
         return [described[name] for name in names]
 
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """One topic, with the state of each partition. Raises UnknownTopicOrPartitionError."""
+        (description,) = await self.describe_topics([name])
+        return description
+
     async def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
         """Give a topic more partitions: ``total_count`` then. Raises InvalidPartitionsError."""
         request = messages.CreatePartitionsRequest(
@@ -312,6 +364,7 @@ class Admin:
     # --- cluster -------------------------------------------------------------------------------
 
     async def describe_cluster(self) -> ClusterDescription:
+        """Every broker, fenced ones too, and which node is the active controller."""
         answer = await self._call(DescribeClusterRequest())
         return ClusterDescription(
             answer.cluster_id,
@@ -319,6 +372,62 @@ class Admin:
             answer.metadata_offset,
             tuple(_node(broker) for broker in answer.brokers),
         )
+
+    async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
+        """The controllers' quorum, as its leader sees it if that can be asked, or as ``node_id`` does."""
+        answer = await self._call(DescribeQuorumRequest(), node_id=node_id)
+        leader_id = answer.leader_id
+        if node_id is None and leader_id != answer.node_id and leader_id in self._cluster.metadata.addresses:
+            with contextlib.suppress(ConnectionFailedError):  # else what the first one said must do
+                answer = await self._call(DescribeQuorumRequest(), node_id=leader_id)
+        return QuorumDescription(
+            answer.node_id,
+            leader_id,
+            answer.term,
+            answer.commit_offset,
+            answer.applied_offset,
+            answer.log_end_offset,
+            answer.snapshot_offset,
+            tuple(QuorumMember(*node) for node in answer.nodes),
+        )
+
+    async def describe_metadata(
+        self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
+    ) -> MetadataDescription:
+        """What stands at ``path`` of the metadata (``/topics/orders/0``), and the names one level below.
+
+        With ``after_offset`` it is told once the metadata log has passed that offset, or as it is after
+        ``max_wait_ms``. Raises InvalidRequestError when there is no such path.
+        """
+        answer = await self._call(DescribeMetadataRequest(path, after_offset, max_wait_ms))
+        nodes = {node.path: json.loads(node.value) if node.value else None for node in answer.nodes}
+        return MetadataDescription(answer.metadata_offset, nodes)
+
+    async def elect_leaders(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        is_unclean: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[TopicPartition, Any]:
+        """Let the preferred replicas lead again: of ``partitions``, or wherever another leads; {tp: leader}.
+
+        ``is_unclean`` elects any live replica where none is eligible, though committed records may be lost.
+        Raises PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
+        """
+        chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
+        answer = await self._call(messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen))
+        results: dict[TopicPartition, int | BrokerError] = {}
+        for elected in answer.partitions:
+            tp = TopicPartition(elected.topic, elected.partition)
+            error = _error_of(elected, str(tp))
+            is_led_already = isinstance(error, ElectionNotNeededError)
+            results[tp] = elected.leader_id if error is None or is_led_already else error
+        return _told(results, return_exceptions)
+
+    async def controlled_shutdown(self, node_id: int) -> None:
+        """Have a broker hand over what it leads, and stop. Returns when it has begun to."""
+        await self._call(messages.ControlledShutdownRequest(node_id))
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
         """Every partition's log on every broker, or those of ``topics``."""
@@ -384,11 +493,21 @@ def _description(topic: TopicMetadata) -> TopicDescription:
                 partition.leader_epoch,
                 tuple(partition.replicas),
                 tuple(partition.isr),
+                partition.partition_epoch,
+                tuple(partition.elr),
             )
             for partition in partitions
         ),
     )
 
 
-def _node(broker: BrokerMetadata) -> NodeDescription:
-    return NodeDescription(broker.node_id, broker.address, broker.rack)
+def _node(broker: BrokerDescription) -> NodeDescription:
+    return NodeDescription(
+        broker.node_id,
+        broker.address,
+        broker.rack,
+        broker.broker_epoch,
+        broker.is_fenced,
+        broker.is_shutting_down,
+        broker.registered_ms,
+    )

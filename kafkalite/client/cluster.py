@@ -10,8 +10,9 @@ Every wait here is bounded by a deadline of the caller or by the client's closin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from kafkalite.client.config import CommonConfig
@@ -33,6 +34,14 @@ logger = logging.getLogger(__name__)
 MAIN_LANE: Final = 0
 FETCH_LANE: Final = 1
 
+# While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
+# much each pause without news is longer. So a new leader is found a tenth of the outage late, on average.
+HUNT_PAUSE_MS: Final = 50
+_HUNT_GROWTH_PERCENT: Final = 120
+
+# Of several brokers, the next is tried as well when one has not answered for so long.
+STAGGER_S: Final = 0.3
+
 # Opening a client tries every bootstrap address this often before it says that there is no cluster. Once
 # open, a client reconnects for as long as it lives.
 BOOTSTRAP_ROUNDS: Final = 3
@@ -43,7 +52,7 @@ _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 class _Link:
     """One lane to one broker. Invariant: ``task`` runs only while ``connection`` is None."""
 
-    __slots__ = ("connection", "failures", "lane", "node_id", "not_before_ms", "task")
+    __slots__ = ("connection", "failures", "is_away", "lane", "node_id", "not_before_ms", "task")
 
     def __init__(self, node_id: int, lane: int) -> None:
         self.node_id = node_id
@@ -51,6 +60,7 @@ class _Link:
         self.connection: Connection | None = None
         self.task: asyncio.Task[Connection | KafkaliteError] | None = None
         self.failures = 0
+        self.is_away = False  #: it was there, or could not be reached
         self.not_before_ms = 0
 
 
@@ -72,6 +82,7 @@ class ClusterClient:
         self.metadata = MetadataCache()
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
+        self.long_poll_ms = 0  #: how long an answer on FETCH_LANE may take by itself
         #: Topics whose metadata is kept fresh; None is all of them.
         self.topics: set[str] | None = set()
         self.last_error: KafkaliteError | None = None
@@ -83,6 +94,10 @@ class ClusterClient:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_again = False
+        self._hurry = asyncio.Event()
+        self._first_pause_ms = min(HUNT_PAUSE_MS, config.retry_backoff_ms)
+        self._hunt_pause_ms = self._first_pause_ms
+        self._quiet_since_ms = 0  #: the end of the last refresh
         self._refresh_started_ms: int | None = None
         self._age_timer: asyncio.TimerHandle | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -149,7 +164,8 @@ class ClusterClient:
             connections.append(self._bootstrap)
         return connections
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a background task of this client; ``close`` cancels it."""
         assert self._loop is not None, "start() first"
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
@@ -168,8 +184,11 @@ class ClusterClient:
     def connection_now(self, node_id: int, lane: int = MAIN_LANE) -> Connection | None:
         """The open connection, or None; then it is being dialled, and ``on_change`` tells how that ended."""
         link = self._links.get((node_id, lane))
-        if link is not None and link.connection is not None and link.connection.is_open:
-            return link.connection
+        if link is not None:
+            if link.connection is not None and link.connection.is_open:
+                return link.connection
+            if link.is_away:  #: somebody else may lead by now
+                self.request_refresh()
         if not self._closed:
             self._dial_soon(node_id, lane)
         return None
@@ -199,7 +218,7 @@ class ClusterClient:
         if link is None:
             link = self._links[node_id, lane] = _Link(node_id, lane)
         if link.task is None:
-            link.task = self._spawn(self._dial(link))
+            link.task = self.spawn(self._dial(link))
         return link.task
 
     async def _dial(self, link: _Link) -> Connection | KafkaliteError:
@@ -215,9 +234,13 @@ class ClusterClient:
             connection = await self._connect(address)
         except KafkaliteError as error:
             link.failures += 1
+            link.is_away = True
             pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
             link.not_before_ms = self.now_ms() + pause_ms
-            logger.warning("node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error)
+            level = logging.WARNING if link.failures == 1 else logging.INFO
+            logger.log(
+                level, "node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error
+            )
             self.request_refresh()
             return error
         else:
@@ -239,8 +262,27 @@ class ClusterClient:
     def _adopt(self, link: _Link, connection: Connection) -> None:
         link.connection = connection
         link.failures = 0
+        link.is_away = False
         connection.on_lost = self._on_lost
         connection.on_writable = self._notify
+        connection.on_slow = self._on_slow
+        if link.lane == FETCH_LANE:
+            connection.extra_patience_s = self.long_poll_ms / 1000
+
+    def _on_slow(self, connection: Connection) -> None:
+        logger.info("slow answers: %r", connection)
+        self.request_refresh()
+
+    def give_up(self, node_id: int) -> bool:
+        """Close a connection to a broker that does not answer, if it does not; its requests fail then.
+
+        For whoever learned that others lead now what this one was asked.
+        """
+        link = self._links.get((node_id, MAIN_LANE))
+        if link is None or link.connection is None or not link.connection.is_slow:
+            return False
+        link.connection.give_up()
+        return True
 
     def _on_lost(self, connection: Connection) -> None:
         if connection is self._bootstrap:
@@ -248,6 +290,7 @@ class ClusterClient:
         for link in self._links.values():
             if link.connection is connection:
                 link.connection = None
+                link.is_away = True
                 link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
         if not self._closed:
             logger.info("connection lost: %r", connection)
@@ -263,13 +306,18 @@ class ClusterClient:
             self.request_refresh(urgent=True)
 
     def request_refresh(self, *, urgent: bool = False) -> None:
-        """Fetch metadata in the background, ``retry.backoff.ms`` after the last time unless ``urgent``."""
+        """Fetch metadata in the background, soon unless ``urgent``.
+
+        Pauses grow while the answers bring no news, up to ``retry.backoff.max.ms``.
+        """
         if self._closed or self._loop is None:
             return
         if self._refreshing is not None:
             self._refresh_again = self._refresh_again or urgent
+            if urgent:
+                self._hurry.set()
             return
-        self._refreshing = self._spawn(self._refresh(urgent))
+        self._refreshing = self.spawn(self._refresh(urgent))
 
     async def _refresh(self, urgent: bool) -> None:
         """Refresh until it succeeds. One at a time; ends with ``on_change``."""
@@ -277,23 +325,42 @@ class ClusterClient:
         try:
             while True:
                 if not urgent and self._refresh_started_ms is not None:
-                    due_ms = self._refresh_started_ms + self.config.retry_backoff_ms
-                    await asyncio.sleep(max(0, due_ms - self.now_ms()) / 1000)
+                    due_ms = self._refresh_started_ms + self._hunt_pause_ms
+                    await self._nap(due_ms - self.now_ms())
                 self._refresh_again = False
+                generation = self.metadata.generation
                 try:
                     await self._refresh_once()
                 except KafkaliteError as error:
                     self.last_error = error
                     failures += 1
-                    await asyncio.sleep(self._retry_backoff.delay_ms(failures, self.rng.random()) / 1000)
+                    await self._nap(self._retry_backoff.delay_ms(failures, self.rng.random()))
                     continue
                 self.last_error = None
+                self._pace(has_news=self.metadata.generation != generation)
                 if not self._refresh_again:
                     return
         finally:
             self._refreshing = None
             if not self._closed:
                 self._notify()
+
+    async def _nap(self, duration_ms: int) -> None:
+        """A pause, which an urgent request ends."""
+        self._hurry.clear()
+        if duration_ms > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration_ms / 1000):
+                    await self._hurry.wait()
+
+    def _pace(self, *, has_news: bool) -> None:
+        """How long to wait before the next request: longer without news, as at first after a quiet time."""
+        if has_news or self._quiet_since_ms + self._hunt_pause_ms * 4 < self.now_ms():
+            self._hunt_pause_ms = self._first_pause_ms
+        else:
+            slowest_ms = max(self._first_pause_ms, self.config.retry_backoff_max_ms)
+            self._hunt_pause_ms = min(self._hunt_pause_ms * _HUNT_GROWTH_PERCENT // 100, slowest_ms)
+        self._quiet_since_ms = self.now_ms()
 
     async def _refresh_once(self) -> None:
         """One metadata request to whoever answers. Raises KafkaliteError."""
@@ -303,28 +370,75 @@ class ClusterClient:
             topics=None if topics is None else sorted(topics),
             allow_auto_topic_creation=self.allow_auto_topic_creation,
         )
-        connection = await self._any_connection()
-        answer = await connection.call(request, timeout_ms=self.config.request_timeout_ms)
+        answer = await self._ask_anybody(request)
         self.metadata.update(answer.message, complete=topics is None)
         self._adopt_bootstrap()
 
+    async def _ask_anybody(self, request: Any) -> Answer:
+        """The answer of the first broker that gives one in good time. A single broker has all the time."""
+        error: KafkaliteError | None = None
+        timeout_ms = self.config.request_timeout_ms
+        addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
+        tried: set[str] = set()
+        others = self._open_connections()
+        while others or addresses - tried or not tried:
+            connection = others.pop(0) if others else await self._new_connection(tried)
+            tried.add(connection.address)
+            try:
+                async with asyncio.timeout(STAGGER_S if len(addresses) > 1 else None):
+                    return await connection.call(request, timeout_ms=timeout_ms)
+            except TimeoutError:  # it may be dead without having hung up
+                error = RequestTimeoutError(f"{connection.address} did not answer for {STAGGER_S} s")
+            except (ConnectionFailedError, RequestTimeoutError) as failure:
+                error = failure
+        assert error is not None, "somebody was asked"
+        raise error
+
+    def _open_connections(self) -> list[Connection]:
+        """The open ones, the promptest first."""
+        connections = [connection for connection in self._connections() if connection.is_open]
+        return sorted(connections, key=lambda connection: (connection.is_slow, connection.in_flight))
+
     async def _any_connection(self) -> Connection:
         """An open connection; else a new one to a known broker, else to a bootstrap address."""
-        for open_connection in self._connections():
-            if open_connection.is_open:
-                return open_connection
-        failures: list[str] = []
-        addresses = dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers))
-        for address in addresses:
-            try:
-                self._bootstrap = await self._connect(address)
-            except ConnectionFailedError as error:
-                failures.append(error.message)
-                continue
-            self._bootstrap.on_lost = self._on_lost
-            return self._bootstrap
+        connections = self._open_connections()
+        return connections[0] if connections else await self._new_connection()
+
+    async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
+        """A connection to whichever broker accepts one first, known ones before bootstrap addresses.
+
+        Not to those ``tried`` already, unless there are no others.
+        """
+        known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
+        addresses = [address for address in known if address not in tried] or known
+        failures: dict[str, str] = {}
+        dials: dict[asyncio.Task[Connection], str] = {}
+        try:
+            while addresses or dials:
+                if addresses:
+                    address = addresses.pop(0)
+                    dials[asyncio.ensure_future(self._connect(address))] = address
+                done, _ = await asyncio.wait(
+                    dials, timeout=STAGGER_S if addresses else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for dial in [dial for dial in dials if dial in done]:
+                    address = dials.pop(dial)
+                    error = dial.exception()
+                    if error is None:
+                        if self._bootstrap is not None:
+                            self._bootstrap.close()  # it does not answer
+                        self._bootstrap = dial.result()
+                        self._bootstrap.on_lost = self._on_lost
+                        return self._bootstrap
+                    if not isinstance(error, ConnectionFailedError):
+                        raise error
+                    failures[address] = error.message
+        finally:
+            for dial in dials:
+                dial.cancel()
+                dial.add_done_callback(_hang_up_if_late)
         raise ConnectionFailedError(
-            f"no broker could be reached: {'; '.join(failures)}", hint=_NO_CLUSTER_HINT
+            f"no broker could be reached: {'; '.join(failures.values())}", hint=_NO_CLUSTER_HINT
         )
 
     def _adopt_bootstrap(self) -> None:
@@ -428,3 +542,9 @@ class ClusterClient:
                 if needs_metadata(error):
                     self.request_refresh()
                 await asyncio.sleep(pause_ms / 1000)
+
+
+def _hang_up_if_late(dial: asyncio.Task[Connection]) -> None:
+    """A connection that was made although another was first."""
+    if not dial.cancelled() and dial.exception() is None:
+        dial.result().close()

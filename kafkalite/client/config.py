@@ -119,10 +119,18 @@ PRODUCER_OPTIONS: Final = OptionRegistry(
             maximum=MAX_PAYLOAD_BYTES,
         ),
         Option(
+            "enable.idempotence",
+            "bool",
+            None,
+            "Whether brokers are to recognise a batch sent again, so that a retry never makes a duplicate. "
+            "Unset it is on with acks=all and retries above 0.",
+        ),
+        Option(
             "max.in.flight.requests.per.connection",
             "int",
             5,
-            "Produce requests not yet answered. A partition never has two, so retries keep the order.",
+            "Produce requests not yet answered. A partition has at most 5 of them, without idempotence only "
+            "one, so retries keep the order.",
             minimum=1,
             maximum=256,
         ),
@@ -222,6 +230,7 @@ class ProducerSettings(CommonSettings, total=False):
     """Keyword arguments of Producer; ``PRODUCER_OPTIONS`` documents them."""
 
     acks: int | Literal["0", "1", "all", "-1"]
+    enable_idempotence: bool
     linger_ms: int
     batch_size: int
     batch_max_messages: int
@@ -270,6 +279,7 @@ class ProducerConfig(CommonConfig):
     """Invariant: batch_size <= max_request_size <= buffer_memory, and linger_ms <= delivery_timeout_ms."""
 
     acks: Acks
+    enable_idempotence: bool
     linger_ms: int
     batch_size: int
     batch_max_messages: int
@@ -315,6 +325,7 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
     """
     values = _by_python_name(PRODUCER_OPTIONS, settings, source)
     values["acks"] = Acks.ALL if values["acks"] == "all" else Acks(int(values["acks"]))
+    values["enable_idempotence"] = _idempotence(values, source)
     values["codec"] = Codec.parse(values.pop("compression_type") or "none")
     values["batch_size"] = min(values["batch_size"], values["max_request_size"])
     if values["buffer_memory"] < values["max_request_size"]:
@@ -332,6 +343,22 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
             source=source,
         )
     return ProducerConfig(**values)
+
+
+def _idempotence(values: Mapping[str, Any], source: str) -> bool:
+    """Whether to be idempotent, as Kafka decides: by default if the other settings allow it."""
+    asked: bool | None = values["enable_idempotence"]
+    for key, value, is_fit, allowed in (
+        ("acks", int(values["acks"]), values["acks"] is Acks.ALL, "all"),
+        ("retries", values["retries"], values["retries"] > 0, "1 or more"),
+    ):
+        if not is_fit:
+            if asked:
+                raise ConfigError(
+                    key=key, value=value, allowed=f"{allowed} with enable.idempotence=true", source=source
+                )
+            return False
+    return True if asked is None else asked
 
 
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:

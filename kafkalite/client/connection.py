@@ -33,6 +33,10 @@ Buffer = bytes | bytearray | memoryview
 # connection, and none while nothing is in flight.
 SWEEP_INTERVAL_S: Final = 0.25
 
+# A broker that leaves a request unanswered for longer may be dead without having hung up (stopped, or cut
+# off): somebody else should be asked who leads now. A long poll may take as much longer as it asked for.
+PATIENCE_S: Final = 1.0
+
 
 class Answer(NamedTuple):
     """A response without an error of the request as a whole."""
@@ -67,6 +71,10 @@ class Connection(asyncio.BufferedProtocol):
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
+        #: Called about every PATIENCE_S while a request is unanswered for so long.
+        self.on_slow: Callable[[Connection], None] | None = None
+        self.extra_patience_s = 0.0
+        self._complained_s = 0.0
         #: Called when the socket takes bytes again after ``can_write`` was False.
         self.on_writable: Callable[[], None] | None = None
 
@@ -143,14 +151,29 @@ class Connection(asyncio.BufferedProtocol):
                     )
                 )
                 return
+        if self.on_slow is not None and self.is_slow and now_s - self._complained_s >= PATIENCE_S:
+            self._complained_s = now_s
+            self.on_slow(self)
         if self.pending:
             self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep_pending)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its oldest request is unanswered for longer than PATIENCE_S."""
+        patience_s = PATIENCE_S + self.extra_patience_s
+        for _, deadline_s, timeout_ms in self.pending.values():  # the first is the oldest
+            return self._loop.time() - (deadline_s - timeout_ms / 1000) > patience_s
+        return False
 
     # --- closing -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close now; requests in flight fail with ClientClosedError."""
         self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
+
+    def give_up(self) -> None:
+        """Close now, as if the broker had; requests in flight fail with ConnectionFailedError."""
+        self._fail(ConnectionFailedError(f"{self.address} does not answer, and others lead now"))
 
     def _fail(self, reason: KafkaliteError) -> None:
         self.is_open = False

@@ -20,11 +20,18 @@ from kafkalite.client.cluster import FETCH_LANE, ClusterClient
 from kafkalite.client.config import BootstrapServers, ConsumerSettings, consumer_config, merged
 from kafkalite.client.connection import Connection
 from kafkalite.client.delivery import wake
-from kafkalite.client.fetch_state import FetchedBatch, FetchLimits, FetchPlan, FetchState, PartitionState
+from kafkalite.client.fetch_state import (
+    Asked,
+    FetchedBatch,
+    FetchLimits,
+    FetchPlan,
+    FetchState,
+    PartitionState,
+)
 from kafkalite.client.retry import Backoff
 from kafkalite.errors import ClientClosedError, ClientError, KafkaliteError
 from kafkalite.model import EARLIEST, LATEST, OffsetAndTimestamp, Record, TopicPartition
-from kafkalite.protocol.messages.data import FetchRequest
+from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
 from kafkalite.rng import Rng
 
 if TYPE_CHECKING:
@@ -76,7 +83,9 @@ class Consumer:
             on_change=self._on_cluster_change,
             rng=rng,
         )
+        self._cluster.long_poll_ms = self.config.fetch_max_wait_ms
         self._fetches: dict[int, _Fetch] = {}
+        self._checking: set[int] = set()  # nodes with a question about epochs in flight
         self._state = FetchState(_limits(self.config))
         self._life = "new"
         self._topics: list[str] | None = None
@@ -202,6 +211,7 @@ class Consumer:
             return
         if self._topics is not None or self._pattern is not None:
             self._assign_subscribed()
+        self._state.on_leaders(self._cluster.metadata.leader)
         self._wake()
 
     # --- where to read -------------------------------------------------------------------------
@@ -430,13 +440,15 @@ class Consumer:
 
     async def _find_positions_of(self, wanted: Mapping[TopicPartition, int]) -> None:
         seeks = {tp: self._state.partitions[tp].seek_count for tp in wanted}
+        epochs = {tp: self._cluster.metadata.leader(tp).leader_epoch for tp in wanted}
         listed = await offsets.list_offsets(
             self._cluster, wanted, isolation_level=self.config.isolation_level
         )
         for tp, entry in listed.items():
             state = self._state.partitions.get(tp)
             if state is not None and state.needs_offset and state.seek_count == seeks[tp]:
-                state.seek(entry.offset)
+                state.seek(entry.offset, entry.leader_epoch)
+                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just told
 
     def _seconds_until(self, deadline_ms: int | None) -> float | None:
         if deadline_ms is None or deadline_ms >= _FOREVER_MS:
@@ -451,12 +463,48 @@ class Consumer:
             return
         self._hang_up_on_stale_polls()
         now_ms = self._cluster.now_ms()
+        self._check_epochs(now_ms)
         plans, leaderless = self._state.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
         for plan in plans:
             self._send(plan, now_ms)
         if leaderless:
             self._cluster.request_refresh()
         self._arm_retry_timer(now_ms)
+
+    def _check_epochs(self, now_ms: int) -> None:
+        """Ask new leaders whether their logs have what was read from the old ones."""
+        for node_id, questions in self._state.checks(now_ms, self._cluster.metadata.leader).items():
+            connection = self._cluster.connection_now(node_id)
+            if connection is None or node_id in self._checking:
+                continue
+            request = OffsetsForLeaderEpochRequest([question for question, _ in questions.values()])
+            asked = {tp: at for tp, (_, at) in questions.items()}
+            try:
+                connection.request(
+                    request, partial(self._on_checked, node_id, asked), self.config.request_timeout_ms
+                )
+            except KafkaliteError:
+                self._state.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
+                continue
+            self._checking.add(node_id)
+
+    def _on_checked(
+        self,
+        node_id: int,
+        asked: dict[TopicPartition, Asked],
+        message: Any,
+        _: memoryview,
+        error: Exception | None,
+    ) -> None:
+        self._checking.discard(node_id)
+        now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
+        if error is not None:
+            self._state.on_fetch_failed(asked, now_ms, chance)
+            self._cluster.request_refresh()
+        elif self._state.on_checked(asked, message.partitions, now_ms, chance):
+            self._cluster.request_refresh()
+        if self._waiters:
+            self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
         """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""

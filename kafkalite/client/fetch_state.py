@@ -7,17 +7,22 @@ partition::
     fetch_offset     the next offset to ask the broker for
     buffered         the batches between the two, still packed
 
+Behind the fetch offset stands the leader epoch of the last batch before it. A new leader is asked first where
+that epoch ends in its log (KIP-320): short of the fetch offset, records were lost that this consumer has.
+
 A *seek* forgets what is buffered and makes answers in flight void. A partition is fetched while less than
 max.partition.fetch.bytes of it wait, all together while less than fetch.max.bytes do.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import length_hint
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from kafkalite.client.retry import Backoff
@@ -26,17 +31,23 @@ from kafkalite.errors import (
     BrokerError,
     CorruptBatchError,
     KafkaliteError,
+    LogTruncationError,
     NoOffsetError,
+    NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
     broker_error,
 )
-from kafkalite.model import EARLIEST, LATEST, Record, TopicPartition
-from kafkalite.protocol.messages.data import FetchedPartition, FetchPartition
+from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, Record, TopicPartition
+from kafkalite.protocol.messages.data import EpochEnd, EpochPartition, FetchedPartition, FetchPartition
 from kafkalite.records.batch import RecordBatch
-from kafkalite.records.header import scan
+from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
 
 if TYPE_CHECKING:
     import pyarrow
+
+logger = logging.getLogger(__name__)
+
+_INT32: Final = Struct(">i")
 
 # A fetch for some partitions while others have records waiting: the broker answers it soon even without
 # news, for those others may want to be fetched again by then.
@@ -118,6 +129,9 @@ class PartitionState:
     retry_at_ms: int = 0
     high_watermark: int | None = None  #: exclusive; as of the last fetch
     seek_count: int = 0
+    batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
+    checked_epoch: int = NO_EPOCH  #: of the leader whose log is known to have all up to fetch_offset
+    seen_epoch: int = NO_EPOCH  #: of the leader as metadata told last
 
     @property
     def position(self) -> int | None:
@@ -132,10 +146,15 @@ class PartitionState:
         """Whether somebody must find out where to start."""
         return self.base_position is None and self.error is None
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
         """Stand at ``offset`` and forget what was fetched."""
         self.forget()
         self.base_position = self.fetch_offset = offset
+        self.batch_epoch = batch_epoch
+
+    def must_check(self, leader_epoch: int) -> bool:
+        """Whether the leader of that epoch must be asked for its log's history before it is fetched from."""
+        return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
 
     def forget(self) -> None:
         """Have no position, no records, no error; answers in flight are void."""
@@ -147,15 +166,25 @@ class PartitionState:
         self.base_position = None
         self.error = None
         self.failures = self.retry_at_ms = 0
+        self.batch_epoch = self.checked_epoch = NO_EPOCH
         self.seek_count += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One partition of a fetch in flight, to tell whether its answer is still wanted."""
+    """One partition of a request in flight, to tell whether its answer is still wanted."""
 
     fetch_offset: int
     seek_count: int
+    leader_epoch: int = NO_EPOCH
+
+    def is_of(self, state: PartitionState) -> bool:
+        """Whether the partition still stands where it did, and was told of no newer leader since."""
+        return (
+            self.fetch_offset == state.fetch_offset
+            and self.seek_count == state.seek_count
+            and self.leader_epoch >= state.checked_epoch
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +354,11 @@ class FetchState:
             leader = leader_of(tp)
             if leader.node_id < 0:
                 leaderless = True
-            elif not busy(leader.node_id):
+                continue
+            if state.must_check(leader.leader_epoch):
+                continue
+            state.checked_epoch = max(state.checked_epoch, leader.leader_epoch)
+            if not busy(leader.node_id):
                 plan = plans.get(leader.node_id)
                 if plan is None:
                     plan = plans[leader.node_id] = FetchPlan(leader.node_id, max_wait_ms, [], {})
@@ -338,7 +371,7 @@ class FetchState:
                         limits.max_partition_fetch_bytes,
                     )
                 )
-                plan.asked[tp] = Asked(state.fetch_offset, state.seek_count)
+                plan.asked[tp] = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
         return list(plans.values()), leaderless
 
     def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
@@ -361,7 +394,8 @@ class FetchState:
     ) -> bool:
         """Whether a fetch in flight asks for all that is wanted of its broker now (``is_led`` by it)."""
         return all(
-            asked.get(tp) == Asked(state.fetch_offset, state.seek_count)
+            (at := asked.get(tp)) is not None
+            and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
             for tp, state in self.partitions.items()
             if self.is_wanted(state, now_ms) and is_led(tp)
         )
@@ -390,10 +424,12 @@ class FetchState:
             tp = TopicPartition(result.topic, result.partition)
             state = self.partitions.get(tp)
             wanted = asked.get(tp)
-            if state is None or wanted != Asked(state.fetch_offset, state.seek_count):
-                continue  # unassigned or moved by a seek meanwhile
+            if state is None or wanted is None or not wanted.is_of(state):
+                continue  # unassigned, moved by a seek, or the answer of a leader deposed meanwhile
             if result.error_code:
                 error = broker_error(result.error_code, f"{tp}: {result.error_message or 'fetch failed'}")
+                if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
+                    error = NotLeaderOrFollowerError(error.message)  # it can't know: its log may lag
                 stale_metadata |= error.refresh_metadata
                 self._on_error(state, error, now_ms, chance)
             else:
@@ -403,14 +439,16 @@ class FetchState:
         return stale_metadata
 
     def _buffer(self, state: PartitionState, data: memoryview) -> None:
-        end = 0
+        end = last_start = 0
         for start, base_offset, last_offset_delta, _, length in scan(data, 0, len(data)):
-            end = start + length
+            end, last_start = start + length, start
             next_offset = base_offset + last_offset_delta + 1
             if next_offset > state.fetch_offset:
                 state.buffered.append(data[start:end])
                 state.buffered_bytes += length
                 state.fetch_offset = next_offset
+        if end:
+            (state.batch_epoch,) = _INT32.unpack_from(data, last_start + LENGTH_OVERHEAD_BYTES)
         if end < len(data) and state.error is None:
             state.error = CorruptBatchError(
                 f"{state.tp}: {len(data) - end} bytes of an answer to a fetch at offset {state.fetch_offset} "
@@ -448,3 +486,65 @@ class FetchState:
             if state is not None:
                 state.failures += 1
                 state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+
+    # --- whose log it is -----------------------------------------------------------------------
+
+    def on_leaders(self, leader_of: Callable[[TopicPartition], Leader]) -> None:
+        """Metadata came: what waited because of a leader that is none any more need not wait longer."""
+        for tp, state in self.partitions.items():
+            epoch = leader_of(tp).leader_epoch
+            if epoch > state.seen_epoch:
+                state.seen_epoch = epoch
+                state.failures = state.retry_at_ms = 0
+
+    def checks(
+        self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
+    ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]]:
+        """What to ask new leaders before they are fetched from, by node."""
+        wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]] = {}
+        for tp, state in self.partitions.items():
+            leader = leader_of(tp)
+            if leader.node_id < 0 or not state.must_check(leader.leader_epoch):
+                continue
+            if self.is_wanted(state, now_ms):
+                question = EpochPartition(tp.topic, tp.partition, leader.leader_epoch, state.batch_epoch)
+                asked = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
+                wanted.setdefault(leader.node_id, {})[tp] = (question, asked)
+        return wanted
+
+    def on_checked(
+        self, asked: dict[TopicPartition, Asked], ends: Iterable[EpochEnd], now_ms: int, chance: float
+    ) -> bool:
+        """Take in what leaders said of their logs. Returns whether metadata must be fetched again."""
+        stale_metadata = False
+        for end in ends:
+            tp = TopicPartition(end.topic, end.partition)
+            state, wanted = self.partitions.get(tp), asked.get(tp)
+            if state is None or wanted is None or not wanted.is_of(state):
+                continue
+            if end.error_code:
+                error = broker_error(end.error_code, f"{tp}: {end.error_message or 'no epoch'}")
+                stale_metadata |= error.refresh_metadata
+                self._on_error(state, error, now_ms, chance)
+            elif 0 <= end.end_offset < state.fetch_offset:
+                self._on_truncated(state, end.end_offset)
+            else:
+                state.checked_epoch = wanted.leader_epoch
+                state.failures = 0
+        return stale_metadata
+
+    def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
+        """The leader's log is another one from there on. What the user has not been given is fetched anew."""
+        position = state.position
+        assert position is not None, "only a partition with a position is checked"
+        if position <= diverging_offset:
+            state.seek(position)
+            return
+        state.seek(position if state.reset == "none" else diverging_offset)
+        lost = f"{state.tp}: records from offset {diverging_offset} to {position} were read and then lost"
+        if state.reset == "none":
+            state.error = LogTruncationError(
+                f"{lost}; auto.offset.reset is none", diverging_offset=diverging_offset
+            )
+        else:
+            logger.warning("%s by an unclean leader election; going on at %d", lost, diverging_offset)

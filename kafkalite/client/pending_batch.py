@@ -1,17 +1,11 @@
-"""Batches on their way: records that share a fate, what travels as one, what waits for a partition. Pure."""
+"""Records of one partition that share a fate, from the first ``send`` to the acknowledgement. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
-from kafkalite.records.builder import build_batch
-from kafkalite.records.header import Codec
-from kafkalite.records.single import build_single
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers
 
 # An upper estimate of what a record costs beyond its bytes: 8 timestamp, 4 + 4 column offsets, 2 validity
 # bits, 1 for absent headers. Never too low, or a batch could pass max.request.size.
@@ -47,6 +41,7 @@ class PendingBatch:
         "listeners",
         "log_append_time_ms",
         "observed",
+        "owns_prebuilt",
         "partition",
         "prebuilt",
         "record_count",
@@ -68,6 +63,7 @@ class PendingBatch:
         self.headers: list[Headers] | None = None
         self.is_plain = True  #: no record has headers so far
         self.prebuilt: Encoded | None = None
+        self.owns_prebuilt = False  #: nobody else has that buffer
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = limit_bytes
         self.limit_records = limit_records
@@ -169,61 +165,3 @@ def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -
         size += HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else 4 * len(name))
         size += len(content) if content is not None else 0
     return size
-
-
-@dataclass(slots=True, eq=False)
-class Shipment:
-    """What travels as one record batch: one pending batch or several coalesced ones, in order."""
-
-    queue: PartitionQueue
-    batches: list[PendingBatch]
-    size_bytes: int
-    in_flight: bool = False
-    failures: int = 0
-    retry_at_ms: int = 0
-    encoded: Encoded | None = None
-
-    def encode(self, codec: Codec, level: int | None) -> Encoded:
-        """The record batch's bytes; built once, so that a retry sends the same."""
-        if self.encoded is None:
-            self.encoded = self.batches[0].prebuilt
-        if self.encoded is None:
-            self.encoded = _encode(self.batches, codec, level)
-        return self.encoded
-
-
-def _encode(batches: list[PendingBatch], codec: Codec, level: int | None) -> bytes | bytearray:
-    if len(batches) == 1:
-        batch = batches[0]
-        if batch.record_count == 1 and batch.is_plain and codec is Codec.NONE and batch.timestamps[0] >= 0:
-            value = batch.values[0]
-            if value is not None:
-                return build_single(value, batch.keys[0] if batch.keys else None, batch.timestamps[0])
-        return build_batch(
-            batch.values, batch.keys, batch.timestamps, batch.headers, codec=codec, level=level
-        )
-    values = list(chain.from_iterable(batch.values for batch in batches))
-    timestamps = list(chain.from_iterable(batch.timestamps for batch in batches))
-    keys = headers = None
-    if any(batch.keys is not None for batch in batches):
-        keys = list(chain.from_iterable(batch.keys or [None] * len(batch.values) for batch in batches))
-    if any(batch.headers is not None for batch in batches):
-        headers = list(chain.from_iterable(batch.headers or [()] * len(batch.values) for batch in batches))
-    return build_batch(values, keys, timestamps, headers, codec=codec, level=level)
-
-
-class PartitionQueue:
-    """What waits for one partition.
-
-    Invariant: at most one shipment; ``closed`` is in send order and before ``open``.
-    """
-
-    __slots__ = ("closed", "coalesce", "open", "shipment", "tp")
-
-    def __init__(self, tp: TopicPartition) -> None:
-        self.tp = tp
-        self.open: PendingBatch | None = None
-        self.closed: deque[PendingBatch] = deque()
-        self.shipment: Shipment | None = None
-        #: False once the broker found a coalesced batch too large (max.message.bytes of the topic).
-        self.coalesce = True

@@ -11,11 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kafkalite.client.delivery import Delivery
-from kafkalite.client.pending_batch import (
-    WHOLE_BATCH,
-    PartitionQueue,
-    PendingBatch,
-)
+from kafkalite.client.partition_queue import PartitionQueue
+from kafkalite.client.pending_batch import WHOLE_BATCH, PendingBatch
 from kafkalite.client.sender import Sender
 from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
@@ -111,7 +108,7 @@ class Placement:
         connection = self._cluster.connection_now(node_id) if node_id >= 0 else None
         if connection is None or not sender.has_room(connection):
             return None
-        shipment = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms())
+        shipment = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms(), node_id)
         if shipment is None:
             return None
         if key is None:

@@ -376,7 +376,9 @@ class Producer:
                 first_ms = (
                     part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
                 )
-                batches.append(await self._send_built(topic, chosen, encoded, len(part), first_ms))
+                batches.append(
+                    await self._send_built(topic, chosen, encoded, len(part), first_ms, is_own=True)
+                )
         finally:
             for batch in batches:
                 await wait_done(batch)
@@ -411,7 +413,8 @@ class Producer:
     ) -> BatchMetadata:
         """Send one batch built elsewhere, as it is, and return when it is acknowledged.
 
-        The buffer must not change before that. Raises CorruptBatchError when it is no batch,
+        Only the producer's identity in its header becomes this producer's, in a copy. The buffer must not
+        change before that. Raises CorruptBatchError when it is no batch,
         RecordTooLargeError when it is above max.request.size, and else as ``send``.
         """
         self._check_open()
@@ -431,7 +434,7 @@ class Producer:
         target = await self._placement.topic(topic)
         self._placement.choose(target, None, None, partition)
         sent = await self._send_built(
-            topic, partition, encoded, header.record_count, header.base_timestamp_ms
+            topic, partition, encoded, header.record_count, header.base_timestamp_ms, is_own=False
         )
         await wait_done(sent)
         return batch_metadata(sent)
@@ -443,14 +446,20 @@ class Producer:
         encoded: bytes | bytearray | memoryview,
         record_count: int,
         timestamp_ms: int,
+        *,
+        is_own: bool,
     ) -> PendingBatch:
-        """Hand a built batch to the sender when there is room for it."""
+        """Hand a built batch to the sender when there is room for it.
+
+        ``is_own``: nobody else has its buffer.
+        """
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             await self._wait_for_bytes(len(encoded))
             self._check_open()
         batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
         batch.prebuilt = encoded
+        batch.owns_prebuilt = is_own
         batch.size_bytes = len(encoded)
         batch.common_timestamp_ms = timestamp_ms
         batch.close()

@@ -17,24 +17,26 @@ from kafkalite.client.cluster import ClusterClient
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.connection import Connection
 from kafkalite.client.delivery import Delivery, DeliveryCallback, wake
-from kafkalite.client.pending_batch import (
-    Encoded,
-    PartitionQueue,
-    PendingBatch,
-    Shipment,
-)
-from kafkalite.client.retry import Backoff, needs_metadata
+from kafkalite.client.partition_queue import PartitionQueue, Shipment
+from kafkalite.client.pending_batch import Encoded, PendingBatch
+from kafkalite.client.retry import Backoff, is_retriable, needs_metadata
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
     ConnectionFailedError,
     DeliveryFailedError,
+    DuplicateSequenceNumberError,
     KafkaliteError,
     UnknownServerError,
     broker_error,
 )
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
-from kafkalite.protocol.messages.data import ProducedPartition, ProducePartition, ProduceRequest
+from kafkalite.model import NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from kafkalite.protocol.messages.data import (
+    InitProducerIdRequest,
+    ProducedPartition,
+    ProducePartition,
+    ProduceRequest,
+)
 from kafkalite.rng import Rng
 
 # Failed batches kept whole, so that a late look at a delivery still counts; of older ones only the counts
@@ -110,11 +112,14 @@ class Sender:
         self._acks = int(config.acks)
         self._max_in_flight = config.max_in_flight_requests_per_connection
         self._request_timeout_ms = config.request_timeout_ms
+        self._is_asking_for_id = False
         self._requests = self._batches = self._acknowledged = self._failed = self._retries = 0
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self.cluster.start()
+        if self.accumulator.needs_producer_id:
+            self._ask_for_producer_id()
 
     async def close(self, error: Exception) -> None:
         """Fail what is left with ``error``, wake everybody who waits, close the connections."""
@@ -149,6 +154,8 @@ class Sender:
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation
+            for node_id in self.accumulator.deposed(self._leader_of):
+                self.cluster.give_up(node_id)
             self.accumulator.retry_now()
         self.drain()
 
@@ -166,6 +173,8 @@ class Sender:
                 self._send(self.cluster.connection_now(node_id), shipments)
             if drained.leaderless:
                 self.cluster.request_refresh()
+        if accumulator.needs_producer_id and not self._is_asking_for_id:
+            self._ask_for_producer_id()
         if self._timer is None or not accumulator.deadlines_only_recede:
             self.arm_timer()
 
@@ -175,11 +184,14 @@ class Sender:
         if node_id < 0:
             self.cluster.request_refresh()
             return
-        connection = self.cluster.connection_now(node_id)
-        if connection is not None and self.has_room(connection):
-            shipment = self.accumulator.take(queue, self.now_ms())
-            if shipment is not None:
-                self._send(connection, [shipment])
+        while queue in self.accumulator.ready:
+            connection = self.cluster.connection_now(node_id)
+            if connection is None or not self.has_room(connection):
+                return
+            shipment = self.accumulator.take(queue, self.now_ms(), node_id)
+            if shipment is None:
+                return
+            self._send(connection, [shipment])
 
     def _leader_of(self, tp: TopicPartition) -> int:
         return self.cluster.metadata.leader(tp).node_id
@@ -208,7 +220,7 @@ class Sender:
             except (
                 Exception
             ) as error:  # a codec that is not installed, headers that are none: of these records
-                self._failed_shipment(shipment, error)
+                self._failed_shipment(shipment, error, has_left=False)
                 continue
             sendable.append(shipment)
             parts.append(encoded)
@@ -240,7 +252,7 @@ class Sender:
             connection.request(ProduceRequest(self._acks, timeout_ms, entries), on_answer, timeout_ms, parts)
         except KafkaliteError as error:
             for shipment in shipments:
-                self._failed_shipment(shipment, error)
+                self._failed_shipment(shipment, error, has_left=False)
             return
         self._requests += 1
         self._batches += len(shipments)
@@ -269,7 +281,7 @@ class Sender:
         topic, partition, error_code, error_message, base_offset, log_append_time_ms, _ = outcome
         if (topic, partition) != shipment.queue.tp:
             error_code, error_message = int(UnknownServerError.code), "the answer leaves this partition out"
-        if error_code == 0:
+        if error_code in _WRITTEN:
             self._acknowledge(shipment, base_offset, log_append_time_ms)
         else:
             message = f"{shipment.queue.tp}: {error_message or 'produce failed'}"
@@ -280,13 +292,42 @@ class Sender:
         self._acknowledged += len(done)
         self.finish(done)
 
-    def _failed_shipment(self, shipment: Shipment, error: Exception) -> None:
+    def _failed_shipment(self, shipment: Shipment, error: Exception, *, has_left: bool = True) -> None:
         if needs_metadata(error):
             self.cluster.request_refresh()
-        failed = self.accumulator.on_failed(shipment, error, self.now_ms(), self._rng.random())
+        failed = self.accumulator.on_failed(
+            shipment, error, self.now_ms(), self._rng.random(), has_left=has_left
+        )
         if not failed:
             self._retries += 1
         self.finish(failed)
+
+    # --- identity ------------------------------------------------------------------------------
+
+    def _ask_for_producer_id(self) -> None:
+        """Idempotent batches can't leave without; the first is asked for while the producer starts."""
+        self._is_asking_for_id = True
+        self.cluster.spawn(self._get_producer_id())
+
+    async def _get_producer_id(self) -> None:
+        request = InitProducerIdRequest(None, 0, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        failures = 0
+        while True:
+            try:
+                answer = await self.cluster.call(request)
+            except KafkaliteError as error:
+                if self.cluster.is_closed:
+                    return
+                if not is_retriable(error):  # it will not get better: who waits must know
+                    self.finish(self.accumulator.abort_all(error, self.now_ms()))
+                failures += 1
+                pause_ms = self.accumulator.limits.backoff.delay_ms(failures, self._rng.random())
+                await asyncio.sleep(pause_ms / 1000)
+            else:
+                self.accumulator.on_producer_id(answer.message.producer_id)
+                self._is_asking_for_id = False
+                self.drain()
+                return
 
     def finish(self, batches: list[PendingBatch]) -> None:
         """Tell everybody who waits for these batches, which are done; then whoever waits for room."""
@@ -379,6 +420,10 @@ def _outcomes(shipments: list[Shipment], partitions: list[ProducedPartition]) ->
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
+#: The second: a repetition of something so old that its offset is not known any more.
+_WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
+
+
 def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
     """With acks=0 the answer has nothing to say to anybody."""
 
@@ -393,4 +438,6 @@ def _limits(config: ProducerConfig) -> Limits:
         delivery_timeout_ms=config.delivery_timeout_ms,
         retries=config.retries,
         backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
+        is_idempotent=config.enable_idempotence,
+        max_in_flight=config.max_in_flight_requests_per_connection,
     )

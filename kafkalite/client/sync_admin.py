@@ -83,6 +83,9 @@ class Admin:
     def describe_topics(self, names: Sequence[str]) -> list[async_admin.TopicDescription]:
         return self._run(self._admin.describe_topics(names))
 
+    def describe_topic(self, name: str) -> async_admin.TopicDescription:
+        return self._run(self._admin.describe_topic(name))
+
     def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
         self._run(self._admin.create_partitions(name, total_count, validate_only=validate_only))
 
@@ -113,6 +116,30 @@ class Admin:
 
     def describe_cluster(self) -> async_admin.ClusterDescription:
         return self._run(self._admin.describe_cluster())
+
+    def describe_quorum(self, node_id: int | None = None) -> async_admin.QuorumDescription:
+        return self._run(self._admin.describe_quorum(node_id))
+
+    def describe_metadata(
+        self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
+    ) -> async_admin.MetadataDescription:
+        return self._run(
+            self._admin.describe_metadata(path, after_offset=after_offset, max_wait_ms=max_wait_ms)
+        )
+
+    def elect_leaders(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        is_unclean: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[TopicPartition, Any]:
+        return self._run(
+            self._admin.elect_leaders(partitions, is_unclean=is_unclean, return_exceptions=return_exceptions)
+        )
+
+    def controlled_shutdown(self, node_id: int) -> None:
+        self._run(self._admin.controlled_shutdown(node_id))
 
     def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[async_admin.LogDescription]:
         return self._run(self._admin.describe_log_dirs(topics))

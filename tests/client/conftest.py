@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.errors import ErrorCode
+from kafkalite.errors import BrokerError, ErrorCode
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, Record
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
 from kafkalite.protocol.messages.data import (
+    EpochEnd,
     FetchedPartition,
     FetchResponse,
+    InitProducerIdResponse,
     ListedOffset,
     ListOffsetsResponse,
+    OffsetsForLeaderEpochResponse,
     ProducedPartition,
     ProduceResponse,
 )
@@ -34,9 +37,11 @@ from kafkalite.protocol.messages.metadata import (
 )
 from kafkalite.records.batch import RecordBatch, iter_batches
 from kafkalite.records.header import check, stamp
+from kafkalite.storage.producer_state import ProducerStates
 from kafkalite.transport import transport_for
 
 _numbers = itertools.count(1)
+_producer_ids = itertools.count(1000)
 
 
 @dataclass
@@ -57,15 +62,40 @@ class FakeLog:
     batches: list[bytes] = field(default_factory=list)
     start: int = 0
     end: int = 0
+    epoch: int = 1  # of the leader
+    producers: ProducerStates = field(default_factory=ProducerStates)
 
     def append(self, batch: bytes | memoryview) -> int:
+        """Raises what the producer's sequence deserves; a repetition is told its first offset."""
         own = bytearray(batch)
         header = check(own)
+        if header.producer_id >= 0:
+            repeated = self.producers.check(header)
+            if repeated is not None:
+                return repeated.base_offset
         base = self.end
-        stamp(own, base_offset=base, leader_epoch=1)
+        stamp(own, base_offset=base, leader_epoch=self.epoch)
         self.batches.append(bytes(own))
         self.end += header.record_count
+        if header.producer_id >= 0:
+            self.producers.note(
+                header.producer_id, header.producer_epoch, header.base_sequence, base, self.end - 1, 0, 0
+            )
         return base
+
+    def truncate(self, end: int) -> None:
+        """Lose whole batches from ``end`` on, as by an unclean election."""
+        while self.batches and RecordBatch(self.batches[-1]).header.next_offset > end:
+            self.end = RecordBatch(self.batches.pop()).header.base_offset
+
+    def end_of(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch not above, and its end: R4."""
+        headers = [RecordBatch(batch, check_crc=False).header for batch in self.batches]
+        known = [header for header in headers if header.leader_epoch <= epoch]
+        if not known:
+            return epoch, headers[0].base_offset if headers else self.start
+        later = [header.base_offset for header in headers if header.leader_epoch > epoch]
+        return known[-1].leader_epoch, later[0] if later else self.end
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         chosen: list[bytes] = []
@@ -200,6 +230,8 @@ class FakeBroker:
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.OFFSETS_FOR_LEADER_EPOCH: self._epoch_ends,
         }[ApiKey(request.api_key)]
         answer = handler(request, fault)
         return await answer if asyncio.iscoroutine(answer) else answer
@@ -226,8 +258,10 @@ class FakeBroker:
                     number,
                     self.leaders.get((name, number), 1),
                     self.epochs.get((name, number), 1),
+                    0,
                     [1],
                     [1],
+                    [],
                 )
                 for number in range(self.topics[name])
             ]
@@ -251,7 +285,12 @@ class FakeBroker:
             batch = request.payload[position : position + asked.length_bytes]
             position += asked.length_bytes
             code = self._error(fault, asked.topic, asked.partition)
-            base = -1 if code else self.logs[asked.topic, asked.partition].append(batch)
+            base = -1
+            if not code:
+                try:
+                    base = self.logs[asked.topic, asked.partition].append(batch)
+                except BrokerError as error:
+                    code = int(error.code)
             outcomes.append(
                 ProducedPartition(
                     asked.topic, asked.partition, code, "by the test" if code else None, base, -1, 0
@@ -261,6 +300,9 @@ class FakeBroker:
         if self.missing_outcomes:
             outcomes = []
         return ProduceResponse(0, None, outcomes), []
+
+    def _init_producer_id(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        return InitProducerIdResponse(int(fault.code), None, next(_producer_ids), 0), []
 
     def append(self, topic: str, partition: int, batch: bytes | bytearray) -> int:
         """Put a batch straight into a log."""
@@ -289,6 +331,7 @@ class FakeBroker:
         results, payload, has_error = [], [], False
         for asked in message.partitions:
             code = self._error(fault, asked.topic, asked.partition)
+            code = code or self._epoch_error(asked.topic, asked.partition, asked.current_leader_epoch)
             log = self.logs[asked.topic, asked.partition]
             if not code and not log.start <= asked.fetch_offset <= log.end:
                 code = int(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -312,6 +355,23 @@ class FakeBroker:
                 ListedOffset(asked.topic, asked.partition, code, None, time_ms, -1 if code else offset, 1)
             )
         return ListOffsetsResponse(0, None, listed), []
+
+    def _epoch_ends(self, request: Request, fault: Fault) -> tuple[Any, list[bytes]]:
+        ends = []
+        for asked in request.message.partitions:
+            code = self._error(fault, asked.topic, asked.partition)
+            code = code or self._epoch_error(asked.topic, asked.partition, asked.current_leader_epoch)
+            log = self.logs[asked.topic, asked.partition]
+            epoch, end = log.end_of(asked.leader_epoch)
+            ends.append(EpochEnd(asked.topic, asked.partition, code, None, epoch, -1 if code else end))
+        return OffsetsForLeaderEpochResponse(0, None, ends), []
+
+    def _epoch_error(self, topic: str, partition: int, epoch: int) -> int:
+        """Whether the asker lives in another epoch than this partition."""
+        current = self.epochs.get((topic, partition), 1)
+        if epoch in {-1, current}:
+            return 0
+        return int(ErrorCode.FENCED_LEADER_EPOCH if epoch < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
     def _offset_at(self, log: FakeLog, timestamp_ms: int) -> tuple[int, int]:
         if timestamp_ms == EARLIEST:

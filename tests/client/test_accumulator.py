@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kafkalite.client.accumulator import Accumulator, Limits
+from kafkalite.client.partition_queue import PartitionQueue, Shipment
 from kafkalite.client.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    PartitionQueue,
     PendingBatch,
-    Shipment,
     record_size,
 )
 from kafkalite.client.retry import Backoff
@@ -333,7 +332,7 @@ def test_a_failure_of_what_has_expired_frees_the_partition() -> None:
     ((shipment,),) = _drain(accumulator)
     accumulator.on_tick(1000)
     assert accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 1001, 0.5) == []
-    assert queue.shipment is None
+    assert not queue.window
 
 
 def test_memory_is_reserved_by_the_batch_and_given_back() -> None:
@@ -364,18 +363,18 @@ def test_one_batch_larger_than_the_buffer_may_have_it_to_itself() -> None:
 def test_a_record_alone_takes_the_short_way_and_means_the_same() -> None:
     accumulator = Accumulator(replace(LIMITS, linger_ms=0))
     queue = accumulator.queue(T0)
-    shipment = accumulator.add_alone(queue, b"v", b"k", 1234, 0)
+    shipment = accumulator.add_alone(queue, b"v", b"k", 1234, 0, 1)
     assert shipment is not None and shipment.in_flight
     (record,) = RecordBatch(shipment.encode(Codec.NONE, None))
     assert (record.value, record.key, record.timestamp_ms) == (b"v", b"k", 1234)
-    assert accumulator.add_alone(queue, b"w", None, 1, 0) is None, "one is before it"
+    assert accumulator.add_alone(queue, b"w", None, 1, 0, 1) is None, "one is before it"
     assert accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 0, 0.5) == []
     accumulator.on_tick(100)
     assert _drain(accumulator, 100) == [[shipment]]
     (batch,) = accumulator.on_acknowledged(shipment, 9, NO_TIMESTAMP, 101)
     assert (batch.base_offset, batch.timestamp_ms(0)) == (9, 1234)
     assert accumulator.free_bytes == LIMITS.buffer_memory
-    assert accumulator.add_alone(queue, b"x" * 4000, None, 1, 0) is None, "above max.request.size"
+    assert accumulator.add_alone(queue, b"x" * 4000, None, 1, 0, 1) is None, "above max.request.size"
 
 
 def test_taking_from_a_queue_that_has_nothing_after_all() -> None:
@@ -383,12 +382,12 @@ def test_taking_from_a_queue_that_has_nothing_after_all() -> None:
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"x")
     accumulator.ready[queue] = None
-    assert accumulator.take(queue, 0) is None, "it still lingers"
+    assert accumulator.take(queue, 0, 1) is None, "it still lingers"
     accumulator.ready[queue] = None
     assert _drain(accumulator, 0) == []
     assert not accumulator.ready
     accumulator.ready[queue] = None
-    shipment = accumulator.take(queue, 5)
+    shipment = accumulator.take(queue, 5, 1)
     assert shipment is not None and shipment.in_flight
 
 
@@ -501,7 +500,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         for queue in self.accumulator.ready:
-            shipment = self.accumulator.take(queue, self.now_ms)
+            shipment = self.accumulator.take(queue, self.now_ms, 1)
             if shipment is not None:
                 assert shipment not in self.flying
                 self.flying.append(shipment)
@@ -511,7 +510,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def send_alone(self, partition: int) -> None:
         queue = self.accumulator.queue(TopicPartition("t", partition))
         value = b"%d:alone" % self.number
-        shipment = self.accumulator.add_alone(queue, value, None, 0, self.now_ms)
+        shipment = self.accumulator.add_alone(queue, value, None, 0, self.now_ms, 1)
         if shipment is not None:
             self.number += 1
             self.batches.append((shipment.batches[0], 0, value))
@@ -521,7 +520,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_ready_is_not_on_its_way(self) -> None:
         for queue in self.accumulator.ready:
-            assert queue.shipment is None or not queue.shipment.in_flight
+            assert not queue.any_in_flight
 
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "lost ack", "refused", "too large"]))
     def answer(self, data: st.DataObject, outcome: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,10 +17,12 @@ from kafkalite.errors import (
     ConnectionFailedError,
     InvalidConfigError,
     InvalidPartitionsError,
+    InvalidRequestError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
 from kafkalite.model import NO_OFFSET, TopicPartition
+from kafkalite.testing.cluster import Cluster
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -147,3 +150,73 @@ async def test_life(broker: Broker) -> None:
         await admin.describe_cluster()
     with pytest.raises(ConnectionFailedError):
         await Admin("inproc://nobody", reconnect_backoff_ms=1).start()
+
+
+# --- a cluster of three ---------------------------------------------------------------------------
+
+
+async def test_a_cluster_tells_about_itself() -> None:
+    async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
+        await admin.create_topic("t", 3, 3, configs={"min.insync.replicas": "2"})
+        described = await admin.describe_cluster()
+        assert [node.node_id for node in described.brokers] == [1, 2, 3]
+        assert not any(node.is_fenced or node.is_shutting_down for node in described.brokers)
+        assert all(node.broker_epoch >= 0 and node.registered_ms > 0 for node in described.brokers)
+        partition = (await admin.describe_topic("t")).partitions[0]
+        assert sorted(partition.isr) == sorted(partition.replicas) == [1, 2, 3]
+        assert (partition.elr, partition.leader_epoch) == ((), 0)
+        quorum = await admin.describe_quorum()
+        assert quorum.leader_id == quorum.node_id == described.controller_id
+        assert {member.node_id for member in quorum.members if member.is_voter} == {1, 2, 3}
+        other = await admin.describe_quorum(node_id=quorum.leader_id % 3 + 1)
+        assert (other.node_id, other.leader_id) == (quorum.leader_id % 3 + 1, quorum.leader_id)
+        tree = await admin.describe_metadata("/topics/t")
+        assert tree.nodes["/topics/t"]["partition_count"] == 3
+        assert tree.nodes["/topics/t/0"]["leader"] == partition.leader_id
+        later = await admin.describe_metadata(
+            "/topics/t", after_offset=tree.metadata_offset - 1, max_wait_ms=10
+        )
+        assert later.metadata_offset >= tree.metadata_offset
+        with pytest.raises(InvalidRequestError):
+            await admin.describe_metadata("/nowhere")
+
+
+async def test_leaders_go_back_to_the_preferred_replicas() -> None:
+    async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
+        await admin.create_topic("t", 3, 3)
+        preferred = {
+            TopicPartition("t", partition.partition): partition.replicas[0]
+            for partition in (await admin.describe_topic("t")).partitions
+        }
+        await cluster.kill(2)
+        await cluster.wait_until(lambda: cluster.leader("t", _led_by(preferred, 2)) not in {2, -1})
+        await cluster.start(2)
+
+        async def elected() -> bool:
+            found = await admin.elect_leaders(preferred, return_exceptions=True)
+            return found == preferred
+
+        async with asyncio.timeout(10):
+            while not await elected():
+                await asyncio.sleep(0.05)
+        assert await admin.elect_leaders([T0]) == {T0: preferred[T0]}, "as it was already"
+
+
+def _led_by(leaders: dict[TopicPartition, int], node_id: int) -> int:
+    return next(tp.partition for tp, leader in leaders.items() if leader == node_id)
+
+
+async def test_a_broker_is_told_to_stop() -> None:
+    async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
+        await admin.create_topic("t", 3, 3)
+        await admin.controlled_shutdown(3)
+        with pytest.raises(InvalidRequestError):
+            await admin.controlled_shutdown(77)
+
+        async def is_gone() -> bool:
+            leaders = {partition.leader_id for partition in (await admin.describe_topic("t")).partitions}
+            return leaders <= {1, 2}
+
+        async with asyncio.timeout(10):
+            while not await is_gone():
+                await asyncio.sleep(0.05)

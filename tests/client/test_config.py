@@ -98,3 +98,27 @@ def test_every_option_is_documented_and_accepts_its_default(registry: object) ->
     for option in registry:  # type: ignore[attr-defined]
         assert option.doc.endswith(".")
         assert option.parse(option.default) == option.default
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"acks": "all"}, True),
+        ({"acks": 1}, False),
+        ({"acks": 0}, False),
+        ({"retries": 0}, False),
+        ({"enable.idempotence": False}, False),
+        ({"max.in.flight.requests.per.connection": 64}, True),
+    ],
+)
+def test_idempotence_is_on_where_it_can_be(settings: dict[str, object], expected: bool) -> None:
+    assert producer_config(settings).enable_idempotence is expected
+
+
+@pytest.mark.parametrize("settings", [{"acks": 1}, {"acks": "0"}, {"retries": 0}])
+def test_idempotence_that_is_asked_for_refuses_what_contradicts_it(settings: dict[str, object]) -> None:
+    (key,) = settings
+    with pytest.raises(ConfigError, match=r"enable\.idempotence=true") as caught:
+        producer_config({"enable.idempotence": True, **settings})
+    assert caught.value.key == key

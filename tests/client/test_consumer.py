@@ -16,6 +16,7 @@ from kafkalite.errors import (
     ConnectionFailedError,
     CorruptBatchError,
     ErrorCode,
+    LogTruncationError,
     NoOffsetError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
@@ -481,3 +482,73 @@ async def test_many_come_and_go(fake_broker: Any) -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert not fake_broker.connections
+
+
+# --- leaders change ------------------------------------------------------------------------------
+
+
+def _move(brokers: list[Any], node_id: int, tp: TopicPartition = T0) -> None:
+    """Let another node lead, in the next epoch."""
+    broker = brokers[0]
+    broker.leaders[tp] = node_id
+    broker.epochs[tp] = broker.epochs.get(tp, 1) + 1
+    broker.logs[tp].epoch = broker.epochs[tp]
+
+
+async def test_reading_goes_on_at_the_new_leader(fake_cluster: list[Any]) -> None:
+    first, second = fake_cluster
+    _fill(first, count=30)
+    async with _consumer(first, "t") as consumer:
+        assert await _read(consumer, 30) == list(range(30))
+        for leader in (2, 1, 2):
+            _move(fake_cluster, leader)
+            start = first.logs[T0].end
+            _fill(first, count=10)
+            assert await _read(consumer, 10) == list(range(10))
+            assert consumer.position(T0) == start + 10
+    assert first.count(ApiKey.OFFSETS_FOR_LEADER_EPOCH) + second.count(ApiKey.OFFSETS_FOR_LEADER_EPOCH) == 3
+
+
+async def test_lost_records_after_an_unclean_election(
+    fake_cluster: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = fake_cluster[0]
+    _fill(first, count=30)
+    async with _consumer(first, "t") as consumer:
+        assert await _read(consumer, 30) == list(range(30))
+        first.logs[T0].truncate(20)
+        _move(fake_cluster, 2)
+        _fill(first, count=40)
+        assert await _read(consumer, 40) == list(range(40)), "from where the logs part"
+    assert "going on at 20" in caplog.text
+
+
+async def test_lost_records_are_an_error_without_a_policy(fake_cluster: list[Any]) -> None:
+    first = fake_cluster[0]
+    _fill(first, count=30)
+    async with _consumer(first, auto_offset_reset="none") as consumer:
+        consumer.assign([T0])
+        await consumer.seek(T0, 0)
+        assert await _read(consumer, 30) == list(range(30))
+        first.logs[T0].truncate(20)
+        _move(fake_cluster, 2)
+        with pytest.raises(LogTruncationError) as caught:
+            await consumer.get_many(timeout_ms=2000)
+        await consumer.seek(T0, caught.value.diverging_offset)
+        _fill(first, count=10)
+        assert await _read(consumer, 10) == list(range(10))
+
+
+async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any], make_fault: Any) -> None:
+    first = fake_cluster[0]
+    _fill(first, count=10)
+    async with _consumer(first, "t", fetch_max_wait_ms=20) as consumer:
+        assert await _read(consumer, 10) == list(range(10))
+        for api in (ApiKey.FETCH, ApiKey.METADATA):
+            first.always[api] = make_fault(drop=True)
+        waiting = asyncio.ensure_future(_read(consumer, 10))
+        await asyncio.sleep(0.05)
+        _move(fake_cluster, 2)
+        _fill(first, count=10)
+        async with asyncio.timeout(5):
+            assert await waiting == list(range(10))

@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.fetch_state import SHORT_WAIT_MS, FetchLimits, FetchPlan, FetchState
+from kafkalite.client.fetch_state import SHORT_WAIT_MS, Asked, FetchLimits, FetchPlan, FetchState
 from kafkalite.client.retry import Backoff
 from kafkalite.client.routing import Leader
 from kafkalite.errors import (
     CorruptBatchError,
     ErrorCode,
+    LogTruncationError,
     NoOffsetError,
     OffsetOutOfRangeError,
     UnsupportedVersionError,
 )
 from kafkalite.model import EARLIEST, LATEST, TopicPartition
-from kafkalite.protocol.messages.data import FetchedPartition
+from kafkalite.protocol.messages.data import EpochEnd, EpochPartition, FetchedPartition, FetchPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, seal, stamp
 
@@ -422,3 +423,106 @@ def test_whatever_the_user_does_the_records_are_those_of_the_log(data: st.DataOb
                 expected[key] += 1
         for key, offset in expected.items():
             assert state.partitions[key].position == offset
+
+
+# --- whose log it is -----------------------------------------------------------------------------
+
+
+def _led(epoch: int) -> Leader:
+    return Leader(1, epoch)
+
+
+def _read_in_epoch_1(reset: str = "earliest", *, taken: bool = True) -> FetchState:
+    """A partition fetched up to offset 2 from the leader of epoch 1."""
+    state = _state(T0, reset=reset)
+    (plan,), _ = state.plan(0, lambda tp: _led(1), lambda node: False)
+    _answer(state, plan, {T0: _batch(0, b"a", b"b")}, end=2)
+    if taken:
+        assert state.next_batch() is not None
+    state.on_leaders(lambda tp: _led(2))
+    return state
+
+
+def _check(state: FetchState, end_offset: int, *, code: int = 0, epoch: int = 2) -> bool:
+    ((node_id, questions),) = state.checks(0, lambda tp: _led(epoch)).items()
+    ((question, asked),) = questions.values()
+    assert (node_id, question) == (1, EpochPartition("t", 0, epoch, 1))
+    end = EpochEnd("t", 0, code, None, 1, end_offset)
+    return state.on_checked({T0: asked}, [end], 0, 0.5)
+
+
+def test_a_new_leader_is_asked_before_it_is_fetched_from() -> None:
+    state = _read_in_epoch_1()
+    assert state.plan(0, lambda tp: _led(2), lambda node: False) == ([], False)
+    assert not _check(state, 2)
+    (plan,), _ = state.plan(0, lambda tp: _led(2), lambda node: False)
+    assert (plan.partitions[0].fetch_offset, plan.partitions[0].current_leader_epoch) == (2, 2)
+    assert state.checks(0, lambda tp: _led(2)) == {}
+
+
+def test_without_anything_read_there_is_nothing_to_check() -> None:
+    state = _state(T0)
+    (plan,), _ = state.plan(0, lambda tp: _led(5), lambda node: False)
+    assert plan.partitions[0].current_leader_epoch == 5
+    state.partitions[T0].seek(77)
+    assert state.checks(0, lambda tp: _led(6)) == {}
+
+
+def test_lost_records_send_the_consumer_back_to_where_the_logs_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = _read_in_epoch_1()
+    _check(state, 1)
+    assert state.partitions[T0].position == 1
+    assert "were read and then lost" in caplog.text
+
+
+def test_lost_records_are_an_error_without_a_reset_policy() -> None:
+    state = _read_in_epoch_1("none")
+    _check(state, 1)
+    with pytest.raises(LogTruncationError, match="from offset 1 to 2") as caught:
+        state.next_batch()
+    assert caught.value.diverging_offset == 1
+    assert state.partitions[T0].position == 2
+    state.partitions[T0].seek(1)
+    assert state.next_batch() is None
+
+
+def test_lost_records_that_nobody_was_given_are_only_fetched_anew() -> None:
+    state = _read_in_epoch_1("none", taken=False)
+    state.partitions[T0].high_watermark = 9  # so that more is wanted although something is buffered
+    _check(state, 1)
+    assert state.partitions[T0].position == 0
+    assert state.next_batch() is None, "what was buffered is void"
+
+
+def test_a_check_that_fails_is_tried_again() -> None:
+    state = _read_in_epoch_1()
+    assert _check(state, -1, code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    assert state.checks(0, lambda tp: _led(2)) == {}
+    assert state.next_retry_ms(0) == 100
+    state.on_leaders(lambda tp: _led(3))
+    assert not _check(state, 2, epoch=3)
+
+
+def test_an_answer_of_a_deposed_leader_counts_for_nothing() -> None:
+    state = _read_in_epoch_1()
+    (old,) = [
+        FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Asked(2, 1, 1)}),
+    ]
+    _check(state, 2)
+    state.on_fetched(old.asked, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0)], memoryview(b""), 0, 0.5)
+    assert state.partitions[T0].high_watermark == 2
+    assert state.on_checked({T0: Asked(2, 1, 1)}, [EpochEnd("t", 0, 0, None, 0, 0)], 0, 0.5) is False
+    assert state.partitions[T0].position == 2
+
+
+def test_only_a_current_leader_knows_what_is_out_of_range() -> None:
+    state = _state(T0)
+    (plan,), _ = state.plan(0, lambda tp: _led(1), lambda node: False)
+    state.on_leaders(lambda tp: _led(2))
+    assert _answer(state, plan, {}, code=int(ErrorCode.OFFSET_OUT_OF_RANGE)), "metadata is stale"
+    assert state.partitions[T0].position == 0
+    (plan,), _ = state.plan(500, lambda tp: _led(2), lambda node: False)
+    _answer(state, plan, {}, code=int(ErrorCode.OFFSET_OUT_OF_RANGE))
+    assert state.partitions[T0].position is None

@@ -23,6 +23,8 @@ from kafkalite.errors import (
     InvalidTopicError,
     MessageTooLargeError,
     NotLeaderOrFollowerError,
+    OutOfOrderSequenceNumberError,
+    PolicyViolationError,
     RecordError,
     RecordTooLargeError,
     UnknownServerError,
@@ -450,12 +452,12 @@ async def test_a_topic_with_a_small_message_limit_takes_batches_one_by_one(
 async def test_a_codec_that_is_not_there_fails_its_records(
     fake_broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kafkalite.client import pending_batch
+    from kafkalite.client import partition_queue
 
     def refuse(*_: object, **__: object) -> bytes:
         raise ConfigError(key="compression.type", value="zstd", allowed="installed")
 
-    monkeypatch.setattr(pending_batch, "build_batch", refuse)
+    monkeypatch.setattr(partition_queue, "build_batch", refuse)
     async with _producer(fake_broker, compression_type="zstd") as producer:
         with pytest.raises(ConfigError):
             await producer.send("t", b"x")
@@ -766,3 +768,96 @@ async def test_partitions_for(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 2
     async with _producer(fake_broker) as producer:
         assert await producer.partitions_for("t") == [TopicPartition("t", 0), TopicPartition("t", 1)]
+
+
+# --- idempotence and leaders ---------------------------------------------------------------------
+
+
+async def test_a_lost_answer_makes_no_duplicate(fake_broker: Any, make_fault: Any) -> None:
+    fake_broker.fault(ApiKey.PRODUCE, make_fault(close=True, serve_first=True), None, times=5)
+    async with _producer(fake_broker) as producer:
+        offsets = [(await producer.send("t", b"%d" % number)).offset for number in range(10)]
+    assert offsets == list(range(10)), "a repetition is told its first offset"
+    assert fake_broker.values("t") == [b"%d" % number for number in range(10)]
+
+
+async def test_a_window_of_large_batches_survives_lost_answers_in_order(
+    fake_broker: Any, make_fault: Any
+) -> None:
+    fake_broker.fault(ApiKey.PRODUCE, None, make_fault(close=True, serve_first=True), None, None, times=4)
+    values = [b"%d" % number for number in range(3000)]
+    async with _producer(fake_broker, max_request_size=4096) as producer:
+        placed = await producer.send_many("t", values)
+    assert fake_broker.values("t") == values
+    assert [batch.base_offset for batch in placed] == sorted(batch.base_offset for batch in placed)
+
+
+async def test_without_idempotence_a_lost_answer_may(fake_broker: Any, make_fault: Any) -> None:
+    fake_broker.fault(ApiKey.PRODUCE, make_fault(close=True, serve_first=True))
+    async with _producer(fake_broker, enable_idempotence=False) as producer:
+        await producer.send("t", b"x")
+    assert fake_broker.values("t") == [b"x"] * 2
+    assert fake_broker.count(ApiKey.INIT_PRODUCER_ID) == 0
+
+
+async def test_the_producer_id_is_asked_for_once_and_again_if_need_be(
+    fake_broker: Any, make_fault: Any
+) -> None:
+    fake_broker.fault(ApiKey.INIT_PRODUCER_ID, make_fault(refuse=int(ErrorCode.REQUEST_TIMED_OUT)), times=3)
+    async with _producer(fake_broker) as producer:
+        for _ in range(5):
+            await producer.send("t", b"x")
+    assert fake_broker.count(ApiKey.INIT_PRODUCER_ID) == 4
+
+
+async def test_records_fail_loudly_when_there_can_be_no_producer_id(
+    fake_broker: Any, make_fault: Any
+) -> None:
+    fake_broker.always[ApiKey.INIT_PRODUCER_ID] = make_fault(refuse=int(ErrorCode.POLICY_VIOLATION))
+    async with _producer(fake_broker) as producer:
+        with pytest.raises(PolicyViolationError):
+            await producer.send("t", b"x")
+        del fake_broker.always[ApiKey.INIT_PRODUCER_ID]
+        await producer.send("t", b"y")
+    assert fake_broker.values("t") == [b"y"]
+
+
+async def test_lost_records_are_told_by_name(fake_broker: Any) -> None:
+    async with _producer(fake_broker) as producer:
+        for number in range(3):
+            await producer.send("t", b"%d" % number)
+        log = fake_broker.logs["t", 0]
+        log.producers.note(*_only_producer(log), 0, 0, 0, 0, 0)  # as if it had only the first
+        with pytest.raises(OutOfOrderSequenceNumberError):
+            await producer.send("t", b"lost")
+        await producer.send("t", b"next")
+    assert fake_broker.values("t")[-1] == b"next"
+
+
+def _only_producer(log: Any) -> tuple[int, int]:
+    ((producer_id, state),) = log.producers._producers.items()
+    del log.producers._producers[producer_id]
+    return producer_id, state.epoch
+
+
+async def test_sending_goes_on_at_the_new_leader(fake_cluster: list[Any]) -> None:
+    first = fake_cluster[0]
+    async with _producer(first) as producer:
+        for number in range(40):
+            if number % 10 == 9:
+                first.leaders["t", 0] = 3 - first.leaders.get(("t", 0), 1)
+                first.epochs["t", 0] = first.epochs.get(("t", 0), 1) + 1
+            assert (await producer.send("t", b"%d" % number)).offset == number
+
+
+async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any], make_fault: Any) -> None:
+    first = fake_cluster[0]
+    async with _producer(first) as producer:
+        await producer.send("t", b"0")
+        for api in (ApiKey.PRODUCE, ApiKey.METADATA):
+            first.always[api] = make_fault(drop=True)
+        waiting = asyncio.ensure_future(producer.send("t", b"1"))
+        await asyncio.sleep(0.05)
+        first.leaders["t", 0], first.epochs["t", 0] = 2, 2
+        async with asyncio.timeout(5):
+            assert (await waiting).offset == 1

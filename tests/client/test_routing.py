@@ -16,7 +16,7 @@ T0 = TopicPartition("t", 0)
 
 
 def _partition(number: int, leader: int = 1, epoch: int = 1) -> PartitionMetadata:
-    return PartitionMetadata(0, number, leader, epoch, [1], [1])
+    return PartitionMetadata(0, number, leader, epoch, 0, [1], [1], [])
 
 
 def _topic(

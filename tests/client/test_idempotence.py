@@ -1,0 +1,654 @@
+"""Idempotent producing (R28, KIP-98, KIP-360): sequences, the window, epochs; against a model of a leader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kafkalite.client.accumulator import Accumulator, Limits
+from kafkalite.client.partition_queue import (
+    MAX_PRODUCER_EPOCH,
+    PIPELINED_BYTES,
+    SEQUENCES,
+    PartitionQueue,
+    Shipment,
+)
+from kafkalite.client.pending_batch import PendingBatch, record_size
+from kafkalite.client.retry import Backoff
+from kafkalite.errors import (
+    BrokerError,
+    ConnectionFailedError,
+    DeliveryTimeoutError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    MessageTooLargeError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
+    UnknownProducerIdError,
+)
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import BatchHeader, Codec
+from kafkalite.storage.producer_state import ProducerStates
+
+T0 = TopicPartition("t", 0)
+LIMITS = Limits(
+    batch_size=1000,
+    batch_max_messages=0,
+    max_request_size=4000,
+    buffer_memory=10_000_000,
+    linger_ms=0,
+    delivery_timeout_ms=1000,
+    retries=10**9,
+    backoff=Backoff(100, 1000),
+    is_idempotent=True,
+)
+
+
+def _accumulator(limits: Limits = LIMITS) -> Accumulator:
+    accumulator = Accumulator(limits)
+    assert accumulator.needs_producer_id
+    accumulator.on_producer_id(7)
+    return accumulator
+
+
+def _add(accumulator: Accumulator, queue: PartitionQueue, value: bytes, now_ms: int = 0) -> PendingBatch:
+    """A batch of its own: prebuilt, so that it does not wait for company."""
+    batch = PendingBatch(queue.tp.topic, queue.tp.partition, limit_bytes=0, limit_records=0)
+    batch.prebuilt = build_batch([value])
+    batch.size_bytes = len(batch.prebuilt)
+    batch.close()
+    batch.record_count = 1
+    accumulator.add_batch(queue, batch, now_ms)
+    return batch
+
+
+def _drain(accumulator: Accumulator, now_ms: int = 0, room: int = 100) -> list[Shipment]:
+    requests = accumulator.drain(now_ms, lambda tp: 1, lambda node: room).requests
+    for shipment in [shipment for _, shipments in requests for shipment in shipments]:
+        shipment.encode(Codec.NONE, None)
+        shipment.queue.check()
+    return [shipment for _, shipments in requests for shipment in shipments]
+
+
+def _header(shipment: Shipment) -> BatchHeader:
+    return RecordBatch(shipment.encode(Codec.NONE, None)).header
+
+
+def _identity(shipment: Shipment) -> tuple[int, int, int]:
+    header = _header(shipment)
+    return header.producer_id, header.producer_epoch, header.base_sequence
+
+
+def _values(shipment: Shipment) -> list[bytes | None]:
+    return [record.value for record in RecordBatch(shipment.encode(Codec.NONE, None))]
+
+
+def test_nothing_leaves_without_a_producer_id() -> None:
+    accumulator = Accumulator(LIMITS)
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    assert _drain(accumulator) == []
+    assert accumulator.add_alone(accumulator.queue(TopicPartition("t", 1)), b"x", None, 1, 0, 1) is None
+    accumulator.on_producer_id(7)
+    (shipment,) = _drain(accumulator)
+    assert _identity(shipment) == (7, 0, 0)
+
+
+def test_sequences_count_the_records_of_a_partition() -> None:
+    accumulator = _accumulator()
+    queue, other = accumulator.queue(T0), accumulator.queue(TopicPartition("t", 1))
+    for value in (b"a", b"b", b"c"):
+        _add(accumulator, queue, value)
+    _add(accumulator, other, b"x")
+    shipments = _drain(accumulator)
+    found = [(s.queue.tp.partition, _identity(s)) for s in shipments]
+    assert sorted(found) == [(0, (7, 0, 0)), (0, (7, 0, 1)), (0, (7, 0, 2)), (1, (7, 0, 0))]
+    first = shipments[0]
+    assert first.producer[2] == 0
+    accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
+    batch = PendingBatch("t", 0, limit_bytes=10**6, limit_records=100)
+    assert batch.closed is False
+    alone = accumulator.add_alone(accumulator.queue(TopicPartition("t", 2)), b"v", b"k", 1, 0, 1)
+    assert alone is not None and _identity(alone) == (7, 0, 0)
+
+
+def test_sequences_wrap() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    queue.adopt(7)
+    queue.next_sequence = SEQUENCES - 1
+    _add(accumulator, queue, b"a")
+    _add(accumulator, queue, b"b")
+    first, second = _drain(accumulator)
+    assert (_identity(first)[2], _identity(second)[2]) == (SEQUENCES - 1, 0)
+
+
+def test_five_are_in_flight_and_small_ones_wait_for_company() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    for number in range(7):
+        _add(accumulator, queue, b"%d" % number)
+    assert len(_drain(accumulator)) == 5
+    accumulator = _accumulator(replace(LIMITS, batch_size=40_000, max_request_size=10**6))
+    queue = accumulator.queue(T0)
+
+    def send(size: int) -> None:
+        batch = accumulator.open_batch(queue, size, 0)
+        assert batch is not None
+        batch.append(b"x" * size, None, 0, (), record_size(b"x" * size, None))
+        accumulator.close_batch(queue, 0)
+
+    send(10)
+    (first,) = _drain(accumulator)
+    send(1000)
+    assert _drain(accumulator) == [], "a little waits for the answer"
+    for _ in range(PIPELINED_BYTES // 39_000 + 1):
+        send(39_000)
+    (second,) = _drain(accumulator)
+    assert len(second.batches) == 5
+    send(10)
+    accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
+    assert _drain(accumulator) == []
+    accumulator.on_acknowledged(second, 1, NO_TIMESTAMP, 0)
+    assert len(_drain(accumulator)) == 1
+
+
+def test_a_retry_sends_the_same_bytes_and_the_window_in_order() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    for value in (b"a", b"b", b"c"):
+        _add(accumulator, queue, value)
+    shipments = _drain(accumulator)
+    sent = [bytes(shipment.encode(Codec.NONE, None)) for shipment in shipments]
+    _add(accumulator, queue, b"d")
+    (fourth,) = _drain(accumulator)
+    accumulator.on_failed(shipments[0], NotLeaderOrFollowerError(), 0, 0.5)
+    assert accumulator.next_deadline_ms() == 1000, "no retry before the others are back"
+    accumulator.on_failed(shipments[1], OutOfOrderSequenceNumberError(), 0, 0.5)
+    accumulator.on_failed(shipments[2], OutOfOrderSequenceNumberError(), 0, 0.5)
+    assert _drain(accumulator) == []
+    accumulator.on_failed(fourth, OutOfOrderSequenceNumberError(), 0, 0.5)
+    assert accumulator.next_deadline_ms() == 100
+    accumulator.on_tick(100)
+    again = _drain(accumulator, 100)
+    assert again == [*shipments, fourth]
+    assert [bytes(shipment.encode(Codec.NONE, None)) for shipment in again[:3]] == sent
+    for offset, shipment in enumerate(again):
+        accumulator.on_acknowledged(shipment, offset, NO_TIMESTAMP, 100)
+    assert not accumulator.incomplete
+
+
+def test_a_leader_that_changes_waits_for_what_went_to_the_old_one() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    _add(accumulator, queue, b"b")
+    moved = accumulator.drain(0, lambda tp: 2, lambda node: 9)
+    assert moved.requests == []
+    accumulator.on_failed(first, ConnectionFailedError("gone"), 0, 0.5)
+    accumulator.retry_now()
+    requests = accumulator.drain(0, lambda tp: 2, lambda node: 9).requests
+    assert [(node, [s.producer[2] for s in shipments]) for node, shipments in requests] == [
+        (2, [0]),
+        (2, [1]),
+    ]
+
+
+def test_the_rest_of_a_window_waits_for_room_and_keeps_its_place() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    for value in (b"a", b"b", b"c"):
+        _add(accumulator, queue, value)
+    shipments = _drain(accumulator)
+    for shipment in shipments:
+        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 0, 0.5)
+    accumulator.retry_now()
+    assert _drain(accumulator, 0, room=2) == shipments[:2]
+    assert _drain(accumulator, 0, room=0) == []
+    accumulator.on_acknowledged(shipments[0], 0, NO_TIMESTAMP, 0)
+    assert _drain(accumulator, 0, room=1) == shipments[2:]
+
+
+def test_what_expired_in_flight_leaves_a_hole_unless_a_later_one_is_acknowledged() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a", 0)
+    _add(accumulator, queue, b"b", 500)
+    first, second = _drain(accumulator, 500)
+    for shipment in (first, second):
+        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 900, 0.5)
+    (expired,) = accumulator.on_tick(1000)
+    assert isinstance(expired.error, DeliveryTimeoutError)
+    late = _add(accumulator, queue, b"c", 1000)
+    assert _drain(accumulator, 1000) == [second], "in doubt, so it goes as it was; nothing new behind a hole"
+    accumulator.on_acknowledged(second, 1, NO_TIMESTAMP, 1001)  # so the first is in the log too
+    (third,) = _drain(accumulator, 1001)
+    assert third.batches == [late] and _identity(third) == (7, 0, 2)
+
+
+def test_behind_a_hole_the_next_epoch_begins() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    accumulator.on_failed(first, ConnectionFailedError("gone"), 990, 0.5)
+    accumulator.on_tick(1000)
+    _add(accumulator, queue, b"b", 1000)
+    (second,) = _drain(accumulator, 1000)
+    assert _identity(second) == (7, 1, 0)
+
+
+def test_what_is_in_doubt_behind_a_hole_fails_by_name() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a", 0)
+    doubtful = _add(accumulator, queue, b"b", 500)
+    first, second = _drain(accumulator, 500)
+    for shipment in (first, second):
+        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 900, 0.5)
+    accumulator.on_tick(1000)
+    assert _drain(accumulator, 1000) == [second]
+    assert accumulator.on_failed(second, OutOfOrderSequenceNumberError(), 1001, 0.5) == [doubtful]
+    assert isinstance(doubtful.error, OutOfOrderSequenceNumberError)
+    _add(accumulator, queue, b"c", 1001)
+    (third,) = _drain(accumulator, 1001)
+    assert _identity(third) == (7, 1, 0)
+
+
+def test_what_is_certainly_not_written_goes_on_under_the_next_epoch() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    bad, good = _add(accumulator, queue, b"bad"), _add(accumulator, queue, b"good")
+    first, second = _drain(accumulator)
+    assert accumulator.on_failed(first, InvalidRecordError(), 0, 0.5) == [bad]
+    assert accumulator.on_failed(second, OutOfOrderSequenceNumberError(), 0, 0.5) == []
+    (again,) = _drain(accumulator)
+    assert again.batches == [good] and _identity(again) == (7, 1, 0)
+    assert _values(again) == [b"good"]
+
+
+def test_doubts_end_behind_what_is_not_written() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"bad")
+    good = _add(accumulator, queue, b"good")
+    first, second = _drain(accumulator)
+    accumulator.on_failed(first, InvalidRecordError(), 0, 0.5)
+    assert accumulator.on_failed(second, ConnectionFailedError("gone"), 0, 0.5) == []
+    (again,) = _drain(accumulator)
+    assert again.batches == [good] and _identity(again) == (7, 1, 0)
+
+
+def test_a_forgotten_producer_goes_on_and_a_loss_is_told() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
+    kept = _add(accumulator, queue, b"b")
+    (second,) = _drain(accumulator)
+    assert accumulator.on_failed(second, UnknownProducerIdError(), 0, 0.5) == []
+    (again,) = _drain(accumulator)
+    assert again.batches == [kept] and _identity(again) == (7, 1, 0)
+    accumulator.on_acknowledged(again, 1, NO_TIMESTAMP, 0)
+    lost = _add(accumulator, queue, b"c")
+    (third,) = _drain(accumulator)
+    assert accumulator.on_failed(third, OutOfOrderSequenceNumberError(), 0, 0.5) == [lost]
+    _add(accumulator, queue, b"d")
+    (fourth,) = _drain(accumulator)
+    assert _identity(fourth) == (7, 2, 0)
+
+
+@pytest.mark.parametrize("error", [UnknownProducerIdError(), OutOfOrderSequenceNumberError()])
+def test_a_first_sequence_that_is_refused_is_not_tried_for_ever(error: BrokerError) -> None:
+    accumulator = _accumulator()
+    batch = _add(accumulator, accumulator.queue(T0), b"a")
+    (shipment,) = _drain(accumulator)
+    assert accumulator.on_failed(shipment, error, 0, 0.5) == [batch]
+
+
+def test_who_was_fenced_takes_a_new_producer_id() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    fenced = _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    assert accumulator.on_failed(first, InvalidProducerEpochError(), 0, 0.5) == [fenced]
+    _add(accumulator, queue, b"b")
+    assert _drain(accumulator) == []
+    assert accumulator.needs_producer_id
+    accumulator.on_producer_id(8)
+    (second,) = _drain(accumulator)
+    assert _identity(second) == (8, 0, 0)
+
+
+def test_epochs_end() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    queue.adopt(7)
+    queue.producer_epoch = MAX_PRODUCER_EPOCH
+    _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    accumulator.on_failed(first, InvalidRecordError(), 0, 0.5)
+    _add(accumulator, queue, b"b")
+    assert _drain(accumulator) == []
+    accumulator.on_producer_id(9)
+    (second,) = _drain(accumulator)
+    assert _identity(second) == (9, 0, 0)
+
+
+def test_a_batch_of_another_producer_gets_this_ones_identity_in_a_copy() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    foreign = bytes(build_batch([b"x"], producer_id=99, producer_epoch=3, base_sequence=44))
+    batch = _add(accumulator, queue, b"")
+    batch.prebuilt = foreign
+    (shipment,) = _drain(accumulator)
+    assert _identity(shipment) == (7, 0, 0)
+    assert RecordBatch(foreign).header.producer_id == 99
+    plain = Accumulator(replace(LIMITS, is_idempotent=False))
+    batch = _add(plain, plain.queue(T0), b"")
+    batch.prebuilt = foreign
+    (shipment,) = _drain(plain)
+    assert _identity(shipment) == (-1, -1, -1)
+
+
+def test_a_coalesced_shipment_that_is_too_large_goes_in_parts_before_what_follows() -> None:
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    for size in (900, 901, 902):
+        batch = accumulator.open_batch(queue, size, 0)
+        assert batch is not None
+        batch.append(b"x" * size, None, 0, (), record_size(b"x" * size, None))
+        accumulator.close_batch(queue, 0)
+    (large,) = _drain(accumulator)
+    assert len(large.batches) == 3
+    _add(accumulator, queue, b"after")
+    (after,) = _drain(accumulator)
+    assert accumulator.on_failed(large, MessageTooLargeError(), 0, 0.5) == []
+    assert accumulator.on_failed(after, OutOfOrderSequenceNumberError(), 0, 0.5) == []
+    seen = []
+    while shipments := _drain(accumulator):
+        for shipment in shipments:
+            seen.append((shipment.record_count, _identity(shipment)))
+            accumulator.on_acknowledged(shipment, len(seen), NO_TIMESTAMP, 0)
+    assert seen == [(1, (7, 1, sequence)) for sequence in range(4)]
+
+
+@dataclass
+class Attempt:
+    """One sending of a shipment, on its way to the leader or waiting there to be committed."""
+
+    shipment: Shipment
+    data: bytes
+    offset: int = NO_OFFSET
+
+
+class LeaderMachine(RuleBasedStateMachine):
+    """A real accumulator against a model of one partition's leader, with all that can go wrong between.
+
+    The model is the log as R28 has it: uncommitted records are lost or kept at a change of leaders, answers
+    are lost, connections break with requests in them that may arrive later, appends are refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulator = Accumulator(replace(LIMITS, delivery_timeout_ms=3000, linger_ms=1, batch_size=200))
+        self.queue = self.accumulator.queue(T0)
+        self.now_ms = 0
+        self.number = 0
+        self.sent: list[tuple[PendingBatch, int, bytes]] = []
+        self.log: list[tuple[bytes, bytes]] = []  # (value, the batch it came in)
+        self.committed = 0
+        self.producers = ProducerStates()
+        self.wire: deque[Attempt] = deque()  # requests in the connection
+        self.parked: deque[Attempt] = deque()  # appended, not answered
+        self.answers: deque[tuple[Attempt, Exception | None]] = deque()
+        self.ghosts: list[bytes] = []  # in a broken connection; they may still arrive
+        self.next_id = 100
+
+    # --- the producer
+
+    @rule(count=st.integers(1, 4), size=st.integers(0, 150))
+    def send(self, count: int, size: int) -> None:
+        for _ in range(count):
+            value = b"%d:" % self.number + b"x" * size
+            need = record_size(value, None)
+            if self.queue.open is not None and not self.queue.open.has_room(need):
+                self.accumulator.close_batch(self.queue, self.now_ms)
+            batch = self.queue.open or self.accumulator.open_batch(self.queue, need, self.now_ms)
+            assert batch is not None
+            self.number += 1
+            self.sent.append((batch, batch.append(value, None, 0, (), need), value))
+
+    @rule()
+    def send_built(self) -> None:
+        value = b"%d:built" % self.number
+        self.number += 1
+        self.sent.append((_add(self.accumulator, self.queue, value, self.now_ms), 0, value))
+
+    @rule()
+    def send_alone(self) -> None:
+        value = b"%d:alone" % self.number
+        shipment = self.accumulator.add_alone(self.queue, value, None, 0, self.now_ms, 1)
+        if shipment is not None:
+            self.number += 1
+            self.sent.append((shipment.batches[0], 0, value))
+            self._leave([shipment])
+
+    @rule(room=st.integers(0, 5), alone=st.booleans())
+    def drain(self, room: int, alone: bool) -> None:
+        self.accumulator.close_all(self.now_ms)
+        if alone and self.queue in self.accumulator.ready and room:
+            shipment = self.accumulator.take(self.queue, self.now_ms, 1)
+            self._leave([shipment] if shipment is not None else [])
+        else:
+            drained = self.accumulator.drain(self.now_ms, lambda tp: 1, lambda node: room)
+            self._leave([shipment for _, shipments in drained.requests for shipment in shipments])
+        if self.accumulator.needs_producer_id:
+            self.accumulator.on_producer_id(self.next_id)
+            self.next_id += 1
+
+    def _leave(self, shipments: list[Shipment]) -> None:
+        for shipment in shipments:
+            self.wire.append(Attempt(shipment, bytes(shipment.encode(Codec.NONE, None))))
+
+    @rule(duration_ms=st.integers(0, 800))
+    def wait(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+        for batch in self.accumulator.on_tick(self.now_ms):
+            assert isinstance(batch.error, DeliveryTimeoutError)
+
+    @rule()
+    def learn_of_a_change(self) -> None:
+        self.accumulator.retry_now()
+
+    @rule()
+    def answer(self) -> None:
+        if not self.answers:
+            return
+        attempt, error = self.answers.popleft()
+        if error is None:
+            self.accumulator.on_acknowledged(attempt.shipment, attempt.offset, NO_TIMESTAMP, self.now_ms)
+        else:
+            self.accumulator.on_failed(attempt.shipment, error, self.now_ms, 0.5)
+
+    # --- the leader
+
+    def _append(self, data: bytes) -> int:
+        """The base offset; raises what the sequence deserves."""
+        batch = RecordBatch(data)
+        repeated = self.producers.check(batch.header)
+        if repeated is not None:
+            return repeated.base_offset
+        base = len(self.log)
+        self.log += [(record.value or b"", data) for record in batch]
+        header = batch.header
+        self._note(header, base)
+        return base
+
+    def _note(self, header: BatchHeader, base: int) -> None:
+        self.producers.note(
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            base,
+            base + header.record_count - 1,
+            0,
+            0,
+        )
+
+    @rule(fault=st.sampled_from([None] * 6 + ["too large", "not enough", "invalid"]))
+    def arrive(self, fault: str | None) -> None:
+        """The leader handles the next request. It answers in the order of requests."""
+        if not self.wire:
+            return
+        attempt = self.wire.popleft()
+        error: Exception | None = None
+        if fault == "too large" and _header_of(attempt.data).record_count > 2:
+            error = MessageTooLargeError()
+        elif fault == "not enough":
+            error = NotEnoughReplicasError()
+        elif fault == "invalid" and b"7" in attempt.data:
+            error = InvalidRecordError()
+        else:
+            try:
+                attempt.offset = self._append(attempt.data)
+            except BrokerError as refused:
+                error = refused
+        if error is None:
+            self.parked.append(attempt)
+        else:
+            self._flush_parked(RequestTimedOutError())
+            self.answers.append((attempt, error))
+
+    def _flush_parked(self, error: Exception) -> None:
+        self.answers.extend((attempt, error) for attempt in self.parked)
+        self.parked.clear()
+
+    @rule()
+    def commit(self) -> None:
+        self.committed = len(self.log)
+        self.answers.extend((attempt, None) for attempt in self.parked)
+        self.parked.clear()
+
+    @rule()
+    def time_out(self) -> None:
+        self._flush_parked(RequestTimedOutError())
+
+    @rule(kept=st.integers(0, 10), answers=st.booleans(), broken=st.booleans())
+    def change_leaders(self, kept: int, answers: bool, broken: bool) -> None:
+        """The new leader has what is committed, and maybe more; its producer state is its log's (R27)."""
+        self._flush_parked(NotLeaderOrFollowerError())
+        while len(self.log) > self.committed + kept:
+            last = self.log[-1][1]
+            while self.log and self.log[-1][1] == last:  # whole batches
+                self.log.pop()
+        self.committed = min(self.committed, len(self.log))
+        self.producers = ProducerStates()
+        base = 0
+        while base < len(self.log):
+            header = _header_of(self.log[base][1])
+            self._note(header, base)
+            base += header.record_count
+        if broken:
+            self.break_connection(answers)
+
+    @rule(arrives=st.booleans())
+    def break_connection(self, arrives: bool) -> None:
+        """Everything in flight fails; requests in it may be handled all the same, now or later."""
+        if arrives:
+            for attempt in self.wire:
+                self.ghosts.append(attempt.data)
+        lost = [attempt for attempt, _ in self.answers] + [*self.parked, *self.wire]
+        self.answers.clear()
+        self.parked.clear()
+        self.wire.clear()
+        for attempt in lost:
+            self.accumulator.on_failed(attempt.shipment, ConnectionFailedError("cut"), self.now_ms, 0.5)
+
+    @rule()
+    @precondition(lambda self: self.ghosts)
+    def ghost_arrives(self) -> None:
+        with contextlib.suppress(BrokerError):
+            self._append(self.ghosts.pop(0))
+
+    @rule()
+    @precondition(lambda self: not (self.wire or self.ghosts or self.parked or self.answers))
+    def forget_the_producer(self) -> None:
+        """Retention: a day without news, so there is nothing in flight, nothing waiting to be sent again."""
+        if not self.queue.window:
+            self.producers = ProducerStates()
+
+    # --- what must hold
+
+    @invariant()
+    def the_queue_is_in_order(self) -> None:
+        self.queue.check()
+
+    @invariant()
+    def nothing_is_there_twice(self) -> None:
+        values = [value for value, _ in self.log]
+        assert len(values) == len(set(values)), "a duplicate"
+
+    @invariant()
+    def the_log_is_in_the_order_of_sending(self) -> None:
+        numbers = [int(value.split(b":")[0]) for value, _ in self.log]
+        assert numbers == sorted(numbers), "a record overtook another"
+
+    @invariant()
+    def what_is_acknowledged_is_where_it_was_told_to_be(self) -> None:
+        for batch, index, value in self.sent:
+            if batch.done and batch.error is None and batch.base_offset != NO_OFFSET:
+                assert self.log[batch.base_offset + index][0] == value
+
+    @invariant()
+    def nothing_is_acknowledged_that_is_not_there(self) -> None:
+        values = {value for value, _ in self.log}
+        for batch, _, value in self.sent:
+            assert not (batch.done and batch.error is None) or value in values
+
+    def teardown(self) -> None:
+        """Once nothing goes wrong any more, everything is decided soon, without another expiry."""
+        self.ghosts.clear()
+        self.accumulator.expire(self.now_ms)
+        undecided = dict(self.accumulator.incomplete)
+        for _ in range(60):
+            if not self.accumulator.incomplete:
+                break
+            self.now_ms += 20
+            self.accumulator.on_tick(self.now_ms)
+            self.accumulator.retry_now()
+            self.drain(5, False)
+            while self.wire:
+                self.arrive(None)
+            self.commit()
+            while self.answers:
+                self.answer()
+            self.queue.check()
+        assert not self.accumulator.incomplete
+        for batch in undecided:
+            assert not isinstance(batch.error, DeliveryTimeoutError) or batch.deadline_ms <= self.now_ms
+        self.nothing_is_there_twice()
+        self.the_log_is_in_the_order_of_sending()
+        self.nothing_is_acknowledged_that_is_not_there()
+
+
+def _header_of(data: bytes) -> BatchHeader:
+    return RecordBatch(data, check_crc=False).header
+
+
+TestLeaderMachine = LeaderMachine.TestCase
+TestLeaderMachine.settings = settings(
+    derandomize=True, deadline=None, max_examples=150, stateful_step_count=60
+)

@@ -1,6 +1,6 @@
 # The daily words. Each sets .venv up when it has to.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage
+.PHONY: check test bench docs coverage sim mutants faults compose-test
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -10,6 +10,23 @@ test: ; @bin/test
 bench: ; @bin/setup all dev test && $(PYTHON) -m benchmarks
 
 docs: ; @bin/setup all dev test && $(PYTHON) -m pytest -q tests/test_docs.py
+
+# Whole clusters in virtual time, from seeds: make sim SEEDS=1000 START=1. A failure prints the command that replays it.
+SEEDS := 300
+START := 1
+JOBS := 2
+sim: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim --seeds $(SEEDS) --start $(START) --jobs $(JOBS)
+
+# Removes one rule of replication at a time and expects to be caught.
+mutants: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim.mutants --jobs $(JOBS)
+
+# Real processes, killed, paused and cut apart under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
+ROUNDS := 20
+FAULTS :=
+faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faults --rounds $(ROUNDS) $(FAULTS)
+
+# The real docker-compose.yml; wants a docker engine, docker-compose and debootstrap, and says so where they are not.
+compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment
 
 # Branch coverage of the floors that decide; the bound is the project's own.
 PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/metadata/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/routing.py,kafkalite/client/accumulator.py,kafkalite/client/fetch_state.py,kafkalite/client/retry.py

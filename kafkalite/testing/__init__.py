@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from kafkalite.testing.faults import disconnect_next as disconnect_next
     from kafkalite.testing.faults import drop_next as drop_next
     from kafkalite.testing.faults import fail_next as fail_next
+    from kafkalite.testing.process_cluster import ProcessCluster as ProcessCluster
+    from kafkalite.testing.proxy import FaultyProxy as FaultyProxy
     from kafkalite.testing.sync_cluster import SyncCluster as SyncCluster
     from kafkalite.testing.virtual_clock import VirtualClock as VirtualClock
     from kafkalite.testing.wire import WireClient as WireClient
 
 _HOME = {
     "Cluster": "kafkalite.testing.cluster",
+    "FaultyProxy": "kafkalite.testing.proxy",
+    "ProcessCluster": "kafkalite.testing.process_cluster",
     "SyncCluster": "kafkalite.testing.sync_cluster",
     "VirtualClock": "kafkalite.testing.virtual_clock",
     "WireClient": "kafkalite.testing.wire",

@@ -1,21 +1,23 @@
 """Cluster: real brokers in your event loop, on storage that survives their restarts, with faults on request.
 
-::
+One, or several that replicate::
 
-    async with Cluster() as cluster:
+    async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("orders", partitions=3)
         async with cluster.producer() as producer:
             await producer.send("orders", b"1")
         cluster.intercept(ApiKey.FETCH, drop_next(2))
-        await cluster.restart()
+        await cluster.kill(cluster.leader("orders"))
         assert [record.value for record in await cluster.records("orders")] == [b"1"]
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -44,47 +46,118 @@ if TYPE_CHECKING:
 _names = count(1)
 
 READ_TIMEOUT_MS: Final = 10_000
+FIRST_CONTROLLER_ID: Final = 101
+#: Nodes in one process hear of each other at once: what is patient in production may be quick here.
+SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
+    "controller_quorum_election_timeout_ms": 100,
+    "controller_quorum_fetch_timeout_ms": 500,
+    "broker_heartbeat_interval_ms": 100,
+    "broker_session_timeout_ms": 1_000,
+    "replica_fetch_backoff_ms": 20,
+}
+
+
+class Node:
+    """One node of a Cluster: its place, its disk, and the Broker that runs there now, if any."""
+
+    def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
+        self.node_id = node_id
+        self.settings = settings  #: a restart finds the same addresses in them
+        self.rng = rng
+        self.filesystem: FileSystem | None = None
+        self.broker: Broker | None = None
+
+    def __repr__(self) -> str:
+        return f"<Node {self.node_id} {self.broker!r}>"
+
+    @property
+    def is_running(self) -> bool:
+        return self.broker is not None and self.broker.is_running
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self.settings.get("process_roles", "broker")
 
 
 class Cluster:
-    """One broker for now; ``brokers`` above 1 is refused until there is replication.
+    """Brokers numbered from 1, each also a controller; or with ``controllers`` of their own, from 101.
 
     ``storage="memory"`` forgets on ``crash`` what was not synced; ``"disk"`` is a directory that is removed
-    at the end. Any further keyword is a broker setting, by its Python name.
+    at the end. Any further keyword is a setting of every node, by its Python name. With several brokers,
+    elections and sessions are quick, and topics are replicated three times unless they say otherwise.
     """
 
     def __init__(
         self,
         brokers: int = 1,
         *,
+        controllers: int = 0,
         transport: Literal["inproc", "tcp"] = "inproc",
         storage: Literal["memory", "disk"] = "memory",
         clock: Clock | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        if brokers != 1:
-            raise ConfigError(
-                key="brokers", value=brokers, allowed="1: several brokers need replication, not there yet"
-            )
+        if not 1 <= brokers < FIRST_CONTROLLER_ID:
+            allowed = f"from 1 to {FIRST_CONTROLLER_ID - 1}"
+            raise ConfigError(key="brokers", value=brokers, allowed=allowed)
+        if controllers < 0:
+            raise ConfigError(key="controllers", value=controllers, allowed="0 or more")
         if transport not in {"inproc", "tcp"}:
             raise ConfigError(key="transport", value=transport, allowed="inproc or tcp")
         if storage not in {"memory", "disk"}:
             raise ConfigError(key="storage", value=storage, allowed="memory or disk")
         self.clock: Clock = clock or SystemClock()
         self.rng: Rng = seeded_rng(seed)
-        self._settings = settings
+        self._name = f"cluster-{os.getpid()}-{next(_names)}"
         self._is_memory = storage == "memory"
-        self._listeners = (
-            f"inproc://cluster-{os.getpid()}-{next(_names)}" if transport == "inproc" else "127.0.0.1:0"
-        )
+        self._is_inproc = transport == "inproc"
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._filesystem: FileSystem | None = None
-        self._broker: Broker | None = None
-        self._faults: dict[int, Fault] = {}
+        self._faults: dict[tuple[int | None, int], Fault] = {}
+        self.nodes: dict[int, Node] = {}  #: by node id
+        if brokers == 1 and controllers == 0:
+            node_id = int(settings.get("node_id", 1))
+            first = {"listeners": self._address(""), **settings}
+            self.nodes[node_id] = Node(node_id, first, self.rng)
+        elif isinstance(clock, VirtualClock):
+            allowed = (
+                "for one broker: several live in real time, or all in a simulation (kafkalite.testing.sim)"
+            )
+            raise ConfigError(key="clock", value=clock, allowed=allowed)
+        else:
+            self._plan(brokers, controllers, seed, settings)
+
+    def _plan(self, brokers: int, controllers: int, seed: int, settings: dict[str, Any]) -> None:
+        """The nodes of a cluster of several, with all that they must know of each other."""
+        broker_ids = range(1, brokers + 1)
+        controller_ids = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers)
+        voters = {n: self._address(f"-controller-{n}", fixed=True) for n in controller_ids or broker_ids}
+        common = {
+            **SETTINGS_OF_SEVERAL,
+            "default_replication_factor": min(brokers, 3),
+            "cluster_id": self._name,
+            "cluster_secret": "a secret of this test cluster",
+            "controller_quorum_voters": ",".join(f"{n}@{address}" for n, address in voters.items()),
+            **settings,
+        }
+        for node_id in (*broker_ids, *controller_ids):
+            roles = [role for role, ids in (("broker", broker_ids), ("controller", voters)) if node_id in ids]
+            own = {
+                **common,
+                "node_id": node_id,
+                "process_roles": ",".join(roles),
+                "listeners": self._address(f"-{node_id}"),
+            }
+            self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
+
+    def _address(self, suffix: str, *, fixed: bool = False) -> str:
+        """A place to listen: with ``fixed``, one that is known before anybody listens there."""
+        if self._is_inproc:
+            return f"inproc://{self._name}{suffix}"
+        return f"127.0.0.1:{_free_port() if fixed else 0}"
 
     def __repr__(self) -> str:
-        return f"<Cluster {self._broker!r}>"
+        return f"<Cluster {', '.join(repr(node.broker) for node in self.nodes.values())}>"
 
     # --- life
 
@@ -100,66 +173,139 @@ class Cluster:
     ) -> None:
         await self.close()
 
-    async def start(self) -> None:
-        """Start the broker, or start it again after ``stop`` or ``crash``, at the same address."""
-        if self._filesystem is None:
-            self._filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
-            if not self._is_memory:
-                self._directory = tempfile.TemporaryDirectory(prefix="kafkalite-cluster-")
-        log_dirs = self._directory.name if self._directory is not None else "/cluster"
+    async def start(self, *node_ids: int) -> None:
+        """Start the nodes that do not run, all or those named, at the addresses they had before."""
+        starting = [
+            asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
+        ]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
+
+    async def _start(self, node: Node) -> None:
+        if self._directory is None and not self._is_memory:
+            self._directory = tempfile.TemporaryDirectory(prefix="kafkalite-cluster-")
+        if node.filesystem is None:
+            node.filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
+        home = self._directory.name if self._directory is not None else "/cluster"
+        log_dirs = home if len(self.nodes) == 1 else f"{home}/node-{node.node_id}"
         broker = Broker(
             clock=self.clock,
-            rng=self.rng,
-            filesystem=self._filesystem,
-            **{"listeners": self._listeners, "log_dirs": log_dirs, **self._settings},
+            rng=node.rng,
+            filesystem=node.filesystem,
+            **{"log_dirs": log_dirs, **node.settings},
         )
         await broker.start()
-        broker.intercept(self._intercepted)
-        self._broker = broker
-        self._listeners = broker.address
+        broker.intercept(lambda request, client: self._intercepted(node, request, client))
+        node.broker = broker
+        if node.is_broker:
+            node.settings["listeners"] = broker.addresses
 
-    async def stop(self) -> None:
-        """Stop the broker in good order; what it stored stays."""
-        if self._broker is not None:
-            await self._broker.stop()
+    async def stop(self, *node_ids: int) -> None:
+        """Stop nodes in good order, all or those named; what they stored stays."""
+        is_rest = bool(node_ids)
+        await self._for_each(node_ids, lambda broker: broker.stop(hands_over=is_rest))
 
-    async def crash(self) -> None:
-        """Kill the broker. In memory, what it had not synced is lost, as by a power failure."""
-        await self.broker.kill()
-        if isinstance(self._filesystem, MemoryFileSystem):
-            self._filesystem.crash(self.rng)
+    async def kill(self, *node_ids: int) -> None:
+        """End nodes as kill -9 ends a process: what was written stays, synced or not."""
+        await self._for_each(node_ids, Broker.kill)
 
-    async def restart(self) -> None:
+    async def crash(self, *node_ids: int) -> None:
+        """Kill nodes. In memory, what they had not synced is lost, as by a power failure."""
+        await self.kill(*node_ids)
+        for node in self._named(node_ids):
+            if isinstance(node.filesystem, MemoryFileSystem):
+                node.filesystem.crash(node.rng)
+
+    async def restart(self, *node_ids: int) -> None:
         """``stop`` and ``start``."""
-        await self.stop()
-        await self.start()
+        await self.stop(*node_ids)
+        await self.start(*node_ids)
 
     async def close(self) -> None:
         """Stop and forget everything."""
-        await self.stop()
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        try:
+            await self.stop()
+        finally:
+            if self._directory is not None:
+                self._directory.cleanup()
+                self._directory = None
+
+    async def _for_each(
+        self, node_ids: Iterable[int], action: Callable[[Broker], Coroutine[Any, Any, None]]
+    ) -> None:
+        running = [node.broker for node in self._named(node_ids) if node.broker is not None]
+        done = await asyncio.gather(*map(action, running), return_exceptions=True)
+        for outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _named(self, node_ids: Iterable[int]) -> list[Node]:
+        return [self.nodes[node_id] for node_id in node_ids] or list(self.nodes.values())
 
     # --- what there is
 
     @property
     def broker(self) -> Broker:
-        assert self._broker is not None, "the cluster is not started"
-        return self._broker
+        """The only broker, or the first that runs."""
+        brokers = self.brokers
+        for broker in brokers.values():
+            if broker.is_running:
+                return broker
+        assert brokers, "the cluster is not started"
+        return next(iter(brokers.values()))
+
+    @property
+    def brokers(self) -> dict[int, Broker]:
+        """Those that were started, by node id, running or not."""
+        return {
+            node.node_id: node.broker
+            for node in self.nodes.values()
+            if node.broker is not None and node.is_broker
+        }
+
+    @property
+    def controller_id(self) -> int | None:
+        """The node that decides, as the others see it; None while there is none."""
+        seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
+        known = [node_id for node_id in seen if node_id is not None]
+        return max(known, key=known.count) if known else None
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads the partition, as the broker with the newest metadata knows it; -1: none."""
+        images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
+        state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
+        return -1 if state is None else state.leader
 
     @property
     def filesystem(self) -> FileSystem:
-        """The broker's disk; the one in memory can be made to fail."""
-        assert self._filesystem is not None, "the cluster is not started"
-        return self._filesystem
+        """The first node's disk; the one in memory can be made to fail."""
+        filesystem = next(iter(self.nodes.values())).filesystem
+        assert filesystem is not None, "the cluster is not started"
+        return filesystem
 
     @property
     def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
+        """The addresses of every broker, running or not."""
+        assert self.brokers, "the cluster is not started"
+        return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
 
-    def statistics(self) -> BrokerStatistics:
-        return self.broker.statistics()
+    def statistics(self, node_id: int | None = None) -> BrokerStatistics:
+        return (self.broker if node_id is None else self.brokers[node_id]).statistics()
+
+    async def wait_until(
+        self, condition: Callable[[], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
+    ) -> None:
+        """Return when ``condition()`` is true; AssertionError after ``timeout_ms``."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        while not condition():
+            assert loop.time() < deadline_s, f"not within {timeout_ms} ms: {what or condition}"
+            await asyncio.sleep(0.005)
 
     # --- clients
 
@@ -182,10 +328,20 @@ class Cluster:
         return Admin(self.bootstrap_servers, **settings)
 
     async def create_topic(
-        self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        configs: Mapping[str, str] | None = None,
+        *,
+        replication_factor: int = -1,
     ) -> None:
         async with self.admin() as admin:
-            await admin.create_topic(name, partitions=partitions, configs=dict(configs or {}))
+            await admin.create_topic(
+                name,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                configs=dict(configs or {}),
+            )
 
     async def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
         """Send ``values`` and wait until all are acknowledged."""
@@ -216,20 +372,29 @@ class Cluster:
 
     # --- faults and time
 
-    def intercept(self, api: ApiKey, fault: Fault | None) -> None:
-        """Let ``fault`` judge every request of ``api`` from now on; None: no more."""
+    def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
+        """Let ``fault`` judge every request of ``api``, to one node or to any, from now on; None: no more."""
         if fault is None:
-            self._faults.pop(api, None)
+            self._faults.pop((node_id, api), None)
         else:
-            self._faults[api] = fault
+            self._faults[node_id, api] = fault
 
-    def _intercepted(self, request: Request, client: Client) -> Answer | Pending | None:
-        fault = self._faults.get(request.api_key)
-        if fault is None:
+    def _intercepted(self, node: Node, request: Request, client: Client) -> Answer | Pending | None:
+        key = request.api_key
+        fault = self._faults.get((node.node_id, key)) or self._faults.get((None, key))
+        broker = node.broker
+        if fault is None or broker is None:
             return None
-        return fault(request, lambda: self.broker.handle(request, client), self.clock)
+        return fault(request, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
         """Move the virtual clock; the cluster must have been given one."""
         assert isinstance(self.clock, VirtualClock), "Cluster(clock=VirtualClock()) has a clock to move"
         await self.clock.advance(duration_ms)
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

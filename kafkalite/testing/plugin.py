@@ -2,8 +2,8 @@
 
 ``kafkalite`` is a running SyncCluster, fresh for each test, reached at ``kafkalite.bootstrap_servers`` from
 any event loop and thread of the process. It uses no port and no file, so xdist workers do not meet.
-``kafkalite_cluster`` makes as many as a test wants. ``@pytest.mark.kafkalite(num_partitions=3)`` gives the
-fixture's broker settings.
+``kafkalite_cluster`` makes as many as a test wants. ``@pytest.mark.kafkalite(brokers=3, num_partitions=3)``
+gives the fixture's cluster its size and its brokers their settings.
 
 Nothing of kafkalite but this module is imported until a test asks for a fixture.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "kafkalite(**settings): settings of the broker behind the kafkalite fixture"
+        "markers", "kafkalite(brokers=1, **settings): the cluster behind the kafkalite fixture"
     )
 
 

@@ -6,16 +6,18 @@ Its broker listens on ``inproc`` across threads: clients in any loop of the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from kafkalite.broker.metrics import BrokerStatistics
 from kafkalite.model import Record
 from kafkalite.protocol.api import ApiKey
-from kafkalite.testing.cluster import Cluster
+from kafkalite.testing.cluster import READ_TIMEOUT_MS, Cluster
 from kafkalite.testing.faults import Fault
 from kafkalite.testing.loop_thread import LoopThread
+
+T = TypeVar("T")
 
 
 class SyncCluster:
@@ -40,19 +42,22 @@ class SyncCluster:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
+    def start(self, *node_ids: int) -> None:
         if self._thread is None:
             self._thread = LoopThread("kafkalite-cluster")
-        self._in_thread.run(self._cluster.start())
+        self._in_thread.run(self._cluster.start(*node_ids))
 
-    def stop(self) -> None:
-        self._in_thread.run(self._cluster.stop())
+    def stop(self, *node_ids: int) -> None:
+        self._in_thread.run(self._cluster.stop(*node_ids))
 
-    def restart(self) -> None:
-        self._in_thread.run(self._cluster.restart())
+    def restart(self, *node_ids: int) -> None:
+        self._in_thread.run(self._cluster.restart(*node_ids))
 
-    def crash(self) -> None:
-        self._in_thread.run(self._cluster.crash())
+    def kill(self, *node_ids: int) -> None:
+        self._in_thread.run(self._cluster.kill(*node_ids))
+
+    def crash(self, *node_ids: int) -> None:
+        self._in_thread.run(self._cluster.crash(*node_ids))
 
     def close(self) -> None:
         if self._thread is not None:
@@ -81,14 +86,42 @@ class SyncCluster:
     def address(self) -> str:
         return self._cluster.broker.address
 
-    def statistics(self) -> BrokerStatistics:
-        async def ask() -> BrokerStatistics:
-            return self._cluster.statistics()
+    @property
+    def controller_id(self) -> int | None:
+        """The node that decides; None while there is none."""
+        return self._asked(lambda: self._cluster.controller_id)
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads the partition; -1: none."""
+        return self._asked(lambda: self._cluster.leader(topic, partition))
+
+    def statistics(self, node_id: int | None = None) -> BrokerStatistics:
+        return self._asked(lambda: self._cluster.statistics(node_id))
+
+    def wait_until(
+        self, condition: Callable[[Cluster], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
+    ) -> None:
+        """Return when ``condition(cluster)``, asked in the cluster's thread, is true."""
+        cluster = self._cluster
+        self._in_thread.run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))
+
+    def _asked(self, question: Callable[[], T]) -> T:
+        async def ask() -> T:
+            return question()
 
         return self._in_thread.run(ask())
 
-    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        self._in_thread.run(self._cluster.create_topic(name, partitions, configs))
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        configs: Mapping[str, str] | None = None,
+        *,
+        replication_factor: int = -1,
+    ) -> None:
+        self._in_thread.run(
+            self._cluster.create_topic(name, partitions, configs, replication_factor=replication_factor)
+        )
 
     def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
         """Send ``values`` and wait until all are acknowledged."""
@@ -98,11 +131,8 @@ class SyncCluster:
         """Every record of the topic that can be read now, partition by partition."""
         return self._in_thread.run(self._cluster.records(topic))
 
-    def intercept(self, api: ApiKey, fault: Fault | None) -> None:
-        async def take() -> None:
-            self._cluster.intercept(api, fault)
-
-        self._in_thread.run(take())
+    def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
+        self._asked(lambda: self._cluster.intercept(api, fault, node_id=node_id))
 
     def advance(self, duration_ms: int) -> None:
         """Move the virtual clock; the cluster must have been given one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -58,7 +59,9 @@ async def test_a_crash_takes_what_only_the_page_cache_had() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"brokers": 3}, "brokers is 3, but must be 1"),
+        ({"brokers": 0}, "brokers is 0, but must be from 1 to 100"),
+        ({"controllers": -1}, "controllers is -1, but must be 0 or more"),
+        ({"brokers": 3, "clock": VirtualClock()}, "for one broker"),
         ({"transport": "pigeon"}, "inproc or tcp"),
         ({"storage": "paper"}, "memory or disk"),
     ],
@@ -135,12 +138,63 @@ async def test_a_delayed_long_poll_and_a_client_that_leaves() -> None:
                 await asyncio.sleep(0)  # it sleeps when its client goes
 
 
-async def test_an_ack_that_is_lost_after_the_append_is_a_duplicate_without_idempotence() -> None:
+@pytest.mark.parametrize(("is_idempotent", "values"), [(True, [b"1"]), (False, [b"1", b"1"])])
+async def test_an_ack_that_is_lost_after_the_append_is_a_duplicate_without_idempotence(
+    is_idempotent: bool, values: list[bytes]
+) -> None:
     async with Cluster() as cluster:
         await cluster.create_topic("t")
         cluster.intercept(ApiKey.PRODUCE, disconnect_next(after=True))
+        async with cluster.producer(enable_idempotence=is_idempotent) as producer:
+            await producer.send("t", b"1")
+        assert [r.value for r in await cluster.records("t")] == values
+
+
+async def test_three_brokers_outlive_the_death_of_one() -> None:
+    async with Cluster(brokers=3) as cluster:
+        await cluster.create_topic("t", partitions=3, configs={"min.insync.replicas": "2"})
+        await cluster.produce("t", [b"%d" % number for number in range(30)])
+        led_by = cluster.leader("t", 0)
+        assert led_by in cluster.brokers
+        await cluster.kill(led_by)
+        await cluster.wait_until(lambda: cluster.leader("t", 0) not in {led_by, -1})
+        await cluster.produce("t", [b"%d" % number for number in range(30, 60)])
+        await cluster.start(led_by)
+        states = cluster.broker.image.topics["t"].partitions
+        assert len(states) == 3
+        await cluster.wait_until(
+            lambda: all(len(state.isr) == 3 for state in cluster.broker.image.topics["t"].partitions)
+        )
+        assert sorted(int(r.value) for r in await cluster.records("t")) == list(range(60))
+        assert cluster.statistics(led_by).node_id == led_by
+
+
+@pytest.mark.parametrize("layout", [{"brokers": 3}, {"brokers": 1, "controllers": 3}])
+def test_the_blocking_twin_of_several(layout: dict[str, int]) -> None:
+    threads = set(threading.enumerate())
+    with SyncCluster(**layout) as cluster:
+        cluster.create_topic("t", partitions=2)
+        cluster.produce("t", [b"1", b"2"])
+        controller = cluster.controller_id
+        assert controller is not None
+        cluster.kill(controller)
+        cluster.wait_until(lambda inside: inside.controller_id not in {None, controller})
+        cluster.wait_until(lambda inside: inside.leader("t", 0) in inside.brokers)
+        cluster.start()
+        assert sorted(record.value for record in cluster.records("t")) == [b"1", b"2"]
+        assert cluster.statistics().topic_count == 1
+        assert cluster.leader("t", 1) in cluster.cluster.brokers
+    assert set(threading.enumerate()) == threads, "no thread is left"
+
+
+async def test_nodes_on_disks_leave_no_thread_behind() -> None:
+    threads = set(threading.enumerate())
+    async with Cluster(brokers=3, storage="disk", transport="tcp") as cluster:
+        await cluster.create_topic("t")
         await cluster.produce("t", [b"1"])
-        assert [r.value for r in await cluster.records("t")] == [b"1", b"1"]
+        await cluster.kill(1)
+    left = set(threading.enumerate()) - threads
+    assert not [thread for thread in left if "raft" in thread.name], left
 
 
 async def test_time_moves_the_brokers_retention() -> None:

@@ -95,4 +95,4 @@ def test_the_fixtures_are_listed_with_what_they_are(project: Path) -> None:
     shown = _run(project, "--fixtures")
     assert "A running broker of this test's own" in shown
     assert "Makes running clusters" in shown
-    assert "kafkalite(**settings)" in _run(project, "--markers")
+    assert "kafkalite(brokers=1, **settings)" in _run(project, "--markers")

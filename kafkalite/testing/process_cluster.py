@@ -1,0 +1,355 @@
+"""ProcessCluster: a cluster of real server processes on this machine, to be killed, paused and cut apart.
+
+::
+
+    async with ProcessCluster(directory, brokers=3) as cluster:
+        producer = Producer(cluster.bootstrap_servers)
+        await cluster.kill(2)                 # SIGKILL, as a power cut without one
+        await cluster.start_node(2)
+        await cluster.wait(is_whole=True)
+
+With ``proxied=True`` every connection between two nodes goes through a FaultyProxy, and ``cut``, ``isolate``
+and ``heal`` work. Clients connect to the nodes directly, as from another network. Every wait is bounded;
+every process is gone when the cluster is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kafkalite.client.cluster_view import ClusterView, Wish, look_from, obstacles
+from kafkalite.errors import KafkaliteError
+from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
+from kafkalite.transport.free_ports import free_ports
+
+#: Controllers of their own get numbers from here on.
+FIRST_CONTROLLER: Final = 101
+CLUSTER_ID: Final = "processes"
+#: Guards nothing but the tests that print it.
+SECRET: Final = "a-secret-for-tests-only"
+
+START_LIMIT_S: Final = 60.0
+STOP_LIMIT_S: Final = 30.0
+WAIT_LIMIT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_ANSWER_MS: Final = 2_000
+
+
+class NodeFailedError(KafkaliteError):
+    """A node's process ended though nobody stopped it; the message has the end of its log."""
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    """One node: its settings, its process while it runs, its log."""
+
+    node_id: int
+    settings: dict[str, str]
+    directory: Path
+    address: str  #: where clients reach it; of a mere controller, where its peers do
+    is_broker: bool
+    is_controller: bool
+    process: asyncio.subprocess.Process | None = None
+    is_paused: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory.with_suffix(".log")
+
+    @property
+    def log(self) -> str:
+        """All it has said, over all its lives."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
+
+    async def start(self, *flags: str) -> None:
+        """Start the process, with further flags of ``kl server start``; it is not ready yet."""
+        assert not self.is_running, f"node {self.node_id} runs already"
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        file = self.directory.with_suffix(".toml")
+        file.write_text("".join(f'"{name}" = {json.dumps(value)}\n' for name, value in self.settings.items()))
+        words = [sys.executable, "-m", "kafkalite", "server", "start", "--file", str(file), *flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KAFKALITE_")}
+        with self.log_path.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *words,
+                env=environment | {"NO_COLOR": "1"},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for whoever runs the cluster
+            )
+        self.is_paused = False
+
+    def send_signal(self, number: int) -> None:
+        if self.is_running:
+            assert self.process is not None
+            # Not the process object's method: it reaps a child that has just died, and the status is lost.
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    async def end(self, number: int) -> int:
+        """Send the signal, wait for the end; killed when it takes too long. The exit status."""
+        if self.process is None:
+            return 0
+        if self.is_paused:
+            self.send_signal(signal.SIGCONT)
+        self.send_signal(number)
+        try:
+            return await asyncio.wait_for(self.process.wait(), STOP_LIMIT_S)
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            return await self.process.wait()
+
+
+class ProcessCluster:
+    """Nodes 1 to ``brokers``; with ``controllers`` a quorum of its own, else each broker is controller too.
+
+    ``settings`` go to every node, by their dotted names; ``node_settings`` to one.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        brokers: int = 3,
+        controllers: int = 0,
+        proxied: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        node_settings: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self._proxied = proxied
+        self._proxies: dict[tuple[str, int], FaultyProxy] = {}
+        self._settings = {name: str(value) for name, value in (settings or {}).items()}
+        self._node_settings = node_settings or {}
+        self._broker_ids = range(1, brokers + 1)
+        controller_ids = range(FIRST_CONTROLLER, FIRST_CONTROLLER + controllers)
+        self._voter_ids = controller_ids if controllers else self._broker_ids
+        self.nodes: dict[int, ServerProcess] = {}
+
+    def __repr__(self) -> str:
+        running = [node_id for node_id, node in self.nodes.items() if node.is_running]
+        return f"<ProcessCluster in {self.directory}, running: {running}>"
+
+    # --- life
+
+    async def start(self, *, wait: bool = True) -> None:
+        """Start every node; return when the cluster is whole, unless told not to wait."""
+        if not self.nodes:
+            await self._lay_out()
+        await asyncio.gather(*(node.start() for node in self.nodes.values() if not node.is_running))
+        if wait:
+            await self.wait(is_whole=True, brokers=len(self._broker_ids), limit_s=START_LIMIT_S)
+
+    async def close(self) -> None:
+        """Kill what runs. In good order is ``stop``."""
+        await asyncio.gather(*(node.end(signal.SIGKILL) for node in self.nodes.values()))
+        for proxy in self._proxies.values():
+            await proxy.close()
+        self._proxies.clear()
+
+    async def stop(self) -> dict[int, int]:
+        """SIGTERM to every node at once; their exit codes."""
+        running = {node_id: node for node_id, node in self.nodes.items() if node.is_running}
+        codes = await asyncio.gather(*(node.end(signal.SIGTERM) for node in running.values()))
+        return dict(zip(running, codes, strict=True))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _lay_out(self) -> None:
+        """Decide on ports, put proxies between, write down each node's settings."""
+        ids = sorted({*self._broker_ids, *self._voter_ids})
+        ports = iter(free_ports(3 * len(ids)))
+        raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
+        raft_seen = {node_id: await self._proxied_at("raft", node_id, raft[node_id]) for node_id in ids}
+        peers_seen = {node_id: await self._proxied_at("broker", node_id, peers[node_id]) for node_id in ids}
+        voters = ",".join(f"{node_id}@{raft_seen[node_id]}" for node_id in self._voter_ids)
+        for node_id in ids:
+            is_broker, is_controller = node_id in self._broker_ids, node_id in self._voter_ids
+            roles = [role for role, has in (("broker", is_broker), ("controller", is_controller)) if has]
+            settings = {
+                "node.id": str(node_id),
+                "process.roles": ",".join(roles),
+                "cluster.id": CLUSTER_ID,
+                "cluster.secret": SECRET,
+                "controller.quorum.voters": voters,
+                "log.dirs": str(self.directory / f"node-{node_id}"),
+            }
+            if is_controller:
+                settings["controller.listeners"] = raft[node_id]
+            if is_broker:
+                settings["listeners"] = f"{peers[node_id]},{clients[node_id]}"
+                settings["advertised.listeners"] = f"{peers_seen[node_id]},{clients[node_id]}"
+            settings |= self._settings
+            settings |= {name: str(value) for name, value in self._node_settings.get(node_id, {}).items()}
+            self.nodes[node_id] = ServerProcess(
+                node_id,
+                settings,
+                self.directory / f"node-{node_id}",
+                clients[node_id] if is_broker else raft[node_id],
+                is_broker,
+                is_controller,
+            )
+
+    async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
+        """The address under which the others know ``target``."""
+        if not self._proxied:
+            return target
+        proxy = await FaultyProxy(target, source_of=_node_behind).start()
+        self._proxies[kind, node_id] = proxy
+        return proxy.address
+
+    # --- one node
+
+    async def start_node(self, node_id: int, *flags: str) -> None:
+        await self.nodes[node_id].start(*flags)
+
+    async def kill(self, *node_ids: int) -> None:
+        """SIGKILL, all at the same moment."""
+        for node_id in node_ids:
+            self.nodes[node_id].send_signal(signal.SIGKILL)
+        await asyncio.gather(*(self.nodes[node_id].end(signal.SIGKILL) for node_id in node_ids))
+
+    async def terminate(self, node_id: int) -> int:
+        """SIGTERM: a controlled shutdown. The exit code."""
+        return await self.nodes[node_id].end(signal.SIGTERM)
+
+    async def restart(self, node_id: int) -> None:
+        """``terminate`` and ``start_node``."""
+        await self.terminate(node_id)
+        await self.start_node(node_id)
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP: it stands still, its connections stay."""
+        self.nodes[node_id].send_signal(signal.SIGSTOP)
+        self.nodes[node_id].is_paused = True
+
+    def resume(self, node_id: int) -> None:
+        self.nodes[node_id].send_signal(signal.SIGCONT)
+        self.nodes[node_id].is_paused = False
+
+    # --- links between nodes
+
+    def links(self, source: int, target: int) -> list[Link]:
+        """What ``source`` dials at ``target``: as a controller, as a broker."""
+        assert self._proxied, "ProcessCluster(proxied=True) has links"
+        return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
+
+    def cut(self, source: int, target: int) -> None:
+        """Nothing from ``source`` reaches ``target`` any more; the other way still works (a one-way cut)."""
+        for link in self.links(source, target):
+            link.there.black_hole()
+        for link in self.links(target, source):
+            link.back.black_hole()
+
+    def isolate(self, *node_ids: int) -> None:
+        """Cut these nodes off from all others, both ways; among themselves they go on."""
+        for inside in node_ids:
+            for outside in self.nodes:
+                if outside not in node_ids:
+                    self.cut(inside, outside)
+                    self.cut(outside, inside)
+
+    def heal(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.heal()
+
+    # --- what there is
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The brokers' addresses for clients, those that do not run among them."""
+        return ",".join(node.address for node in self.nodes.values() if node.is_broker)
+
+    @property
+    def running_addresses(self) -> list[str]:
+        return [
+            node.address
+            for node in self.nodes.values()
+            if node.is_broker and node.is_running and not node.is_paused
+        ]
+
+    async def view(self, node_id: int | None = None) -> ClusterView:
+        """The cluster as ``node_id`` knows it, or any broker that answers. Raises KafkaliteError."""
+        addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
+        return await look_from(addresses, timeout_ms=_ANSWER_MS)
+
+    async def _looked_at(self, wish: Wish) -> tuple[ClusterView, list[str]]:
+        """A view, and what is not as wished. A node that has just come up may not know yet what it missed."""
+        views = [await self.view()]
+        if wish.is_whole:
+            ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
+            views = list(await asyncio.gather(*map(self.view, ids))) or views
+        reasons = [reason for view in views for reason in obstacles(view, wish)]
+        return views[0], list(dict.fromkeys(reasons))
+
+    async def wait(
+        self,
+        *,
+        brokers: int = 1,
+        is_whole: bool = False,
+        node_id: int | None = None,
+        topics: Iterable[str] = (),
+        limit_s: float = WAIT_LIMIT_S,
+    ) -> ClusterView:
+        """Return when the cluster has a controller and what is wished for; whole: as every broker sees it.
+
+        Raises NodeFailedError when a running node's process ends meanwhile, TimeoutError with the reasons.
+        """
+        wish = Wish(brokers, is_whole, node_id, frozenset(topics))
+        watched = [node for node in self.nodes.values() if node.is_running]
+        reasons = ["nobody was asked"]
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        view, reasons = await self._looked_at(wish)
+                        if not reasons:
+                            return view
+                    except KafkaliteError as error:
+                        reasons = [error.message]
+                    for node in watched:
+                        if not node.is_running:
+                            assert node.process is not None
+                            raise NodeFailedError(
+                                f"node {node.node_id} ended, status {node.process.returncode}:\n{node.tail()}"
+                            )
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            tails = "\n".join(f"--- node {node.node_id}\n{node.tail(8)}" for node in watched)
+            raise TimeoutError(f"after {limit_s:g} s still: {'; '.join(reasons)}\n{tails}") from None
+
+
+def _node_behind(first_bytes: bytes) -> str:
+    """The node id at the end of a peer's client id (``raft-2``, ``broker-2``, ``metadata-2``)."""
+    found = re.fullmatch(r"\D+-(\d+)", client_id_of(first_bytes))
+    return found[1] if found else ""

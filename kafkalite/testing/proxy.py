@@ -1,0 +1,306 @@
+"""FaultyProxy: a TCP proxy whose links can be cut, stalled, slowed and torn, each direction by itself.
+
+::
+
+    async with FaultyProxy("127.0.0.1:9092") as proxy:
+        producer = Producer(proxy.address)
+        proxy.link().there.black_hole()      # what clients send is lost; answers still come
+        proxy.heal()
+
+A connection belongs to the *link* of whoever dialled it. By default there is one link for all; with
+``source_of=client_id_of`` each client id has one, so that the proxy before a node can cut off one of its
+peers and serve the others. A link has two directions: ``there`` is towards the target, ``back`` is from it.
+
+What a fault does to connections is what a network does: bytes that a black hole swallowed are gone, so
+when it heals those connections are reset; a stall only delays. Faults also hold for connections that are
+made later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from socket import SO_LINGER, SOL_SOCKET
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kafkalite.errors import KafkaliteError
+from kafkalite.limits import FRAME_HEADER_BYTES, KIB
+from kafkalite.protocol import codec
+from kafkalite.transport.tcp import format_address, parse_address
+
+ANYBODY: Final = ""
+_CHUNK_BYTES: Final = 64 * KIB
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+SourceOf = Callable[[bytes], str]
+"""Who dialled, told by the first bytes that came."""
+
+
+def client_id_of(first_bytes: bytes) -> str:
+    """The client id in the first request of a kafkalite connection; ANYBODY when there is none."""
+    envelope_bytes = int.from_bytes(first_bytes[:4], "big")
+    envelope = first_bytes[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + envelope_bytes]
+    try:
+        return codec.decode_request_head(envelope).client_id or ANYBODY
+    except KafkaliteError:
+        return ANYBODY
+
+
+class Direction:
+    """One way of a link, and what is wrong with it. Its faults add up; ``heal`` ends them all."""
+
+    def __init__(self) -> None:
+        self._is_black_hole = False
+        self._is_stalled = False
+        self._delay_s = 0.0
+        self._bytes_per_s: float | None = None
+        self._bytes_until_cut: int | None = None
+        self._changed = asyncio.Event()
+        self.passed_bytes = 0
+        self.lost_bytes = 0
+
+    def black_hole(self) -> None:
+        """Lose what comes from now on. The sender notices nothing until nobody answers."""
+        self._set(_is_black_hole=True)
+
+    def stall(self) -> None:
+        """Deliver nothing until ``heal``, and lose nothing: the sender's buffers fill up."""
+        self._set(_is_stalled=True)
+
+    def delay(self, delay_ms: float) -> None:
+        """Deliver each piece so much later."""
+        self._set(_delay_s=delay_ms / 1000)
+
+    def throttle(self, bytes_per_s: float) -> None:
+        """Deliver no faster than this."""
+        self._set(_bytes_per_s=bytes_per_s)
+
+    def cut_after(self, count_bytes: int) -> None:
+        """Let so many more bytes pass, then reset their connection: in mid-frame, most likely. Once."""
+        self._set(_bytes_until_cut=count_bytes)
+
+    def heal(self) -> None:
+        self._set(
+            _is_black_hole=False, _is_stalled=False, _delay_s=0.0, _bytes_per_s=None, _bytes_until_cut=None
+        )
+
+    def _set(self, **faults: Any) -> None:
+        for name, value in faults.items():
+            setattr(self, name, value)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _pass(self, data: bytes, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
+        """Deliver one piece, or do to it what is to be done. False: the connection has ended."""
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        while self._is_stalled and not self._is_black_hole:
+            await self._changed.wait()
+        if self._is_black_hole:
+            self.lost_bytes += len(data)
+            connection.has_lost = True
+            return True
+        if connection.has_lost:  # healed, but the stream has a hole
+            connection.reset()
+            return False
+        if self._bytes_until_cut is not None:
+            left, self._bytes_until_cut = self._bytes_until_cut, self._bytes_until_cut - len(data)
+            if left <= len(data):
+                self._bytes_until_cut = None
+                writer.write(data[:left])
+                with suppress(TimeoutError):  # a peer that does not read gets less
+                    await asyncio.wait_for(writer.drain(), 1)
+                connection.reset()
+                return False
+        writer.write(data)
+        await writer.drain()
+        self.passed_bytes += len(data)
+        if self._bytes_per_s is not None:
+            await asyncio.sleep(len(data) / self._bytes_per_s)
+        return True
+
+
+class Link:
+    """All connections of one dialler to the target."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.there = Direction()
+        self.back = Direction()
+        self.is_refused = False
+        self._connections: dict[_Connection, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Link {self.source or 'of anybody'}, {self.connection_count} connections>"
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def cut(self) -> None:
+        """Lose everything in both directions."""
+        self.there.black_hole()
+        self.back.black_hole()
+
+    def reset(self) -> None:
+        """Reset every connection (RST). New ones are welcome."""
+        for connection in list(self._connections):
+            connection.reset()
+
+    def refuse(self) -> None:
+        """Reset every connection, and each new one as soon as it has said who it is."""
+        self.is_refused = True
+        self.reset()
+
+    def heal(self) -> None:
+        """No faults any more; connections that lost bytes are reset."""
+        self.is_refused = False
+        self.there.heal()
+        self.back.heal()
+        for connection in list(self._connections):
+            if connection.has_lost:
+                connection.reset()
+
+
+class _Connection:
+    """One dialled connection and the one to the target that belongs to it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.target: asyncio.StreamWriter | None = None
+        self.has_lost = False
+        self.task = asyncio.current_task()
+
+    def reset(self) -> None:
+        """RST to both sides."""
+        for writer in (self.writer, self.target):
+            if writer is None or writer.transport.is_closing():
+                continue
+            opened = writer.get_extra_info("socket")
+            with suppress(OSError):
+                opened.setsockopt(SOL_SOCKET, SO_LINGER, _RESET_ON_CLOSE)
+            writer.transport.abort()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class FaultyProxy:
+    """Listens at ``address`` and passes what comes on to ``target``, faults applied."""
+
+    def __init__(
+        self, target: str, *, listen: str = "127.0.0.1:0", source_of: SourceOf | None = None
+    ) -> None:
+        self.target = target
+        self.address = listen
+        self._source_of = source_of
+        self._links: dict[str, Link] = {}
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<FaultyProxy {self.address} to {self.target}>"
+
+    async def start(self) -> Self:
+        """Listen. Raises OSError."""
+        host, port = parse_address(self.address)
+        self._server = await asyncio.start_server(self._accepted, host, port)
+        self.address = format_address(*self._server.sockets[0].getsockname()[:2])
+        return self
+
+    async def close(self) -> None:
+        """Reset every connection and listen no more."""
+        if self._server is None:
+            return
+        self._server.close()
+        for link in self._links.values():
+            link.reset()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- links
+
+    def link(self, source: str = ANYBODY) -> Link:
+        """The link of ``source``, whether it has dialled yet or not."""
+        if source not in self._links:
+            self._links[source] = Link(source)
+        return self._links[source]
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
+    def heal(self) -> None:
+        for link in self.links:
+            link.heal()
+
+    # --- connections
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        connection = _Connection(reader, writer)
+        try:
+            await self._serve(connection)
+        except asyncio.CancelledError:  # reset, or the proxy closes
+            pass
+        except OSError:  # either side has gone; so does the other
+            pass
+        finally:
+            self._tasks.discard(task)
+            for each in (connection.writer, connection.target):
+                if each is not None:
+                    each.transport.abort()
+
+    async def _serve(self, connection: _Connection) -> None:
+        first = b""
+        source = ANYBODY
+        if self._source_of is not None:
+            first = await connection.reader.read(_CHUNK_BYTES)
+            source = self._source_of(first)
+        link = self.link(source)
+        link._connections[connection] = None
+        try:
+            if link.is_refused:
+                connection.reset()
+                return
+            reader, connection.target = await asyncio.open_connection(*parse_address(self.target))
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(_pump(link.there, connection, connection.reader, connection.target, first))
+                pumps.create_task(_pump(link.back, connection, reader, connection.writer, b""))
+        except* OSError:
+            pass
+        finally:
+            link._connections.pop(connection, None)
+
+
+async def _pump(
+    direction: Direction,
+    connection: _Connection,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    first: bytes,
+) -> None:
+    data = first or await reader.read(_CHUNK_BYTES)
+    while data:
+        if not await direction._pass(data, connection, writer):
+            return
+        data = await reader.read(_CHUNK_BYTES)
+    if not writer.transport.is_closing():
+        writer.write_eof()

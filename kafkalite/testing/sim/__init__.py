@@ -1,0 +1,32 @@
+"""A whole cluster in one thread, in virtual time, from one seed: networks that cut, disks that forget.
+
+``python -m kafkalite.testing.sim --seeds 100`` runs random faults against three brokers and checks what every
+client saw. ``Simulation`` is the same world for tests of your own; ``docs/simulation.md`` tells more.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafkalite.testing.sim.host import Host as Host
+    from kafkalite.testing.sim.simulation import Simulation as Simulation
+    from kafkalite.testing.sim.simulation import Violation as Violation
+
+_HOME = {
+    "Host": "kafkalite.testing.sim.host",
+    "Simulation": "kafkalite.testing.sim.simulation",
+    "Violation": "kafkalite.testing.sim.simulation",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kafkalite.testing.sim' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,120 @@
+"""What the world of the core model is made of: nodes with their disks, producers, batches, messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kafkalite.model import TopicPartition
+from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, seal
+from kafkalite.replication.partition import Partition, PartitionSettings
+from kafkalite.storage.checkpoints import CleanEnd, RecoveryPoint
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+MIN_ISR: Final = 2
+TOPIC_ID: Final = "a" * 32
+TP: Final = TopicPartition("t", 0)
+DIRECTORY: Final = "/data/log"
+
+#: (leader epoch, value, producer id, sequence, position in its batch): what one offset holds.
+Entry = tuple[int, int, int, int, int]
+
+
+class ViolationError(Exception):
+    """An invariant does not hold."""
+
+
+class Broker:
+    """One node: its disk, and, while it is up, its process."""
+
+    def __init__(self, node_id: int, config: LogConfig) -> None:
+        self.node_id = node_id
+        self.config = config
+        self.fs = MemoryFileSystem(crashable=True)
+        self.fs.make_dirs("/data")
+        self.fs.sync_dir("/")
+        self.point = RecoveryPoint()
+        self.clean_end: CleanEnd | None = None
+        self.clean_epoch = -1  # what the marker found at the start said
+        self.last_epoch = -1
+        self.life = 0
+        self.is_up = False
+        self.contents: list[Entry | None] = []
+        self.sequences: dict[int, int] = {}
+
+    def boot(self) -> None:
+        self.life += 1
+        end, self.clean_end = self.clean_end, None
+        if not self.fs.exists(DIRECTORY):
+            self.log = Log.create(self.fs, DIRECTORY, self.config)
+        elif end is not None:
+            self.log = Log.open_clean(self.fs, DIRECTORY, self.config, end)
+        else:
+            self.fs.sync_dir("/data")  # as LogStore does: the directory may be known to nobody else yet
+            self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point)
+        settings = PartitionSettings(min_insync_replicas=MIN_ISR)
+        self.partition = Partition(TP, TOPIC_ID, self.log, broker_id=self.node_id, settings=settings)
+        self.is_up = True
+        self.broker_epoch = -1
+        self.registration_offset = 0
+        self.replayed = 0
+        self.waiting: list[Waiting] = []
+        self.seen = (-1, -1)
+        self.verified: object = None
+
+    @property
+    def is_registered(self) -> bool:
+        return self.is_up and self.broker_epoch >= 0
+
+    @property
+    def leads(self) -> bool:
+        return self.is_registered and self.partition.is_leader
+
+    def sync(self) -> bool:
+        """One round of group commit; whether the high watermark moved."""
+        work = self.log.begin_sync()
+        if work is not None:
+            work.run()
+            self.log.finish_sync(work, None)
+        return self.partition.on_synced()
+
+
+@dataclass(slots=True)
+class Producer:
+    """Retries what is not acknowledged, oldest first or not; the broker must sort it out."""
+
+    producer_id: int
+    next_sequence: int = 0
+    unacknowledged: dict[int, None] = field(default_factory=dict)  # values, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A batch that waits for the high watermark at its leader."""
+
+    last_offset: int
+    base_offset: int
+    value: int
+    producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``kind`` says whose method takes it; a message to another life of its receiver is lost."""
+
+    kind: str
+    to: int
+    life: int
+    body: tuple[Any, ...]
+
+
+def make_batch(value: int, count: int, producer_id: int, sequence: int) -> bytearray:
+    batch = bytearray(HEADER_BYTES + 8)
+    size = len(batch) - LENGTH_OVERHEAD_BYTES
+    fields = (0, size, 0, MAGIC, 0, 0, count - 1, 1, 1, producer_id, 0, sequence, count)
+    HEADER.pack_into(batch, 0, *fields)
+    batch[HEADER_BYTES:] = value.to_bytes(8, "big")
+    seal(batch)
+    return batch

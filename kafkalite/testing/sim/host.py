@@ -1,0 +1,183 @@
+"""A simulated host: a disk, clocks, at most one running program, and what can happen to each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from typing import Any, Final, ParamSpec, TypeVar
+
+from kafkalite.rng import Rng
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing.sim.loop import Process, SimLoop
+from kafkalite.testing.sim.network import Network
+
+#: 2026-01-01: records are stamped with days that exist.
+EPOCH_MS: Final = 1_767_225_600_000
+
+A = ParamSpec("A")
+T = TypeVar("T")
+
+
+class HostClock:
+    """The Clock seam of one host. ``monotonic_ms`` never jumps; the wall clock may."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.offset_ms = 0
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.offset_ms + int(self._loop.time() * 1000)
+
+    def monotonic_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        await asyncio.sleep(duration_ms / 1000)
+
+
+class Disk:
+    """How long what blocks takes; the contents are in the host's file system."""
+
+    def __init__(self, rng: Rng) -> None:
+        self.rng = rng
+        self.sync_s = 0.0005  #: the least
+        self.jitter_s = 0.001  #: up to so much more
+        self.stall_rate = 0.0  #: of syncs, that take up to ``stall_s`` longer
+        self.stall_s = 0.5
+
+    def delay_s(self) -> float:
+        delay_s = self.sync_s + self.jitter_s * self.rng.random()
+        if self.stall_rate and self.rng.random() < self.stall_rate:
+            delay_s += self.stall_s * self.rng.random()
+        return delay_s
+
+
+class SimExecutor(Executor):
+    """Runs what blocks after the time that the disk takes for it; the loop goes on meanwhile."""
+
+    def __init__(self, loop: SimLoop, disk: Disk, workers: int = 2) -> None:
+        self._loop = loop
+        self._disk = disk
+        self._free_at_s = [0.0] * workers
+        self._pending: dict[Future[Any], Callable[[], None]] = {}
+
+    def submit(self, fn: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if self._pending.pop(future, None) is None or not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # as a thread pool does: the future tells it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._pending[future] = run
+        worker = min(range(len(self._free_at_s)), key=self._free_at_s.__getitem__)
+        done_s = max(self._free_at_s[worker], self._loop.time()) + self._disk.delay_s()
+        self._free_at_s[worker] = done_s
+        self._loop.call_at(done_s, run)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        pending = list(self._pending.values())
+        if cancel_futures:
+            self._pending.clear()
+        elif wait:
+            for run in pending:
+                run()
+
+
+class Host:
+    """One machine. Its disk and its name outlive the programs that run on it."""
+
+    def __init__(self, name: str, loop: SimLoop, network: Network, rng: Rng) -> None:
+        self.name = name
+        self.loop = loop
+        self.network = network
+        self.rng = rng
+        self.clock = HostClock(loop)
+        self.disk = Disk(rng)
+        self.filesystem = MemoryFileSystem(crashable=True)
+        self.process: Process | None = None
+        self.run_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {self.process or 'idle'}>"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def executor(self) -> SimExecutor:
+        """For one run of a program: what it has under way dies with it."""
+        return SimExecutor(self.loop, self.disk)
+
+    # --- programs ---------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and not self.process.is_dead
+
+    @property
+    def is_paused(self) -> bool:
+        return self.process is not None and self.process.is_paused
+
+    def new_process(self) -> Process:
+        """A process without code yet; the one before is dead."""
+        assert not self.is_running, f"{self} runs {self.process}"
+        self.run_count += 1
+        process = Process(f"{self.name}#{self.run_count}", self.name)
+        self.process = process
+        if not self.network.has_power(self.name):
+            self.network.on_power(self.name)
+        return process
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a program: ``main`` and all that it starts. What it raises is its task's to tell."""
+        return self.loop.spawn(self.new_process(), main)
+
+    # --- faults -----------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """As SIGKILL: the kernel closes its connections and locks; what it wrote stays written."""
+        process = self.process
+        if process is None or process.is_dead:
+            return
+        self.loop.kill(process)
+        self.network.on_process_death(process)
+        self.filesystem.locked.clear()
+
+    def lose_power(self) -> None:
+        """As pulling the plug: the unsynced part of the disk survives or not; peers hear nothing."""
+        if self.process is not None:
+            self.loop.kill(self.process)
+        self.network.on_power_loss(self.name)
+        self.filesystem.crash(self.rng)
+
+    def pause(self) -> None:
+        """As SIGSTOP."""
+        if self.process is not None:
+            self.loop.pause(self.process)
+
+    def resume(self) -> None:
+        if self.process is not None:
+            self.loop.resume(self.process)
+
+    def set_clock_ahead(self, offset_ms: int) -> None:
+        """Let the wall clock jump: from now on it is so much ahead of the true time, or behind."""
+        self.clock.offset_ms = offset_ms
+
+    def fill_disk(self, free_bytes: int = 0) -> None:
+        """From now on only ``free_bytes`` more can be written."""
+        self.filesystem.capacity_bytes = self.filesystem.used_bytes() + free_bytes
+
+    def replace_disk(self) -> None:
+        """Another disk, empty, in a host that is down: what was stored is gone for good."""
+        assert not self.is_running, f"{self} runs"
+        self.filesystem = MemoryFileSystem(crashable=True)
+
+    def free_disk(self) -> None:
+        self.filesystem.capacity_bytes = None

@@ -1,0 +1,238 @@
+"""The simulated network: what is between hosts, and what becomes of it when one of them dies.
+
+What one end writes arrives whole and in order, or the connection breaks:
+as with TCP, nothing in between. A cut link holds everything back, in one direction; what is held arrives
+when the link heals, unless the connection was given up meanwhile. A host without power answers nothing;
+when it is back it resets the connections of its former life.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kafkalite.testing.sim.loop import Process, SimLoop
+
+if TYPE_CHECKING:
+    from kafkalite.rng import Rng
+    from kafkalite.testing.sim.streams import SimEnd, SimListener
+
+#: Held data moves again so long after a link has healed: a retransmission has to come first.
+RETRANSMIT_S: Final = 0.4
+
+_FIRST_FREE_PORT: Final = 40_000
+
+
+class Tuning:
+    """How a link behaves. Seeds set it; a test may, too."""
+
+    __slots__ = ("delay_s", "jitter_s", "spike_rate", "spike_s", "split_rate")
+
+    def __init__(
+        self,
+        *,
+        delay_s: float = 0.0003,
+        jitter_s: float = 0.0003,
+        spike_rate: float = 0.0,
+        spike_s: float = 0.05,
+        split_rate: float = 0.0,
+    ) -> None:
+        self.delay_s = delay_s  #: the least that anything takes
+        self.jitter_s = jitter_s  #: the mean of what comes on top
+        self.spike_rate = spike_rate  #: of segments, that take up to ``spike_s`` longer
+        self.spike_s = spike_s
+        self.split_rate = split_rate  #: of writes, that arrive in two pieces
+
+
+class Item(NamedTuple):
+    """What travels: bytes, or a sign without any (the end of the stream, a reset)."""
+
+    kind: str  # data, eof, reset, call
+    data: bytes
+    call: Callable[[], None] | None = None
+
+
+class Link:
+    """One direction between two hosts. Everything on it can be held back at once."""
+
+    def __init__(self, network: Network, source: str, target: str) -> None:
+        self.network = network
+        self.source = source
+        self.target = target
+        self.tuning = network.tuning
+        self.is_cut = False
+        self._held: dict[Pipe, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Link {self.source}>{self.target}{' cut' if self.is_cut else ''}>"
+
+    def delay_s(self) -> float:
+        tuning = self.tuning
+        rng = self.network.rng
+        delay_s = tuning.delay_s + tuning.jitter_s * 2 * rng.random()
+        if tuning.spike_rate and rng.random() < tuning.spike_rate:
+            delay_s += tuning.spike_s * rng.random()
+        return delay_s
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+    def heal(self) -> None:
+        """What was held arrives, after the pause of a retransmission."""
+        self.is_cut = False
+        held, self._held = self._held, {}
+        for pipe in held:
+            pipe.release(RETRANSMIT_S * self.network.rng.random())
+
+    def hold(self, pipe: Pipe) -> None:
+        self._held[pipe] = None
+
+
+class Pipe:
+    """What flows in one direction of one connection, in order."""
+
+    __slots__ = ("_last_s", "_waiting", "deliver", "is_broken", "link")
+
+    def __init__(self, link: Link, deliver: Callable[[Item], None]) -> None:
+        self.link = link
+        self.deliver = deliver
+        self.is_broken = False
+        self._last_s = 0.0
+        self._waiting: deque[Item] = deque()  # held back by a cut
+
+    def send(self, item: Item, after_s: float = 0.0) -> None:
+        if self.is_broken:
+            return
+        if self.link.is_cut or self._waiting:
+            self._waiting.append(item)
+            self.link.hold(self)
+            return
+        network = self.link.network
+        when_s = max(self._last_s, network.loop.time() + self.link.delay_s() + after_s)
+        self._last_s = when_s
+        network.loop.call_at(when_s, self._arrive, item, context=network.context)
+
+    def _arrive(self, item: Item) -> None:
+        if not self.is_broken:
+            link = self.link
+            link.network.on_arrival(link, item.kind, len(item.data))
+            self.deliver(item)
+
+    def release(self, after_s: float) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for item in waiting:
+            self.send(item, after_s)
+
+    def break_off(self) -> None:
+        """Whatever is under way is lost."""
+        self.is_broken = True
+        self._waiting.clear()
+
+
+class Network:
+    """All hosts' links, listeners and connections. One per simulation."""
+
+    def __init__(self, loop: SimLoop, rng: Rng) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.tuning = Tuning()
+        self.context = contextvars.copy_context()
+        self.listeners: dict[str, SimListener] = {}
+        self.is_powered: dict[str, bool] = {}
+        self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
+        self.connection_count = 0
+        self._links: dict[tuple[str, str], Link] = {}
+        self._ends: dict[SimEnd, None] = {}
+        self._orphans: dict[str, list[SimEnd]] = {}  # ends whose peer's host lost power
+        self._ports = _FIRST_FREE_PORT
+        loop.network = self
+
+    def link(self, source: str, target: str) -> Link:
+        """The directed link; it is there when first asked for."""
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link(self, source, target)
+        return link
+
+    def links(self) -> list[Link]:
+        """Those that have been used, in the order of first use."""
+        return list(self._links.values())
+
+    def ends(self) -> list[SimEnd]:
+        """Both ends of every open connection."""
+        return list(self._ends)
+
+    def slow_tuning(self, delay_s: float, spike_rate: float) -> Tuning:
+        """As the tuning of all links, but slower."""
+        tuning = self.tuning
+        return Tuning(
+            delay_s=tuning.delay_s + delay_s,
+            jitter_s=tuning.jitter_s + delay_s,
+            spike_rate=max(tuning.spike_rate, spike_rate),
+            spike_s=max(tuning.spike_s, 0.3),
+            split_rate=tuning.split_rate,
+        )
+
+    def next_port(self) -> int:
+        self._ports += 1
+        return self._ports
+
+    def heal(self) -> None:
+        """Mend every link."""
+        for link in self.links():
+            if link.is_cut:
+                link.heal()
+
+    def reset_connections(self, source: str, target: str, *, count: int | None = None) -> int:
+        """Break connections that ``source`` dialled to ``target``, whatever they carry just now."""
+        chosen = [
+            end
+            for end in self._ends
+            if end.process.host_name == source and end.peer_host == target and end.is_dialler
+        ]
+        for end in chosen[:count]:
+            end.reset_both()
+        return len(chosen[:count])
+
+    # --- hosts -----------------------------------------------------------------------------------------
+
+    def on_process_death(self, process: Process) -> None:
+        """Its kernel closes what it had open: peers get what was written, then an end or a reset."""
+        for address in [address for address, each in self.listeners.items() if each.process is process]:
+            del self.listeners[address]
+        for end in [end for end in self._ends if end.process is process]:
+            del self._ends[end]
+            end.on_own_death(is_polite=self.rng.random() < 0.5)
+
+    def on_power_loss(self, host: str) -> None:
+        """Everything the host had open is gone without a word."""
+        self.is_powered[host] = False
+        for address in [
+            address for address, each in self.listeners.items() if each.process.host_name == host
+        ]:
+            del self.listeners[address]
+        orphans = self._orphans.setdefault(host, [])
+        for end in [end for end in self._ends if end.process.host_name == host]:
+            del self._ends[end]
+            end.vanish()
+            orphans.append(end.peer)
+
+    def on_power(self, host: str) -> None:
+        """The host is back, and resets what its former life had open when it hears of it."""
+        self.is_powered[host] = True
+        for end in self._orphans.pop(host, []):
+            if end in self._ends:
+                self.loop.call_later(2.0 * self.rng.random(), end.on_reset_by_peer, context=self.context)
+
+    def has_power(self, host: str) -> bool:
+        return self.is_powered.get(host, True)
+
+    # --- connections ------------------------------------------------------------------------------------
+
+    def add(self, end: SimEnd) -> None:
+        self._ends[end] = None
+
+    def discard(self, end: SimEnd) -> None:
+        self._ends.pop(end, None)

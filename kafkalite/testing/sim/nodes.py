@@ -1,0 +1,167 @@
+"""Real brokers on simulated hosts: start, stop, kill, and what each of them is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafkalite.broker.broker import Broker
+from kafkalite.testing.sim.host import Host
+from kafkalite.testing.sim.simulation import Simulation, Violation
+from kafkalite.testing.sim.streams import SCHEME
+
+BROKER_PORT: Final = 9092
+CONTROLLER_PORT: Final = 9093
+FIRST_CONTROLLER_ID: Final = 101
+DATA_PATH: Final = "/data"
+
+
+class SimNode:
+    """One node of the cluster: a host, a disk, and the broker that runs there now, if one does.
+
+    ``is_excused`` says that its disk was made to fail: then it may refuse to start or stop by itself, which
+    is else a violation, and somebody has to start it again.
+    """
+
+    def __init__(
+        self, simulation: Simulation, node_id: int, settings: Mapping[str, Any], *, is_broker: bool = True
+    ) -> None:
+        self.simulation = simulation
+        self.node_id = node_id
+        self.is_broker = is_broker
+        self.host: Host = simulation.host(f"{'b' if is_broker else 'k'}{node_id}")
+        self.settings = dict(settings)
+        self.broker: Broker | None = None
+        self.state = "down"  #: or starting, running, stopping
+        self.is_excused = False
+        self.start_count = 0
+        self.is_rejoining = False  #: with an empty disk that the others have to fill again
+        self.failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimNode {self.node_id} {self.state}>"
+
+    @property
+    def address(self) -> str:
+        return f"{SCHEME}{self.host.name}:{BROKER_PORT}"
+
+    @property
+    def controller_address(self) -> str:
+        return f"{SCHEME}{self.host.name}:{CONTROLLER_PORT}"
+
+    @property
+    def is_running(self) -> bool:
+        """Its program serves; it may be paused."""
+        return self.state == "running" and self.host.is_running
+
+    @property
+    def live(self) -> Broker | None:
+        """The broker, while its parts can be looked at."""
+        return self.broker if self.is_running else None
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a new process; ``state`` tells when it serves."""
+        self.host.kill()
+        self.start_count += 1
+        self.state = "starting"
+        self.failure = None
+        self.simulation.note(f"start {self.host}")
+        self.host.run(self._main(self.start_count))
+
+    async def _main(self, run: int) -> None:
+        simulation = self.simulation
+        broker = Broker(
+            clock=self.host.clock,
+            rng=simulation.rng(f"{self.host}/{run}"),
+            filesystem=self.host.filesystem,
+            executor=self.host.executor(),
+            node_id=self.node_id,
+            listeners=self.address,
+            log_dirs=DATA_PATH,
+            **(self.settings | ({"controller_quorum_rejoin": True} if self.is_rejoining else {})),
+        )
+        self.broker = broker
+        try:
+            await broker.start()
+            if self.state == "starting":
+                self.state = "running"
+            self.is_rejoining = False
+            simulation.note(f"up {self.host}")
+            await broker.wait_stopped()
+        except Exception as error:
+            self.failure = error
+            if not self.is_excused:
+                violation = Violation("broker-failed", f"{self.host} {self.state}: {error!r}", kind="crash")
+                violation.__cause__ = error
+                simulation.violate(violation)
+        self._on_exit(run)
+
+    def _on_exit(self, run: int) -> None:
+        """The program has ended by itself: what it left behind goes as after a kill."""
+        if run == self.start_count:
+            self.state = "down"
+            self.broker = None
+            self.simulation.note(f"exit {self.host}")
+            self.simulation.loop.call_soon(self.host.kill, context=self.simulation.network.context)
+
+    async def stop(self) -> None:
+        """In good order. To be awaited by the simulation's own hand."""
+        broker, process = self.broker, self.host.process
+        if broker is None or process is None or not self.is_running:
+            return
+        self.simulation.note(f"stop {self.host}")
+        self.state = "stopping"
+        self.simulation.loop.spawn(process, broker.stop(), "stop")
+
+    def kill(self) -> None:
+        self.simulation.note(f"kill {self.host}")
+        self.simulation.probe("kill")
+        self._gone()
+        self.host.kill()
+
+    def lose_power(self) -> None:
+        self.simulation.note(f"power loss {self.host}")
+        self.simulation.probe("power-loss")
+        self._gone()
+        self.host.lose_power()
+
+    def replace_disk(self) -> None:
+        """Lose power and the disk with it; the next start is told that this is so."""
+        self.lose_power()
+        self.simulation.note(f"new disk for {self.host}")
+        self.host.replace_disk()
+        self.is_rejoining = True
+
+    def _gone(self) -> None:
+        self.state = "down"
+        self.broker = None
+        self.start_count += 1  # whatever its last run may still want to tell
+
+
+def make_nodes(
+    simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0
+) -> list[SimNode]:
+    """``count`` brokers that are controllers too; with ``controllers``, as many nodes more for that alone.
+
+    One broker without controllers is a cluster of its own and needs no quorum.
+    """
+    brokers = [SimNode(simulation, node_id, settings) for node_id in range(1, count + 1)]
+    if count == 1 and not controllers:
+        return brokers
+    others = [
+        SimNode(simulation, FIRST_CONTROLLER_ID + number, settings, is_broker=False)
+        for number in range(controllers)
+    ]
+    voters = ",".join(f"{node.node_id}@{node.controller_address}" for node in others or brokers)
+    for node in (*brokers, *others):
+        common = {
+            "controller_quorum_voters": voters,
+            "cluster_id": "simulated-cluster-0000",
+            "cluster_secret": "a secret of the simulation",
+        }
+        if others:
+            common["process_roles"] = "broker" if node.is_broker else "controller"
+        node.settings = common | node.settings
+    return [*brokers, *others]

@@ -1,0 +1,384 @@
+"""Voters of Raft without a network, a clock or a disk: every message, tick and power cut by hand.
+
+The real ``RaftNode`` runs on a loop that does nothing by itself, over links that hold what is sent until it
+is delivered, on disks in memory that can be cut off at any moment. Schedules and the fuzzer share it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
+
+from kafkalite.metadata import record_codec
+from kafkalite.metadata.records import TopicRecord
+from kafkalite.raft import raft_messages
+from kafkalite.raft.raft_messages import REGULAR, Message
+from kafkalite.raft.raft_node import AFTER_OFFSET, Outcome, RaftNode
+from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.raft.wall import LEADER
+from kafkalite.rng import Rng, seeded_rng
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+DIRECTORY: Final = "meta"
+#: Nothing happens by itself for hours: for schedules.
+STILL: Final = RaftSettings(
+    election_timeout_ms=5_000_000, fetch_timeout_ms=10**9, heartbeat_ms=1_000_000, snapshot_min_bytes=10**9
+)
+
+
+class _Handle:
+    def __init__(self, when: float, call: Callable[[], object]) -> None:
+        self.when = when
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class HandLoop:
+    """The part of an event loop that a node uses; runs when told to."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+        self._ready: deque[Callable[[], object]] = deque()
+        self._timers: list[_Handle] = []
+
+    def time(self) -> float:
+        return self._clock[0]
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        self._ready.append(lambda: function(*args))
+
+    def call_later(self, delay: float, function: Callable[..., object], *args: Any) -> _Handle:
+        handle = _Handle(self.time() + delay, lambda: function(*args))
+        self._timers.append(handle)
+        return handle
+
+    def run(self) -> None:
+        """Do what is ready and what is due, once."""
+        timers, self._timers = self._timers, []
+        for handle in timers:
+            if handle.call is not None and handle.when <= self.time():
+                self._ready.append(handle.call)
+            elif handle.call is not None:
+                self._timers.append(handle)
+        for _ in range(len(self._ready)):
+            self._ready.popleft()()
+
+
+class HandRunner:
+    def __init__(self, clock: list[float]) -> None:
+        self.hand_loop = HandLoop(clock)
+
+    @property
+    def loop(self) -> Any:
+        return self.hand_loop
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        self.hand_loop.call_soon(function, *args)
+
+    def offload(self, work: Callable[[], Any], done: Callable[[Any], object]) -> None:
+        self.call(done, work())
+
+
+class Link:
+    """One way, in order. Holds what is sent."""
+
+    def __init__(self) -> None:
+        self.queue: deque[bytes] = deque()
+        self.is_cut = False
+
+    def send(self, message: bytes) -> None:
+        if not self.is_cut:
+            self.queue.append(message)
+
+
+class Member:
+    """One process: a node and the state machine behind it. Hears everything at once (``Told``)."""
+
+    def __init__(self, world: World, node_id: int) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.values: list[tuple[int, str]] = []  #: (offset, value) of what took effect
+        self.snapshot_values: list[str] = []
+        self.offset = 0
+        self.index = 0
+        self.leader: tuple[int | None, int] = (None, 0)
+        self.failure: BaseException | None = None
+        self.queued = 0  # proposals since the last tick
+        self.seen_to = 0  #: effects that the fuzzer has compared
+        self.fresh_snapshot = False  #: ... and a snapshot that it has not
+        self.runner = HandRunner(world.clock)
+        self.node = RaftNode(
+            world.disks[node_id],
+            DIRECTORY,
+            node_id=node_id,
+            voters=world.ids,
+            runner=self.runner,
+            rng=seeded_rng(world.rng.randrange(1 << 30)),
+            settings=world.settings,
+            told=self,
+            post=self._post,
+        )
+        self.node.open()
+
+    def _post(self, events: list[tuple[Any, ...]]) -> None:
+        for function, *args in events:
+            function(*args)
+
+    def on_entry(self, index: int, offset: int, records: bytes) -> None:
+        (record,) = record_codec.from_bytes(records)
+        assert isinstance(record, TopicRecord)
+        if self.world.decided_on[record.name] != self.offset:
+            self.world.failures.append((self.node_id, AssertionError(f"{record.name[:9]!r} is not void")))
+        self.index, self.offset = index, offset
+        self.values.append((offset, record.name))
+
+    def on_void(self, index: int) -> None:
+        self.index = index
+
+    def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
+        self.index, self.offset = index, offset
+        self.snapshot_values = [cast(TopicRecord, record).name for record in record_codec.from_bytes(records)]
+        self.values = []
+        self.fresh_snapshot = True
+
+    def on_leader(self, leader_id: int | None, term: int) -> None:
+        self.leader = (leader_id, term)
+
+    def on_snapshot_wanted(self) -> None:
+        self.take_snapshot()
+
+    def on_failure(self, error: BaseException) -> None:
+        self.failure = error
+        self.world.failures.append((self.node_id, error))
+
+    def take_snapshot(self) -> None:
+        records = [TopicRecord("0" * 32, name) for name in self.names]
+        self.node.take_snapshot(self.index, self.offset, records)
+
+    @property
+    def names(self) -> list[str]:
+        """All values that took effect, in order."""
+        return self.snapshot_values + [name for _, name in self.values]
+
+    @property
+    def is_leader(self) -> bool:
+        """In the library's sense: from the election on."""
+        return self.failure is None and self.node.wall.raft_state() == LEADER
+
+    @property
+    def term(self) -> int:
+        return int(self.node.wall.raftCurrentTerm)
+
+    def log(self) -> list[tuple[int, int]]:
+        """(index, term) of what the log holds."""
+        return [(index, term) for _, index, term in self.node.journal[:]]
+
+    def propose(self, name: str, after_offset: int | None = None) -> None:
+        """Its outcome goes to ``world.outcomes``. Decided on the state to be, unless it is said on which."""
+        if after_offset is None:
+            after_offset = self._offset_to_be()
+        self.world.decided_on[name] = after_offset
+        command = AFTER_OFFSET.pack(after_offset) + record_codec.to_bytes([TopicRecord("0" * 32, name)])
+        self.queued += 1
+        self.node.propose(
+            command, lambda outcome, is_known: self.world.settle_proposal(name, outcome, is_known)
+        )
+
+    def _offset_to_be(self) -> int:
+        """The offset that the log leaves once all of it, and what is queued, is committed."""
+        journal = self.node.journal
+        if self.queued:
+            return journal.last_index + self.queued
+        offset = self.offset
+        for command, index, _ in journal[max(0, self.index + 1 - journal.first_index) :]:
+            if command[0] == REGULAR and AFTER_OFFSET.unpack_from(command, 1)[0] == offset:
+                offset = index
+        return offset
+
+    def tick(self) -> None:
+        """Do what has gathered; then tick for sure."""
+        self.queued = 0
+        self.runner.hand_loop.run()
+        self.node.kick()
+        self.runner.hand_loop.run()
+
+
+class World:
+    """``count`` voters, numbered from 1, and everything between them."""
+
+    def __init__(
+        self, count: int, rng: Rng, settings: RaftSettings = STILL, *, is_linked: bool = True
+    ) -> None:
+        self.rng = rng
+        self.settings = settings
+        self.clock = [1_000.0]
+        self.ids = list(range(1, count + 1))
+        self.disks = {i: MemoryFileSystem(crashable=True) for i in self.ids}
+        self.up: dict[int, Member] = {}
+        self.links: dict[tuple[int, int], Link] = {}
+        self.cut: set[tuple[int, int]] = set()
+        self.failures: list[tuple[int, BaseException]] = []
+        self.outcomes: dict[str, Outcome | None] = {}
+        self.decided_on: dict[str, int] = {}
+        self.acked: dict[str, int] = {}  #: value → offset, of proposals told to have taken effect
+        for i in self.ids:
+            self.start(i)
+        if is_linked:
+            self.link_all()
+
+    def settle_proposal(self, name: str, outcome: Outcome | None, is_known: bool) -> None:
+        assert name not in self.outcomes, "a proposal has one outcome"
+        self.outcomes[name] = outcome
+        if outcome is not None and outcome.took_effect:
+            self.acked[name] = outcome.offset
+
+    # --- processes and links ---------------------------------------------------------------------------
+
+    def start(self, i: int) -> Member:
+        member = self.up[i] = Member(self, i)
+        return member
+
+    def kill(self, i: int) -> None:
+        """The process is gone at once; its disk keeps what the kernel has."""
+        self.up.pop(i, None)
+        for j in self.ids:
+            self._drop(i, j)
+
+    def lose_power(self, i: int) -> None:
+        self.kill(i)
+        self.disks[i].crash(self.rng)
+
+    def wipe(self, i: int) -> None:
+        """Another disk, empty."""
+        self.kill(i)
+        self.disks[i] = MemoryFileSystem(crashable=True)
+
+    def restart(self, i: int) -> Member:
+        self.kill(i)
+        member = self.start(i)
+        for j in self.up:
+            if j != i and (i, j) not in self.cut:
+                self.link(i, j)
+        return member
+
+    def link(self, a: int, b: int) -> None:
+        for x, y in ((a, b), (b, a)):
+            self.cut.discard((x, y))
+            if x in self.up and y in self.up:
+                former = self.links.pop((x, y), None)
+                if former is not None:
+                    former.is_cut = True
+                link = self.links[x, y] = Link()
+                self.up[x].node.transport.attach(y, link)
+
+    def link_all(self) -> None:
+        for a in self.ids:
+            for b in self.ids:
+                if a < b:
+                    self.link(a, b)
+
+    def unlink(self, a: int, b: int) -> None:
+        """What is on its way is lost."""
+        self.cut |= {(a, b), (b, a)}
+        self._drop(a, b)
+
+    def isolate(self, i: int) -> None:
+        for j in self.ids:
+            if j != i:
+                self.unlink(i, j)
+
+    def _drop(self, a: int, b: int) -> None:
+        for x, y in ((a, b), (b, a)):
+            link = self.links.pop((x, y), None)
+            if link is not None:
+                link.is_cut = True
+                if x in self.up:
+                    self.up[x].node.transport.detach(y, link)
+
+    # --- messages --------------------------------------------------------------------------------------
+
+    def pending(self, a: int, b: int) -> list[Message]:
+        """What is on its way from ``a`` to ``b``."""
+        link = self.links.get((a, b))
+        return [raft_messages.decode(data) for data in link.queue] if link is not None else []
+
+    def deliver(self, a: int, b: int, count: int | None = None) -> None:
+        link = self.links.get((a, b))
+        if link is None:
+            return
+        for _ in range(len(link.queue) if count is None else min(count, len(link.queue))):
+            self.up[b].node.transport.receive(a, link.queue.popleft())
+
+    def inject(self, a: int, b: int, message: Message | bytes) -> None:
+        """``b`` receives this as if ``a`` had sent it just now."""
+        data = message if isinstance(message, bytes) else raft_messages.encode(message)
+        self.up[b].node.transport.receive(a, data)
+
+    def forget(self, a: int, b: int) -> None:
+        """What is on its way is lost, and nobody notices."""
+        link = self.links.get((a, b))
+        if link is not None:
+            link.queue.clear()
+
+    # --- time ------------------------------------------------------------------------------------------
+
+    def tick(self, *ids: int) -> None:
+        for i in ids or list(self.up):
+            self.up[i].tick()
+
+    def elect(self, i: int) -> None:
+        """Let node ``i`` stand for election."""
+        self.tick(i)  # it has not slept
+        wall = self.up[i].node.wall
+        wall._is_elected_to_run = True
+        wall.set_deadline(0.0)
+        self.tick(i)
+
+    def heartbeat(self, i: int) -> None:
+        self.up[i].node.wall.beat_soon()
+        self.tick(i)
+
+    def settle(self, *ids: int, rounds: int = 12) -> None:
+        """Let everything between these nodes arrive, leaders beating."""
+        chosen = ids or tuple(self.up)
+        for _ in range(rounds):
+            for i in chosen:
+                if i in self.up and self.up[i].is_leader:
+                    self.heartbeat(i)
+            for a in chosen:
+                for b in chosen:
+                    if a != b and a in self.up and b in self.up:
+                        self.deliver(a, b)
+            self.tick(*(i for i in chosen if i in self.up))
+
+    def found(self) -> None:
+        """Let the cluster be founded, and lead by node 1."""
+        for _ in range(4):
+            self.settle(rounds=4)
+            self.clock[0] += self.settings.heartbeat_ms / 1000 + 0.001
+        assert all(member.node.wall.abstains() is False for member in self.up.values()), "founded"
+        assert self.leaders() == [(1, 1)], self.leaders()
+
+    # --- looking ---------------------------------------------------------------------------------------
+
+    def leaders(self) -> list[tuple[int, int]]:
+        """(node, term)"""
+        return [(i, member.term) for i, member in self.up.items() if member.is_leader]
+
+    def names(self, i: int) -> list[str]:
+        return self.up[i].names
+
+    def propose(self, i: int, names: Iterable[str]) -> None:
+        """One after the other, each appended before the next is decided on."""
+        for name in names:
+            self.up[i].propose(name)
+            self.up[i].tick()
+
+    def acked_among(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self.acked]

@@ -1,0 +1,188 @@
+"""Simulation: hosts, a network and a clock that follow from one number.
+
+::
+
+    with Simulation(seed=7) as simulation:
+        server, client = simulation.host("server"), simulation.host("client")
+        server.run(serve())
+        assert simulation.run(ask(), on=client) == b"pong"
+
+Everything random is drawn from the seed, through generators of its own for each part, so that a change in
+one place does not shift the chance of another. ``trace_hash`` sums up what happened and when: two runs of a
+seed give the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from kafkalite.rng import Rng
+from kafkalite.testing.sim.host import Host
+from kafkalite.testing.sim.loop import START_S, SimLoop, SimTask, current_process
+from kafkalite.testing.sim.network import Link, Network
+from kafkalite.testing.sim.streams import SCHEME, SimTransport
+from kafkalite.transport import register_scheme
+
+T = TypeVar("T")
+
+register_scheme(SCHEME, SimTransport)
+
+KEPT_EVENTS: Final = 400
+_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: whose events are kept
+
+
+class Violation(AssertionError):
+    """Something that must hold does not. ``check`` names it; ``kind`` is safety, liveness or crash."""
+
+    def __init__(self, check: str, message: str, *, kind: str = "safety") -> None:
+        super().__init__(f"{check}: {message}")
+        self.check = check
+        self.message = message
+        self.kind = kind
+
+
+class _Watcher(logging.Handler):
+    """Keeps the last events that the simulated programs log, unformatted until somebody wants to read."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    def emit(self, record: logging.LogRecord) -> None:
+        simulation = self._simulation
+        process = current_process.get(simulation.loop.root)
+        simulation.events.append((simulation.now_ms, process.name, record))
+
+
+class Simulation:
+    """One world. Left by ``with``: what still runs in it is forgotten."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.loop = SimLoop(self.rng("loop"))
+        self.network = Network(self.loop, self.rng("network"))
+        self.hosts: dict[str, Host] = {}
+        self.events: deque[tuple[int, str, logging.LogRecord | str]] = deque(maxlen=KEPT_EVENTS)
+        self.violations: list[Violation] = []
+        self.probes: Counter[str] = Counter()
+        self._hash = hashlib.blake2b(digest_size=8)
+        #: Every line that goes into the hash, where somebody wants to compare two runs.
+        self.lines: list[str] | None = None
+        self._watcher = _Watcher(self)
+        self._loggers = [logging.getLogger(name) for name in _LOGGERS]
+        self._before: list[tuple[int, bool]] = []
+        self._collects = gc.isenabled()
+        self.network.on_arrival = self._on_arrival
+        self.loop.set_exception_handler(self._on_loop_error)
+
+    def rng(self, name: str) -> Rng:
+        """A generator of its own for whatever is called ``name``."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def host(self, name: str) -> Host:
+        """The host of that name; it is there when first asked for."""
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = Host(name, self.loop, self.network, self.rng(name))
+        return host
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._before = [(logger.level, logger.propagate) for logger in self._loggers]
+        for logger in self._loggers:
+            logger.addHandler(self._watcher)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+        self._collects = gc.isenabled()
+        gc.disable()  # a finalizer must not run at another moment in another run
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.loop.dispose()
+        for logger, (level, propagate) in zip(self._loggers, self._before, strict=True):
+            logger.removeHandler(self._watcher)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        if self._collects:
+            gc.enable()
+
+    def run(self, story: Coroutine[Any, Any, T], *, on: Host | None = None) -> T:
+        """Run until ``story`` has ended; as a program of a host, or as the hand that moves the world."""
+        task: asyncio.Task[T]
+        if on is None:
+            task = SimTask(story, loop=self.loop, name="story")
+        else:
+            process = on.process if on.is_running and on.process is not None else on.new_process()
+            task = self.loop.spawn(process, story)
+        try:
+            result: T = self.loop.run_until_complete(task)
+            return result
+        finally:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds since the beginning of this world."""
+        return int((self.loop.time() - START_S) * 1000)
+
+    # --- what happened ----------------------------------------------------------------------------------
+
+    @property
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def note(self, text: str) -> None:
+        """An event for the trace: a fault, a choice, an outcome."""
+        self.trace(text)
+        self.events.append((self.now_ms, "simulation", text))
+
+    def trace(self, text: str) -> None:
+        """As ``note``, for what is too frequent to be shown."""
+        line = f"{self.loop.time():.6f} {text}"
+        self._hash.update(line.encode())
+        if self.lines is not None:
+            self.lines.append(line)
+
+    def probe(self, name: str, times: int = 1) -> None:
+        """A rare path was taken: runs that never take it prove nothing about it."""
+        self.probes[name] += times
+
+    def violate(self, violation: Violation) -> None:
+        """Remember it; the first of a run counts."""
+        self.note(f"VIOLATION {violation}")
+        self.violations.append(violation)
+
+    def _on_arrival(self, link: Link, kind: str, length: int) -> None:
+        self.trace(f"{link.source}>{link.target} {kind} {length}")
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        process = current_process.get(self.loop.root)
+        error = context.get("exception")
+        message = f"{process.name}: {context.get('message')}: {error!r}"
+        violation = Violation("uncaught", message, kind="crash")
+        violation.__cause__ = error
+        self.violate(violation)
+
+    def story(self, last: int = KEPT_EVENTS) -> list[str]:
+        """The last events, as lines."""
+        lines: list[str] = []
+        for now_ms, who, event in list(self.events)[-last:]:
+            text = event if isinstance(event, str) else f"{event.levelname.lower()} {event.getMessage()}"
+            lines.append(f"{now_ms:>7} ms  {who:<12} {text}")
+            if isinstance(event, logging.LogRecord) and event.exc_info and event.exc_info[1]:
+                lines.append(f"{'':>24} {event.exc_info[1]!r}")
+        return lines

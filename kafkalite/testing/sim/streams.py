@@ -1,0 +1,395 @@
+"""Streams between simulated hosts: the Transport of ``sim://host:port`` addresses.
+
+Two ``SimEnd`` make a connection; between them is a ``network.Link`` in each direction. An end's protocol is
+called as a callback of the process that opened it, so it pauses and dies with that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
+from kafkalite.limits import KIB
+from kafkalite.testing.sim.loop import Process, SimLoop, current_process
+from kafkalite.testing.sim.network import Item, Link, Network, Pipe
+from kafkalite.transport.seam import P, ProtocolFactory
+
+SCHEME: Final = "sim://"
+
+#: A host that does not answer a dial is given up after this time, as a kernel does.
+DIAL_TIMEOUT_S: Final = 20.0
+
+_HIGH_WATER_BYTES: Final = 64 * KIB
+_LOW_WATER_BYTES: Final = 16 * KIB
+
+
+def _network() -> Network:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop) and loop.network is not None, "sim:// addresses are for a SimLoop"
+    return loop.network
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``sim://host:port`` as (host, port). Raises ConfigError."""
+    host, colon, port = address.removeprefix(SCHEME).rpartition(":")
+    if not address.startswith(SCHEME) or not host or not colon or not port.isdigit():
+        raise ConfigError(key="address", value=address, allowed="sim://host:port")
+    return host, int(port)
+
+
+class SimTransport:
+    """The Transport of ``sim://`` addresses, for code that a SimLoop runs."""
+
+    async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
+        host, port = parse_address(address)
+        network = _network()
+        loop = network.loop
+        process = current_process.get(loop.root)
+        answered: asyncio.Future[SimEnd | None] = loop.create_future()
+        out = network.link(process.host_name, host)
+        back = network.link(host, process.host_name)
+        own_port = network.next_port()
+        end = SimEnd(network, process, out, peername=(f"{SCHEME}{host}", port), is_dialler=True)
+        end.name_socket((f"{SCHEME}{process.host_name}", own_port))
+
+        def on_reply(item: Item) -> None:
+            if not answered.done():
+                answered.set_result(end if item.kind == "call" else None)
+
+        def on_dial(_item: Item) -> None:
+            listener = network.listeners.get(address)
+            if not network.has_power(host) or answered.cancelled() or process.is_dead:
+                return
+            reply = Pipe(back, on_reply)
+            if listener is None:
+                reply.send(Item("reset", b""))
+                return
+            far = SimEnd(
+                network,
+                listener.process,
+                back,
+                peername=(f"{SCHEME}{process.host_name}", own_port),
+                is_dialler=False,
+            )
+            far.name_socket((f"{SCHEME}{host}", port))
+            end.join(far)
+            reply.send(Item("call", b""))
+            loop.call_soon(listener.open, far, context=far.context)
+
+        Pipe(out, on_dial).send(Item("call", b""))
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                opened = await answered
+        except TimeoutError:
+            end.give_up()
+            raise ConnectionFailedError(f"can't connect to {address}: no answer") from None
+        except BaseException:
+            end.give_up()
+            raise
+        if opened is None:
+            raise ConnectionFailedError(
+                f"can't connect to {address}: connection refused", hint="does a broker run there?"
+            )
+        protocol = protocol_factory()
+        end.open(protocol)
+        return protocol
+
+    async def listen(self, address: str, protocol_factory: ProtocolFactory) -> SimListener:
+        host, port = parse_address(address)
+        network = _network()
+        process = current_process.get(network.loop.root)
+        if host != process.host_name:
+            raise ListenError(f"can't listen on {address}: this is host {process.host_name!r}")
+        if port == 0:
+            address = f"{SCHEME}{host}:{network.next_port()}"
+        if address in network.listeners:
+            raise ListenError(f"can't listen on {address}: the port is in use")
+        listener = SimListener(network, address, protocol_factory, process)
+        network.listeners[address] = listener
+        return listener
+
+
+class SimListener:
+    def __init__(self, network: Network, address: str, factory: ProtocolFactory, process: Process) -> None:
+        self.address = address
+        self.process = process
+        self._network = network
+        self._factory = factory
+
+    def __repr__(self) -> str:
+        return f"<SimListener {self.address}>"
+
+    def open(self, end: SimEnd) -> None:
+        if self._network.listeners.get(self.address) is not self:
+            end.abort()
+        else:
+            end.open(self._factory())
+
+    def close(self) -> None:
+        if self._network.listeners.get(self.address) is self:
+            del self._network.listeners[self.address]
+
+    async def wait_closed(self) -> None:
+        return
+
+
+class SimEnd(asyncio.Transport):
+    """One end of a connection, as its process sees it."""
+
+    def __init__(
+        self, network: Network, process: Process, out: Link, peername: tuple[str, int], *, is_dialler: bool
+    ) -> None:
+        super().__init__({"peername": peername})
+        self.process = process
+        self.context = process.context()
+        self.is_dialler = is_dialler
+        self.peer_host = out.target
+        self.peer: SimEnd = self
+        self._network = network
+        self._loop = network.loop
+        self._out = Pipe(out, self._deliver_to_peer)
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._was_opened = False
+        self._is_closing = False
+        self._is_reading = True
+        self._has_sent_eof = False
+        self._arrived: deque[Item] = deque()
+        self._is_scheduled = False
+        self._sent_bytes = 0
+        self._taken_bytes = 0
+        self._is_paused = False
+        self._high_water_bytes = _HIGH_WATER_BYTES
+        self._low_water_bytes = _LOW_WATER_BYTES
+
+    def __repr__(self) -> str:
+        return f"<SimEnd {self.get_extra_info('sockname')} to {self.get_extra_info('peername')}>"
+
+    def name_socket(self, name: tuple[str, int]) -> None:
+        self._extra["sockname"] = name  # type: ignore[attr-defined]
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def join(self, peer: SimEnd) -> None:
+        """The two are one connection from now on, whenever each is opened."""
+        self.peer, peer.peer = peer, self
+        self._network.connection_count += 1
+        self._network.add(self)
+        self._network.add(peer)
+
+    def open(self, protocol: asyncio.BufferedProtocol) -> None:
+        if self._is_closing:  # reset between the dial and its answer
+            self._loop.call_soon(_refused, protocol, self, context=self.context)
+            return
+        self._protocol = protocol
+        self._was_opened = True
+        protocol.connection_made(self)
+        if self._arrived:
+            self._schedule()
+
+    def give_up(self) -> None:
+        """The dialler waits no more for the answer."""
+        if self.peer is not self:
+            self.abort()
+
+    # --- what arrives -------------------------------------------------------------------------------
+
+    def _deliver_to_peer(self, item: Item) -> None:
+        self.peer._take(item)
+
+    def _take(self, item: Item) -> None:
+        """In the simulation's own context: the kernel of this end has ``item``."""
+        if self._is_closing or self.process.is_dead:
+            return
+        if item.kind == "reset":
+            if self._network.rng.random() < 0.5:
+                self._arrived.clear()
+            self._out.break_off()
+        self._arrived.append(item)
+        if self._was_opened:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._deliver, context=self.context)
+
+    def _deliver(self) -> None:
+        """In the process: give the protocol what has arrived, as far as it reads."""
+        self._is_scheduled = False
+        while self._arrived and not self._is_closing:
+            kind = self._arrived[0].kind
+            if kind == "reset":
+                self._end(ConnectionResetError("connection reset by peer"))
+            elif not self._is_reading:
+                break
+            elif kind == "eof":
+                self._arrived.popleft()
+                self._on_eof()
+            else:
+                self._fill(self._arrived.popleft().data)
+
+    def _fill(self, data: bytes) -> None:
+        assert self._protocol is not None
+        position = 0
+        try:
+            while position < len(data) and not self._is_closing:
+                buffer: Any = self._protocol.get_buffer(len(data) - position)
+                count = min(len(buffer), len(data) - position)
+                buffer[:count] = data[position : position + count]
+                position += count
+                self._protocol.buffer_updated(count)
+        except Exception as error:
+            self._fail(error)
+        self._taken_bytes += len(data)
+        peer = self.peer
+        if peer._is_paused and peer.get_write_buffer_size() <= peer._low_water_bytes:
+            self._loop.call_later(self._out.link.delay_s(), peer._resume_if_drained, context=peer.context)
+
+    def _on_eof(self) -> None:
+        assert self._protocol is not None
+        try:
+            keep_open = self._protocol.eof_received()
+        except Exception as error:
+            self._fail(error)
+        else:
+            if not keep_open:
+                self.close()
+
+    def _fail(self, error: Exception) -> None:
+        self._loop.call_exception_handler(
+            {"message": "the protocol failed on what it received", "exception": error, "transport": self}
+        )
+        self.abort()
+
+    # --- asyncio.Transport ------------------------------------------------------------------------------
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None, "the transport is not open"
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            if self._arrived:
+                self._schedule()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing or self._has_sent_eof or not data:
+            return
+        self._send(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        if not self._is_closing and not self._has_sent_eof:
+            self._send(b"".join(list_of_data))
+
+    def _send(self, data: bytes) -> None:
+        if not data:
+            return
+        self._sent_bytes += len(data)
+        split_rate = self._out.link.tuning.split_rate
+        rng = self._network.rng
+        if split_rate and len(data) > 1 and rng.random() < split_rate:
+            middle = 1 + rng.randrange(len(data) - 1)
+            self._out.send(Item("data", data[:middle]))
+            data = data[middle:]
+        self._out.send(Item("data", data))
+        if not self._is_paused and self.get_write_buffer_size() > self._high_water_bytes:
+            assert self._protocol is not None
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._has_sent_eof and not self._is_closing:
+            self._has_sent_eof = True
+            self._out.send(Item("eof", b""))
+
+    def get_write_buffer_size(self) -> int:
+        return self._sent_bytes - self.peer._taken_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_water_bytes, self._high_water_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = 4 * low if low is not None else _HIGH_WATER_BYTES
+        if low is None:
+            low = high // 4
+        self._high_water_bytes, self._low_water_bytes = high, low
+
+    def _resume_if_drained(self) -> None:
+        if self._is_paused and not self._is_closing and self.get_write_buffer_size() <= self._low_water_bytes:
+            self._is_paused = False
+            assert self._protocol is not None
+            self._protocol.resume_writing()
+
+    # --- closing ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The peer gets what was written, then the end; ``connection_lost`` comes soon."""
+        if not self._is_closing:
+            self.write_eof()
+            self._end(None)
+
+    def abort(self) -> None:
+        """What is under way may be lost; the peer is reset."""
+        if not self._is_closing:
+            self._out.send(Item("reset", b""))
+            self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        self._is_closing = True
+        self._arrived.clear()
+        self._network.discard(self)
+        if self._was_opened:
+            self._loop.call_soon(self._lose, error, context=self.context)
+
+    def _lose(self, error: Exception | None) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.connection_lost(error)
+
+    # --- faults: in the simulation's own context --------------------------------------------------------
+
+    def reset_both(self) -> None:
+        """Something between the two breaks the connection: each side learns of it on its own."""
+        for end in (self, self.peer):
+            end._out.break_off()
+            end.on_reset_by_peer()
+
+    def on_reset_by_peer(self) -> None:
+        self._take(Item("reset", b""))
+
+    def on_own_death(self, *, is_polite: bool) -> None:
+        """The process died; its kernel sends the end of the stream, or a reset, behind what was written."""
+        self._is_closing = True
+        self._out.send(Item("eof" if is_polite and not self._arrived else "reset", b""))
+
+    def vanish(self) -> None:
+        """The host lost power: not a word to anybody, and what is under way is lost."""
+        self._is_closing = True
+        self._out.break_off()
+
+
+def _refused(protocol: asyncio.BufferedProtocol, end: SimEnd) -> None:
+    """A protocol whose connection broke before it was made: it sees both, one after the other."""
+    protocol.connection_made(end)
+    protocol.connection_lost(ConnectionResetError("connection reset by peer"))

@@ -1,0 +1,28 @@
+"""Every rule has somebody who notices when it is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim.mutants import CLUSTER_BUDGET_S, find, main
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS)
+def test_it_is_found(mutant: str) -> None:
+    finding = find(mutant, core_budget_s=60.0, cluster_budget_s=CLUSTER_BUDGET_S)
+    assert finding.how, f"nothing finds {mutant}: {mutants.MUTANTS[mutant]}"
+    assert finding.symptom
+    assert set() == mutants.ACTIVE
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["R4-truncate-to-hw", "RAFT-vote-twice", "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "R4-truncate-to-hw" in printed
+    assert "score: 2 of 2, 100 %" in printed
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["R99-nothing"])

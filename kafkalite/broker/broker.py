@@ -363,6 +363,7 @@ class Broker:
                 directory,
                 node_id=config.node_id,
                 executor=self._executor,
+                snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
             )
         self._request_tasks = TaskSet(self.fail)
         self._service_tasks = TaskSet(self.fail)

@@ -172,6 +172,13 @@ class ClusterConfig:
         "An active controller that has not heard of a majority for so long steps down.",
         minimum=10,
     )
+    metadata_log_max_record_bytes_between_snapshots: int = option_field(
+        "metadata.log.max.record.bytes.between.snapshots",
+        "int",
+        MIB,
+        "The metadata log gives way to a snapshot when it has so many bytes, and no fewer than the last one.",
+        minimum=KIB,
+    )
     controlled_shutdown_enable: bool = option_field(
         "controlled.shutdown.enable",
         "bool",

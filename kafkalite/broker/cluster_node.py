@@ -113,6 +113,7 @@ class ClusterNode:
                     election_timeout_ms=config.controller_quorum_election_timeout_ms,
                     fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
                     heartbeat_ms=max(min(100, config.controller_quorum_election_timeout_ms // 5), 1),
+                    snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 ),
                 allow_fresh=config.controller_quorum_rejoin or not self._membership.is_known,
             )

@@ -23,7 +23,7 @@ from kafkalite.broker.fetch_sessions import MAX_EPOCH, OPENS, PartitionKey
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.client.connection import Connection
 from kafkalite.clock import Clock
-from kafkalite.errors import BrokerError, KafkaliteError, ProtocolError, StorageError
+from kafkalite.errors import BrokerError, KafkaliteError, StorageError
 from kafkalite.limits import KIB
 from kafkalite.protocol.messages.cluster import (
     ForgottenPartition,
@@ -262,6 +262,7 @@ class Fetcher:
                 followed.is_afresh = False
                 self._forgotten[followed.key] = None
             followed.asked = position
+            followed.hosted.told_epoch = position.leader_epoch
             listed.append(
                 ReplicaFetchPartition(
                     *followed.key,
@@ -323,10 +324,10 @@ class Fetcher:
     ) -> None:
         """What an answer came to, at once or after the disk was done with it."""
         if step is None:
-            if not isinstance(error, (BrokerError, StorageError, ProtocolError)):
+            if error is None or isinstance(error, AssertionError):
                 self._on_broken(error or AssertionError("neither a step nor an error"))
-                return
-            self._on_failed(followed, error)
+            else:
+                self._on_failed(followed, error)
             return
         if self._followed.get(followed.key) is not followed:
             return
@@ -338,9 +339,11 @@ class Fetcher:
             )
             followed.is_afresh = True
         elif not step.appended_bytes:
-            if not step.is_ignored:
+            # The leader waits for another log start to be here; and a sync that ended while the disk was
+            # busy with that has not been told.
+            if not step.is_ignored and not step.log_start_moved:
                 return
-            followed.is_afresh = True
+            followed.is_afresh = step.is_ignored
         elif followed.hosted.log.config.synced_only:
             self._news[followed] = None  # its sync will tell
             return

@@ -8,7 +8,6 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from kafkalite import mutants
 from kafkalite.broker.events import Fields
 from kafkalite.broker.sync_scheduler import SyncScheduler, SyncWork
 from kafkalite.broker.waiters import Waiters
@@ -17,7 +16,7 @@ from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH, Acks
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
 from kafkalite.records.header import BatchHeader
-from kafkalite.replication.follower import FetchPosition, FollowerStep
+from kafkalite.replication.follower import IGNORED, FetchPosition, FollowerStep
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
 
@@ -71,6 +70,7 @@ class HostedPartition:
         "on_follower_synced",
         "partition",
         "replica_count",
+        "told_epoch",
         "watchers",
     )
 
@@ -83,6 +83,7 @@ class HostedPartition:
         self.replica_count = 1
         self.watchers: dict[int, Watcher] = {}  #: by the follower's node id
         self.on_follower_synced: Callable[[], None] | None = None  #: the fetcher's, while following
+        self.told_epoch = NO_EPOCH  #: the leader epoch in which a leader was last told where this one stands
         self._waiters = waiters
         self._scheduler = scheduler
         self._unread_bytes = 0  # appended since the high watermark was last at the log end
@@ -112,19 +113,17 @@ class HostedPartition:
         partition, log = self.partition, self.log
         appended = partition.append(batch, header, now_ms, acks=acks)
         high_watermark = partition.high_watermark
-        if appended.is_duplicate:
-            if "R28-ack-uncommitted" in mutants.ACTIVE:
-                return appended, appended.last_offset + 1
-        elif high_watermark > appended.last_offset:
-            self._unread_bytes = 0
-            self._waiters.on_high_watermark(self.key, high_watermark, len(batch))
-        else:
-            self._unread_bytes += len(batch)
-            if log.config.synced_only:
-                self._scheduler.mark(self)
-        if self.watchers:
-            for watcher in self.watchers.values():
-                watcher.on_appended(len(batch))
+        if not appended.is_duplicate:
+            if high_watermark > appended.last_offset:
+                self._unread_bytes = 0
+                self._waiters.on_high_watermark(self.key, high_watermark, len(batch))
+            else:
+                self._unread_bytes += len(batch)
+                if log.config.synced_only:
+                    self._scheduler.mark(self)
+            if self.watchers:
+                for watcher in self.watchers.values():
+                    watcher.on_appended(len(batch))
         if acks == _ACKS_LEADER:
             return appended, log.synced_end_offset if log.config.synced_only else log.log_end_offset
         return appended, high_watermark
@@ -203,14 +202,17 @@ class HostedPartition:
         """``Partition.on_fetched``, and ``then`` with its step or what it raised.
 
         Records are written at once, and synced in the next round. What syncs by itself, a truncation or
-        another log start, runs beside the loop; nobody else may touch the log until ``then``.
+        another log start, runs beside the loop; nobody else may touch the log until ``then``. An answer that
+        comes meanwhile is ignored, and so asked for again.
         """
+        if self._errand is not None:
+            then(IGNORED, None)
+            return
         job = partial(self.partition.on_fetched, answer, batches, now_ms=wall_ms, asked=asked)
         syncs = answer.error_code or (
             answer.diverging_epoch != NO_EPOCH or answer.log_start_offset > self.log.log_start_offset
         )
         if syncs:
-            self.settle()
             self._errand = _Errand(job, then)
             if not self._is_syncing:
                 self._run_errand(self._errand)

@@ -59,11 +59,15 @@ class IsrManager:
 
     def consider(self, hosted: HostedPartition) -> None:
         """Propose a change if there is one to propose."""
-        change = hosted.partition.propose_isr(
-            self._clock.monotonic_ms(), lag_time_max_ms=self._lag_ms, live=self._live
-        )
+        partition, now_ms = hosted.partition, self._clock.monotonic_ms()
+        if partition.is_awaiting_replica and partition.end_waits(now_ms):
+            hosted.on_high_watermark_moved()
+        change = partition.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
         if change is not None:
             self._gathered[hosted] = change
+            self._has_some.set()
+        elif partition.is_awaiting_replica:
+            self._retried[hosted] = None
             self._has_some.set()
 
     def look_around(self) -> None:

@@ -232,7 +232,7 @@ class Partitions:
                     hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
                 else:
                     hosted.follow(state)
-                    if hosted.log.is_damaged and self._is_needless(state):
+                    if hosted.log.is_damaged and self._is_needless(hosted, state):
                         hosted = self._replace_damaged(hosted, topic_id, image)
                         hosted.follow(state)
                     if self.followers is not None:
@@ -241,9 +241,14 @@ class Partitions:
                 logger.error("no role taken %s", Fields(partition=key, error=error))
                 self._strip(hosted, error)
 
-    def _is_needless(self, state: PartitionState) -> bool:
-        """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24)."""
-        return state.leader != NO_LEADER and self._node_id not in (*state.isr, *state.elr)
+    def _is_needless(self, hosted: HostedPartition, state: PartitionState) -> bool:
+        """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24).
+
+        Not under a leader that this process has told of its former log: by that the leader would take the
+        empty one for caught up, and back into the in-sync set.
+        """
+        is_counted = self._node_id in (*state.isr, *state.elr) or hosted.told_epoch == state.leader_epoch
+        return state.leader != NO_LEADER and not is_counted
 
     def _replace_damaged(
         self, hosted: HostedPartition, topic_id: str, image: ClusterImage

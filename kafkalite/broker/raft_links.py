@@ -36,6 +36,7 @@ DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
 #: A failure that repeats is logged once in so many.
 LOG_EVERY: Final = 60
+LATE_FAILURES: Final = 5
 
 
 class RaftLink:
@@ -133,7 +134,7 @@ class RaftLinks:
     async def _keep(self, peer_id: int, address: str) -> None:
         """Dial, attach, wait for the loss, dial again."""
         backoff_s = FIRST_BACKOFF_S
-        failures = 0
+        failures, was_refused = 0, False
         while True:
             try:
                 connection = await dial(
@@ -144,8 +145,11 @@ class RaftLinks:
                     timeout_ms=CONNECT_TIMEOUT_MS,
                 )
             except KafkaliteError as error:
+                is_refused = isinstance(error, BrokerError)
+                if is_refused != was_refused:
+                    was_refused, failures = is_refused, 0
                 # The other nodes of a cluster that starts are expected to be late; a refusal is not.
-                if failures % LOG_EVERY == (0 if isinstance(error, BrokerError) else 5):
+                if failures % LOG_EVERY == (0 if is_refused else LATE_FAILURES):
                     logger.warning(
                         "controller not reached %s", Fields(node=peer_id, address=address, error=error)
                     )

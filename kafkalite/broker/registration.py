@@ -114,7 +114,7 @@ class Registration:
                 return answer
             except BrokerError as error:
                 waited_ms = self._clock.monotonic_ms() - began_ms
-                # The session of a process of this id that died is over some day; that of one that lives is not.
+                # The session of a process that died is over some day; that of one that lives is not.
                 may_end = waited_ms <= 2 * self._config.broker_session_timeout_ms
                 if not error.retriable and not (
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
@@ -140,6 +140,7 @@ class Registration:
             except BrokerError as error:
                 if not error.retriable:
                     raise
+                await self._clock.sleep_ms(START_INTERVAL_MS)
                 continue
             broker = services.controller.image.brokers.get(self._config.node_id)
             if not answer.is_fenced and broker is not None and not broker.is_fenced:

@@ -8,7 +8,9 @@ R8  high watermark := max(high watermark, least progress over the *maximal* in-s
     maximal is the set in force together with the one proposed, for nobody knows yet which of them holds
 R9  it does not move while there are fewer in-sync replicas than min.insync.replicas, whatever the acks
 R10 nothing monotonic may be answered from it before it has reached the offset where this epoch started
-R12 a replica joins by what it fetched in this epoch: past the high watermark and the start of the epoch
+R12 a replica joins by what it fetched in this epoch: past the high watermark and the start of the epoch.
+    Under load one that keeps up might for ever be a moment behind a high watermark that faster ones move:
+    so it waits for such a replica, shortly and not often (Kafka's shouldWaitForReplicaToJoinIsr)
 R14 a proposal stands until a greater partition epoch is known; an error or a timeout says nothing
 R15 a replica leaves when it has not had, for replica.lag.time.max.ms, what the leader's log held
 """
@@ -22,6 +24,11 @@ from kafkalite import mutants
 from kafkalite.model import NO_EPOCH
 
 NO_BROKER_EPOCH: Final = -1
+
+#: A replica outside the in-sync set that was caught up so short a time ago is waited for, as long at most...
+JOIN_WAIT_MS: Final = 500
+#: ...and not again before this has passed: one that never makes it delays acknowledgements by a tenth.
+JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
 class ReplicaLag(NamedTuple):
@@ -51,6 +58,7 @@ class _Follower:
     __slots__ = (
         "broker_epoch",
         "caught_up_ms",
+        "has_caught_up",
         "log_end_offset",
         "log_start_offset",
         "synced_end_offset",
@@ -62,6 +70,7 @@ class _Follower:
         self.broker_epoch = NO_BROKER_EPOCH
         self.log_end_offset = self.synced_end_offset = self.log_start_offset = -1
         self.caught_up_ms = self.target_ms = now_ms
+        self.has_caught_up = False  # in this leadership; until then caught_up_ms is a grace
         self.target_offset = leader_end_offset
 
     def reach(self, progress: int, leader_end_offset: int, now_ms: int) -> None:
@@ -71,6 +80,7 @@ class _Follower:
             self.caught_up_ms = max(self.caught_up_ms, self.target_ms)
         else:
             return
+        self.has_caught_up = True
         self.target_offset, self.target_ms = leader_end_offset, now_ms
 
 
@@ -78,7 +88,7 @@ class PartitionLeader:
     """One leadership: from becoming leader in ``leader_epoch`` to the next epoch.
 
     Invariants: ``high_watermark`` never goes back; ``isr`` is that of ``partition_epoch``; a pending
-    proposal is one for ``partition_epoch``.
+    proposal is one for ``partition_epoch``; whoever is in ``isr`` or proposed is in ``_quorum``.
     """
 
     __slots__ = (
@@ -87,6 +97,8 @@ class PartitionLeader:
         "_has_enough_in_sync",
         "_is_alone",
         "_is_pending_sent",
+        "_joining",
+        "_may_wait_again_ms",
         "_min_insync_replicas",
         "_pending",
         "_progress",
@@ -128,6 +140,8 @@ class PartitionLeader:
         }
         self._pending: ProposedIsr | None = None
         self._is_pending_sent = False
+        self._joining: dict[int, int] = {}  # whom the high watermark waits for, and until when
+        self._may_wait_again_ms = now_ms
         self.configure(isr, min_insync_replicas)
 
     def configure(self, isr: Iterable[int], min_insync_replicas: int) -> bool:
@@ -155,16 +169,12 @@ class PartitionLeader:
         quorum = self.isr | {self._broker_id}
         if self._pending is not None and "R8-current-isr-only" not in mutants.ACTIVE:
             quorum |= set(self._pending.isr)
+        quorum |= self._joining.keys()
         self._quorum = tuple(sorted(quorum))
         self._has_enough_in_sync = len(self.isr) >= self._min_insync_replicas
         can_move = self._has_enough_in_sync or "R9-below-min-isr" in mutants.ACTIVE
         self._is_alone = can_move and len(quorum) == 1
         return self._advance()
-
-    @property
-    def maximal_isr(self) -> frozenset[int]:
-        """All that are in sync, or would be if the pending proposal were accepted (R8)."""
-        return self.isr if self._pending is None else self.isr.union(self._pending.isr)
 
     @property
     def has_enough_in_sync(self) -> bool:
@@ -175,10 +185,6 @@ class PartitionLeader:
     def is_settled(self) -> bool:
         """Whether the high watermark has reached the start of this epoch (R10)."""
         return self.high_watermark >= self.epoch_start_offset
-
-    @property
-    def has_pending(self) -> bool:
-        return self._pending is not None
 
     # --- progress --------------------------------------------------------------------------------------
 
@@ -264,6 +270,33 @@ class PartitionLeader:
             return False
         return progress >= self.epoch_start_offset or "R12-no-epoch-start" in mutants.ACTIVE
 
+    def is_close(self, replica_id: int, now_ms: int) -> bool:
+        """Whether a follower lacks nothing but the last moment's records to join."""
+        if replica_id in self.isr or self._pending is not None or now_ms < self._may_wait_again_ms:
+            return False
+        progress = self._progress.get(replica_id, -1)
+        if not self.epoch_start_offset <= progress < self.high_watermark:
+            return False
+        follower = self._followers[replica_id]
+        return follower.has_caught_up and now_ms - follower.caught_up_ms <= JOIN_WAIT_MS
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the high watermark waits for one about to join: call ``end_waits`` soon."""
+        return bool(self._joining)
+
+    def _await_joining(self, replica_id: int, now_ms: int) -> None:
+        self._joining[replica_id] = now_ms + JOIN_WAIT_MS
+        self._may_wait_again_ms = now_ms + JOIN_PAUSE_MS
+        self._take_quorum()
+
+    def end_waits(self, now_ms: int) -> bool:
+        """Wait no more for who joined, or did not in time. Returns whether the high watermark moved."""
+        over = [one for one, until_ms in self._joining.items() if now_ms >= until_ms or one in self.isr]
+        for replica_id in over:
+            del self._joining[replica_id]
+        return self._take_quorum() if over else False
+
     def propose(
         self,
         now_ms: int,
@@ -290,6 +323,10 @@ class PartitionLeader:
                     isr.remove(replica_id)
             elif self.may_join(replica_id) and self._is_alive(live(replica_id), follower.broker_epoch):
                 isr.add(replica_id)
+            elif self.is_close(replica_id, now_ms) and self._is_alive(
+                live(replica_id), follower.broker_epoch
+            ):
+                self._await_joining(replica_id, now_ms)
         return None if isr == self.isr else self.begin_proposal(isr)
 
     @staticmethod

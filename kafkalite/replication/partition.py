@@ -59,7 +59,7 @@ class ReplicaFetchResult(NamedTuple):
 
     diverging: EpochEnd | None
     moved: bool  #: the high watermark
-    may_join: bool  #: ``propose_isr`` would let the follower in now, if it is alive
+    may_join: bool  #: if it is alive, ``propose_isr`` would let the follower in now, or wait for it
 
 
 class Partition(Replica):
@@ -260,7 +260,8 @@ class Partition(Replica):
             leader_end_offset=log.log_end_offset,
             now_ms=now_ms,
         )
-        return ReplicaFetchResult(diverging, moved, leader.may_join(replica_id))
+        may_join = leader.may_join(replica_id) or leader.is_close(replica_id, now_ms)
+        return ReplicaFetchResult(diverging, moved, may_join)
 
     def note_idle_fetch(self, replica_id: int, now_ms: int) -> None:
         """A follower's request left this partition out: it stands where it stood (R15).
@@ -290,6 +291,15 @@ class Partition(Replica):
             now_ms, lag_time_max_ms=lag_time_max_ms, leader_end_offset=self.log.log_end_offset, live=live
         )
         return None if proposed is None else self._change(leader, proposed)
+
+    @property
+    def is_awaiting_replica(self) -> bool:
+        """Whether the high watermark waits for a replica about to join: call ``end_waits`` soon."""
+        return self._leader is not None and self._leader.is_waiting
+
+    def end_waits(self, now_ms: int) -> bool:
+        """Wait no more for who joined, or did not in time. Returns whether the high watermark moved."""
+        return self._leader is not None and self._leader.end_waits(now_ms)
 
     def _change(self, leader: PartitionLeader, proposed: ProposedIsr) -> PartitionChange:
         return PartitionChange(

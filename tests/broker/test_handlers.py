@@ -198,6 +198,29 @@ async def test_a_fetch_waits_for_bytes_and_is_woken_by_them(
         assert answer.message.partitions[0].length_bytes == 2 * len(batch)
 
 
+async def test_a_fetch_that_is_woken_too_early_waits_on(
+    broker: Broker, wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, fetch: Make
+) -> None:
+    """With followers, a leader can only guess how many bytes became readable."""
+    await wire.call(new_topic("t"))
+    async with WireClient(broker.address) as other:
+        started = time.monotonic()
+        pending = asyncio.create_task(other.call(fetch(0, max_wait_ms=5_000, min_bytes=400)))
+        while not broker.statistics().waiting_requests:
+            await asyncio.sleep(0.001)
+        (hosted,) = broker.partitions
+        for _ in range(3):
+            broker._waiters.on_high_watermark(hosted.key, hosted.high_watermark, 10**9)
+            await asyncio.sleep(0.005)
+        assert not pending.done()
+        batch = batch_of(b"x" * 400)
+        await wire.call(produce(batch), batch)
+        assert (await pending).partitions[0].length_bytes == len(batch)
+        assert time.monotonic() - started < 4
+        empty = await other.call(fetch(1, max_wait_ms=30))
+        assert empty.partitions[0].length_bytes == 0
+
+
 async def test_a_fetch_in_vain_is_answered_empty_in_time(
     wire: WireClient, new_topic: Make, fetch: Make, broker: Broker
 ) -> None:

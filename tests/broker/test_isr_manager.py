@@ -28,6 +28,7 @@ class FakePartition:
         self.number = number
         self.partition_epoch = 3
         self.is_leader = True
+        self.is_awaiting_replica = False
         self.is_pending = False
         self.told: list[ChangedPartition | None] = []
 

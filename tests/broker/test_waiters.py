@@ -6,8 +6,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import pytest
-
 from kafkalite.broker.waiters import Waiters
 from kafkalite.errors import LogOfflineError
 

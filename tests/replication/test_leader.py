@@ -110,3 +110,79 @@ def test_the_high_watermark_is_what_the_rules_say(history):
             expected = max(expected, min(progress.get(broker_id, 0) for broker_id in isr | {1}))
         assert real.high_watermark == expected
         assert moved == (expected > before)
+
+
+class TestOneThatIsAlwaysAMomentBehind:
+    """Two replicas move the high watermark; the third keeps up, and each of its fetches comes a little late."""
+
+    END = 100
+
+    @pytest.fixture
+    def led(self) -> PartitionLeader:
+        led = PartitionLeader(
+            1,
+            leader_epoch=0,
+            isr=(1, 2),
+            epoch_start_offset=0,
+            high_watermark=0,
+            min_insync_replicas=2,
+            replicas=(1, 2, 3),
+            now_ms=0,
+        )
+        self.fetch(led, 3, 90, at_end=90, now_ms=1_000)  # everything there was
+        self.advance(led, 95)
+        self.fetch(led, 3, 94, at_end=95, now_ms=1_010)  # a moment late
+        return led
+
+    def fetch(self, led: PartitionLeader, replica_id: int, end: int, *, at_end: int, now_ms: int) -> bool:
+        return led.on_fetch(
+            replica_id,
+            broker_epoch=7,
+            progress=end,
+            log_end_offset=end,
+            synced_end_offset=end,
+            log_start_offset=0,
+            leader_end_offset=at_end,
+            now_ms=now_ms,
+        )
+
+    def advance(self, led: PartitionLeader, end: int) -> None:
+        led.on_progress(1, end)
+        self.fetch(led, 2, end, at_end=end, now_ms=1_005)
+
+    def propose(self, led: PartitionLeader, now_ms: int, *, is_live: bool = True):
+        return led.propose(
+            now_ms, lag_time_max_ms=10_000, leader_end_offset=self.END, live=lambda _: 7 if is_live else None
+        )
+
+    def test_is_waited_for_and_joins_with_its_next_fetch(self, led: PartitionLeader) -> None:
+        assert not led.may_join(3)
+        assert led.is_close(3, 1_010)
+        assert self.propose(led, 1_010) is None
+        assert led.is_waiting
+        self.advance(led, 100)
+        assert led.high_watermark == 95, "it waits"
+        assert not self.fetch(led, 3, 95, at_end=100, now_ms=1_015)
+        assert led.may_join(3)
+        proposed = self.propose(led, 1_015)
+        assert proposed is not None
+        assert proposed.isr == (1, 2, 3)
+        assert led.take_state(1, (1, 2, 3)) is False
+        led.end_waits(1_020)
+        assert not led.is_waiting
+
+    def test_is_waited_for_so_long_and_not_again_at_once(self, led: PartitionLeader) -> None:
+        self.propose(led, 1_010)
+        self.advance(led, 100)
+        assert not led.end_waits(1_509)
+        assert led.end_waits(1_510)
+        assert led.high_watermark == 100
+        self.fetch(led, 3, 99, at_end=100, now_ms=1_511)
+        assert not led.is_close(3, 1_511)
+
+    def test_is_not_waited_for_when_it_may_not_join_at_all(self, led: PartitionLeader) -> None:
+        assert self.propose(led, 1_010, is_live=False) is None
+        assert not led.is_waiting
+
+    def test_is_not_waited_for_when_it_was_caught_up_long_ago(self, led: PartitionLeader) -> None:
+        assert not led.is_close(3, 2_000)

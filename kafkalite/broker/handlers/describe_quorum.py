@@ -1,21 +1,25 @@
 """DescribeQuorum: who votes, who leads, and how far the metadata log is, as this node sees it.
 
 A node that is a cluster of its own describes itself as the only voter. Match offsets are known to the
-leader alone.
+leader alone. A node that follows a quorum without being part of it passes the question on to the leader.
 
-Errors: INVALID_REQUEST (this node follows a quorum without being part of it).
+Errors: REQUEST_TIMED_OUT (such a node reaches no leader).
 """
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
+from collections.abc import Awaitable
+from typing import Final
+
+from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.services import Client, Services
-from kafkalite.errors import InvalidRequestError
 from kafkalite.protocol.connection import Request
-from kafkalite.protocol.messages.metadata import DescribeQuorumResponse, QuorumNode
+from kafkalite.protocol.messages.metadata import DescribeQuorumRequest, DescribeQuorumResponse, QuorumNode
+
+LEADER_PATIENCE_MS: Final = 2_000
 
 
-def handle(services: Services, _request: Request, _client: Client) -> Reply:
+def handle(services: Services, request: Request, _client: Client) -> Answer | Awaitable[Answer]:
     config = services.config
     if services.raft is not None:
         status = services.raft.status()
@@ -45,7 +49,7 @@ def handle(services: Services, _request: Request, _client: Client) -> Reply:
             )
         )
     if config.has_peers:
-        raise InvalidRequestError(f"node {config.node_id} is no voter; ask one of {sorted(config.voters)}")
+        return _as_the_leader_tells(services, request.message)
     offset = services.controller.image.metadata_offset
     alone = QuorumNode(config.node_id, "", True, offset, 0)
     return Reply(
@@ -53,3 +57,7 @@ def handle(services: Services, _request: Request, _client: Client) -> Reply:
             0, None, config.node_id, config.node_id, 0, offset, offset, offset + 1, 0, [alone]
         )
     )
+
+
+async def _as_the_leader_tells(services: Services, question: DescribeQuorumRequest) -> Answer:
+    return Reply(await services.channel.send(question, LEADER_PATIENCE_MS))

@@ -21,8 +21,8 @@ import asyncio
 from typing import Final
 
 from kafkalite.broker.answers import Pending, Reply
-from kafkalite.broker.outcomes import translate
 from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
 from kafkalite.broker.waiters import ReachedWaiter, Waiters
 from kafkalite.errors import (

@@ -1,0 +1,205 @@
+"""The parts that join a node to its cluster, each on its own: links, the channel, producer ids, the tree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from kafkalite.broker import raft_links
+from kafkalite.broker.cluster_node import Membership
+from kafkalite.broker.metadata_tree import describe
+from kafkalite.broker.producer_ids import ProducerIds
+from kafkalite.broker.raft_links import RaftLink
+from kafkalite.errors import (
+    BrokerError,
+    ConnectionFailedError,
+    DataDirectoryError,
+    ErrorCode,
+    RequestTimedOutError,
+)
+from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.messages import admin
+from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse, FetchMetadataRequest
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing import Cluster, disconnect_next, fail_next
+
+
+class FakeConnection:
+    """Takes requests, and answers when told."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.sent: list[list[bytes]] = []
+        self.callbacks: list[Any] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.callbacks)
+
+    def request(self, message: Any, on_answer: Any, timeout_ms: int, parts: list[bytes]) -> None:
+        assert message.lengths_bytes == [len(part) for part in parts]
+        self.sent.append(list(parts))
+        self.callbacks.append(on_answer)
+
+    def answer(self, error: Exception | None = None) -> None:
+        self.callbacks.pop(0)(None, memoryview(b""), error)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class TestRaftLink:
+    async def test_what_is_sent_in_one_turn_travels_together_and_in_order(self) -> None:
+        connection = FakeConnection()
+        link = RaftLink(connection, asyncio.get_running_loop())  # type: ignore[arg-type]
+        messages = [b"%d" % n for n in range(300)]
+        for message in messages:
+            link.send(message)
+        assert not connection.sent
+        await asyncio.sleep(0)
+        assert [len(parts) for parts in connection.sent] == [128, 128, 44]
+        assert [part for parts in connection.sent for part in parts] == messages
+        assert link.is_busy
+        while connection.callbacks:
+            connection.answer()
+        assert not link.is_busy
+
+    async def test_a_peer_that_answers_nothing_is_sent_no_more_than_the_bounds(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(raft_links, "MAX_REQUESTS_IN_FLIGHT", 2)
+        monkeypatch.setattr(raft_links, "MAX_WAITING_BYTES", 10)
+        connection = FakeConnection()
+        link = RaftLink(connection, asyncio.get_running_loop())  # type: ignore[arg-type]
+        for number in range(20):
+            link.send(b"%04d" % number)
+            await asyncio.sleep(0)
+        assert len(connection.sent) == 2
+        assert link.dropped_count == 16
+        connection.answer()
+        assert [part for parts in connection.sent for part in parts] == [b"0000", b"0001", b"0002", b"0003"]
+
+    async def test_a_refusal_closes_and_a_closed_link_drops(self) -> None:
+        connection = FakeConnection()
+        link = RaftLink(connection, asyncio.get_running_loop())  # type: ignore[arg-type]
+        link.send(b"x")
+        await asyncio.sleep(0)
+        connection.answer(BrokerError("not you"))
+        assert not connection.is_open
+        link.send(b"y")
+        await asyncio.sleep(0)
+        assert connection.sent == [[b"x"]]
+        assert link.dropped_count == 1
+
+
+async def test_producer_ids_come_from_blocks_asked_for_once() -> None:
+    blocks = iter([(0, 2), (10, 3)])
+    asked = 0
+
+    async def allocate() -> AllocateProducerIdsResponse:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return AllocateProducerIdsResponse(0, None, *next(blocks))
+
+    ids = ProducerIds(allocate)
+    assert ids.take() is None
+    assert sorted(await asyncio.gather(*(ids.next() for _ in range(5)))) == [0, 1, 10, 11, 12]
+    assert asked == 2
+    assert ids.take() is None
+
+
+def test_a_directory_remembers_its_voters() -> None:
+    disk = MemoryFileSystem()
+    disk.make_dirs("/data")
+    membership = Membership(disk, "/data", [3, 1, 2])
+    assert not membership.is_known
+    membership.remember()
+    assert Membership(disk, "/data", [1, 2, 3]).is_known
+    with pytest.raises(DataDirectoryError, match=r"the voters are 1,2,3 by /data/quorum-voters, and not 1,2"):
+        Membership(disk, "/data", [1, 2])
+
+
+def test_the_metadata_as_a_tree() -> None:
+    topic = TopicImage("ab" * 16, "t", (PartitionState((1,), (1,), 1, 0, 0),))
+    broker = BrokerState(1, 5, ("a:1",), None, 0)
+    image = ClusterImage(
+        7, {"t": topic}, {topic.topic_id: topic}, {("topic", "t"): {"retention.ms": "1"}}, {1: broker}
+    )
+
+    def paths(path: str) -> list[str]:
+        return [node.path for node in describe(image, path)]
+
+    assert paths("") == paths("/") == ["/", "/brokers", "/configs", "/features", "/topics"]
+    assert paths("/brokers/") == ["/brokers", "/brokers/1"]
+    assert paths("topics/t") == ["/topics/t", "/topics/t/0"]
+    assert paths("/configs") == ["/configs", "/configs/topic"]
+    assert paths("/configs/topic") == ["/configs/topic", "/configs/topic/t"]
+    assert json.loads(describe(image, "/configs/topic/t")[0].value) == {"retention.ms": "1"}
+    assert json.loads(describe(image, "/topics/t/0")[0].value)["leader"] == 1
+    assert json.loads(describe(image, "/features")[0].value)["metadata_offset"] == 7
+    for missing in (
+        "/x",
+        "/topics/u",
+        "/topics/t/1",
+        "/topics/t/x",
+        "/brokers/2",
+        "/brokers/x",
+        "/configs/y",
+    ):
+        assert describe(image, missing) == []
+
+
+class TestChannel:
+    @staticmethod
+    def _create(name: str) -> admin.CreateTopicsRequest:
+        return admin.CreateTopicsRequest(5_000, False, [admin.NewTopic(name, 1, 1, {})])
+
+    async def test_a_refusal_by_a_former_controller_is_tried_again(self) -> None:
+        async with Cluster(brokers=1, controllers=1) as cluster:
+            channel = cluster.brokers[1]._services.channel
+            refuse = fail_next(3, ErrorCode.NOT_CONTROLLER)
+            cluster.intercept(ApiKey.ENVELOPE, refuse, node_id=101)
+            answer = await channel.decide(self._create("t"), timeout_ms=5_000)
+            assert answer.topics[0].error_code == 0
+            cluster.intercept(ApiKey.ENVELOPE, fail_next(1_000, ErrorCode.NOT_CONTROLLER), node_id=101)
+            with pytest.raises(RequestTimedOutError, match="no controller answered in 100 ms"):
+                await channel.decide(self._create("u"), timeout_ms=100)
+
+    @pytest.mark.parametrize("after", [False, True])
+    async def test_a_command_whose_answer_is_lost_is_not_sent_again(self, after: bool) -> None:
+        async with Cluster(brokers=1, controllers=1) as cluster:
+            broker = cluster.brokers[1]
+            cluster.intercept(ApiKey.ENVELOPE, disconnect_next(after=after), node_id=101)
+            with pytest.raises(RequestTimedOutError, match="the outcome is not known"):
+                await broker._services.channel.decide(self._create("t"), timeout_ms=5_000)
+            answer = await broker._services.channel.decide(self._create("t"), timeout_ms=5_000)
+            assert answer.topics[0].error_code == (ErrorCode.TOPIC_ALREADY_EXISTS if after else 0)
+
+    async def test_peers_that_are_not_there_are_named(self) -> None:
+        async with Cluster(brokers=2) as cluster:
+            peers = cluster.brokers[1]._services.peers
+            assert peers is not None
+            with pytest.raises(ConnectionFailedError, match="broker 9 has told no address"):
+                await peers.connection(9)
+            await cluster.wait_until(lambda: 2 in cluster.brokers[1].image.brokers)
+            one, other = await asyncio.gather(peers.connection(2), peers.connection(2))
+            assert one is other
+            one.close()
+            assert await peers.connection(2) is not one
+
+    async def test_a_node_that_does_not_vote_asks_the_next_voter(self) -> None:
+        async with Cluster(brokers=1, controllers=3) as cluster:
+            node = cluster.brokers[1]._cluster
+            assert node is not None
+            assert node._source is not None
+            offset = cluster.brokers[1].image.metadata_offset
+            for _ in range(3):
+                node._source.close()
+                answer, payload = await node._source.fetch(FetchMetadataRequest(0, -1, 0, 1 << 20))
+                assert answer.committed_offset <= offset
+                assert sum(entry.length_bytes for entry in answer.entries) == len(payload)

@@ -1,0 +1,279 @@
+"""Fetcher: what it asks, when, and what it makes of answers that come late, never, or as errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafkalite.broker.fetcher import Fetcher, FetchSettings
+from kafkalite.clock import SystemClock
+from kafkalite.errors import (
+    ConnectionFailedError,
+    CorruptBatchError,
+    FetchSessionIdNotFoundError,
+    NotLeaderOrFollowerError,
+)
+from kafkalite.protocol.messages.cluster import (
+    ReplicaFetchedPartition,
+    ReplicaFetchRequest,
+    ReplicaFetchResponse,
+)
+from kafkalite.replication.follower import FetchPosition, FollowerStep
+
+EMPTY = memoryview(b"")
+
+
+class FakeHosted:
+    """A follower whose next steps a test decides."""
+
+    def __init__(self, number: int, *, synced_only: bool = True) -> None:
+        self.key = SimpleNamespace(partition=number)
+        self.offset = 0
+        self.log = SimpleNamespace(offline_reason=None, config=SimpleNamespace(synced_only=synced_only))
+        self.partition = SimpleNamespace(topic_id="t", leader_epoch=4, fetch_position=self._position)
+        self.on_follower_synced: Callable[[], None] | None = None
+        self.is_busy = False
+        self.outcome: FollowerStep | Exception = FollowerStep()
+        self.taken: list[ReplicaFetchedPartition] = []
+
+    def _position(self) -> FetchPosition:
+        return FetchPosition(4, self.offset, 3, self.offset, 0, self.offset)
+
+    def on_fetched(self, answer: Any, batches: memoryview, asked: Any, wall_ms: int, then: Any) -> None:
+        self.taken.append(answer)
+        if isinstance(self.outcome, Exception):
+            then(None, self.outcome)
+            return
+        self.offset += self.outcome.appended_bytes
+        then(self.outcome, None)
+
+
+class FakeConnection:
+    """The leader's end: notes requests, answers when told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[ReplicaFetchRequest] = []
+        self.waiting: list[Any] = []
+        self.is_closed = False
+
+    def request(self, message: ReplicaFetchRequest, on_answer: Any, timeout_ms: int) -> None:
+        if self.is_closed:
+            raise ConnectionFailedError("gone")
+        self.requests.append(message)
+        self.waiting.append(on_answer)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def answer(self, *partitions: ReplicaFetchedPartition) -> None:
+        payload = memoryview(bytes(sum(partition.length_bytes for partition in partitions)))
+        self.waiting.pop(0)(ReplicaFetchResponse(0, None, 9, list(partitions)), payload, None)
+
+    def fail(self, error: Exception) -> None:
+        self.waiting.pop(0)(None, EMPTY, error)
+
+
+class Leader:
+    """Where connections are made."""
+
+    def __init__(self) -> None:
+        self.connections: list[FakeConnection] = []
+        self.refusals = 0
+
+    async def connect(self, node_id: int) -> Any:
+        assert node_id == 1
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionFailedError("not yet")
+        if not self.connections or self.connections[-1].is_closed:
+            self.connections.append(FakeConnection())
+        return self.connections[-1]
+
+    @property
+    def connection(self) -> FakeConnection:
+        return self.connections[-1]
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+@pytest.fixture
+async def fetcher(leader: Leader) -> Any:
+    broken: list[BaseException] = []
+    settings = FetchSettings(2, backoff_ms=20)
+    made = Fetcher(1, settings, SystemClock(), leader.connect, lambda: 77, broken.append)
+    yield made
+    made.close()
+    assert not broken
+
+
+def news(number: int, length_bytes: int = 0, **changes: Any) -> ReplicaFetchedPartition:
+    return ReplicaFetchedPartition("t", number, 0, None, 4, 0, 0, -1, -1, length_bytes)._replace(**changes)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def opened(fetcher: Fetcher, leader: Leader, *hosted: Any) -> FakeConnection:
+    for one in hosted:
+        fetcher.add(one)
+    await until(lambda: leader.connections and leader.connection.waiting)
+    leader.connection.answer()
+    return leader.connection
+
+
+async def test_the_first_request_opens_a_session_and_lists_all(fetcher: Fetcher, leader: Leader) -> None:
+    several = [FakeHosted(number) for number in range(3)]
+    connection = await opened(fetcher, leader, *several)
+    first, second = connection.requests
+    assert (first.session_id, first.session_epoch, first.node_id, first.broker_epoch) == (0, 0, 2, 77)
+    assert [listed.partition for listed in first.partitions] == [0, 1, 2]
+    assert (second.session_id, second.session_epoch, second.partitions) == (9, 1, [])
+
+
+async def test_a_request_waits_at_the_leader_and_only_news_send_another(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    one, other = FakeHosted(0), FakeHosted(1)
+    connection = await opened(fetcher, leader, one, other)
+    await asyncio.sleep(0.03)
+    assert len(connection.requests) == 2
+    assert other.on_follower_synced is not None
+    other.on_follower_synced()
+    await until(lambda: len(connection.requests) == 3)
+    assert [listed.partition for listed in connection.requests[2].partitions] == [1]
+    connection.answer()  # of the earlier one, which the leader has ended
+    assert len(connection.requests) == 3
+
+
+async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    one.outcome = FollowerStep(100)
+    connection.answer(news(0, 100))
+    assert len(connection.requests) == 2
+    assert one.on_follower_synced is not None
+    one.on_follower_synced()
+    await until(lambda: len(connection.requests) == 3)
+    assert connection.requests[2].partitions[0].fetch_offset == 100
+
+
+async def test_a_sync_that_takes_long_holds_nothing_up(fetcher: Fetcher, leader: Leader) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    one.outcome = FollowerStep(100)
+    connection.answer(news(0, 100))
+    await until(lambda: len(connection.requests) == 3)
+    assert connection.requests[2].partitions[0].fetch_offset == 100
+
+
+@pytest.mark.parametrize(("size", "synced_only"), [(2**20, True), (100, False)], ids=["large", "page-cache"])
+async def test_more_is_asked_for_at_once(
+    fetcher: Fetcher, leader: Leader, size: int, synced_only: bool
+) -> None:
+    one = FakeHosted(0, synced_only=synced_only)
+    connection = await opened(fetcher, leader, one)
+    one.outcome = FollowerStep(size)
+    connection.answer(news(0, size))
+    assert [listed.fetch_offset for listed in connection.requests[2].partitions] == [size]
+
+
+@pytest.mark.parametrize("error", [NotLeaderOrFollowerError("not me"), CorruptBatchError("torn")])
+async def test_a_partition_that_fails_is_asked_anew_later(
+    fetcher: Fetcher, leader: Leader, error: Exception
+) -> None:
+    bad, good = FakeHosted(0), FakeHosted(1)
+    connection = await opened(fetcher, leader, bad, good)
+    bad.outcome = error
+    connection.answer(news(0, 10), news(1))
+    assert len(good.taken) == 1
+    await until(lambda: any(request.forgotten for request in connection.requests))
+    again = next(request for request in connection.requests if request.forgotten)
+    assert [gone.partition for gone in again.forgotten] == [0]
+    assert [listed.partition for listed in again.partitions] == [0]
+
+
+async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    one.outcome = FollowerStep(truncated_to=0)
+    connection.answer(news(0, diverging_epoch=2, diverging_end_offset=0))
+    assert len(connection.requests[2].forgotten) == len(connection.requests[2].partitions) == 1
+
+
+async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetcher, leader: Leader) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    leader.refusals = 2
+    connection.fail(ConnectionFailedError("reset"))
+    await until(lambda: len(leader.connections) == 2 and leader.connection.requests)
+    assert connection.is_closed
+    (request,) = leader.connection.requests
+    assert (request.session_id, len(request.partitions)) == (0, 1)
+
+
+async def test_a_lost_session_is_opened_again_on_the_same_connection(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    """R3: what the lost session still answers is nobody's."""
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    fetcher.note(fetcher._followed["t", 0])
+    await until(lambda: len(connection.waiting) == 2)
+    connection.fail(FetchSessionIdNotFoundError("who?"))
+    connection.answer(news(0, 10))
+    assert one.taken == []
+    await until(lambda: len(connection.requests) == 4)
+    assert (connection.requests[3].session_id, len(connection.requests[3].partitions)) == (0, 1)
+
+
+async def test_what_is_no_longer_followed_is_forgotten_and_its_answers_ignored(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    one, other = FakeHosted(0), FakeHosted(1)
+    connection = await opened(fetcher, leader, one, other)
+    fetcher.remove(one)  # type: ignore[arg-type]
+    connection.answer(news(0, 10), news(1))
+    assert (one.taken, len(other.taken)) == ([], 1)
+    assert one.on_follower_synced is None
+    await until(lambda: any(request.forgotten for request in connection.requests))
+    fetcher.remove(other)  # type: ignore[arg-type]
+    await until(lambda: len(fetcher) == 0 and not fetcher._forgotten)
+    count = len(connection.requests)
+    while connection.waiting:
+        connection.answer()
+    assert len(connection.requests) == count  # nothing to fetch, nothing to ask
+
+
+async def test_the_same_again_changes_nothing_but_another_epoch_does(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    fetcher.add(one)  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    assert len(connection.requests) == 2
+    one.partition.leader_epoch = 5
+    fetcher.add(one)  # type: ignore[arg-type]
+    await until(lambda: len(connection.requests) == 3)
+    assert len(connection.requests[2].partitions) == 1
+
+
+async def test_an_offline_log_is_left_alone(fetcher: Fetcher, leader: Leader) -> None:
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    one.outcome = CorruptBatchError("x")
+    one.log.offline_reason = "the disk is gone"
+    connection.answer(news(0, 10))
+    assert len(fetcher) == 0

@@ -1,0 +1,86 @@
+"""HostedPartition: a follower's log is one thread's at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.waiters import Waiters
+from kafkalite.metadata.image import PartitionState
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import stamp
+from kafkalite.replication.follower import FollowerStep
+from kafkalite.replication.partition import Partition
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+
+class BusyDisk:
+    """A scheduler whose thread has taken a job and is not done with it."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self.marked: list[HostedPartition] = []
+
+    def mark(self, hosted: HostedPartition) -> None:
+        self.marked.append(hosted)
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((job, future))
+        return future
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+        callback()
+
+    def finish(self) -> None:
+        job, future = self.jobs.pop()
+        future.set_running_or_notify_cancel()
+        future.set_result(job())
+
+
+def record(offset: int) -> memoryview:
+    batch = bytearray(build_batch([b"v"], timestamps_ms=1))
+    stamp(batch, base_offset=offset, leader_epoch=0)
+    return memoryview(batch)
+
+
+def answer(size_bytes: int, log_start_offset: int) -> ReplicaFetchedPartition:
+    return ReplicaFetchedPartition("id", 0, 0, None, 0, 9, log_start_offset, -1, -1, size_bytes)
+
+
+async def test_an_answer_that_comes_while_the_disk_has_the_log_is_asked_for_again() -> None:
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig())
+    disk = BusyDisk()
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
+    steps: list[FollowerStep | None] = []
+
+    def take(part: memoryview, log_start_offset: int) -> None:
+        news = answer(len(part), log_start_offset)
+        hosted.on_fetched(
+            news, part, partition.fetch_position(), 1, lambda step, error: steps.append(step or print(error))
+        )
+
+    for offset in range(3):
+        take(record(offset), 0)
+    take(memoryview(b""), 2)  # the leader has deleted records: that syncs
+    assert hosted.is_busy
+    position = partition.fetch_position()
+    log.log_start_offset = 2  # the thread is half done
+    hosted.on_fetched(answer(len(record(3)), 2), record(3), position, 1, lambda step, _: steps.append(step))
+    assert log.log_end_offset == 3
+    assert steps[-1] is not None and steps[-1].is_ignored
+    log.log_start_offset = 0
+    disk.finish()
+    assert not hosted.is_busy
+    assert steps[-1] is not None and steps[-1].log_start_moved
+    take(record(3), 2)
+    assert log.log_end_offset == 4

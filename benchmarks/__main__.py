@@ -12,7 +12,17 @@ from typing import Any
 
 from benchmarks.harness import Row
 
-SUITES = ("yardsticks", "records", "broker", "client", "start_up")
+SUITES = (
+    "yardsticks",
+    "records",
+    "broker",
+    "client",
+    "raft",
+    "replication",
+    "failover",
+    "scale",
+    "start_up",
+)
 
 
 def _figure(value: float) -> str:

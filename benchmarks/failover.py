@@ -1,0 +1,102 @@
+"""kill -9: how long until a record is acknowledged again, and until the cluster can be administered again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import uvloop
+
+from benchmarks.harness import Row, percentile, plain_row, scratch_dir, time_row
+from benchmarks.nodes import Nodes, running, until, whole
+from kafkalite.client.admin import Admin
+from kafkalite.client.producer import Producer
+from kafkalite.errors import KafkaliteError
+
+ROUNDS = 10
+PAUSED_ROUNDS = 3
+TOPIC = "failover"
+
+
+async def _leader_round(nodes: Nodes, admin: Admin, producer: Producer, *, is_paused: bool = False) -> float:
+    """Seconds from the death of a leader, not the active controller, to the next acknowledgement."""
+    controller_id = (await admin.describe_cluster()).controller_id
+    partition = next(
+        p for p in (await admin.describe_topic(TOPIC)).partitions if p.leader_id not in {controller_id, -1}
+    )
+    await producer.send(TOPIC, b"before", partition=partition.partition)
+    start = time.monotonic()
+    (nodes.pause if is_paused else nodes.kill)(partition.leader_id)
+    await producer.send(TOPIC, b"after", partition=partition.partition)
+    seconds = time.monotonic() - start
+    (nodes.resume if is_paused else nodes.start)(partition.leader_id)
+    await _heal(admin, partition.leader_id)
+    return seconds
+
+
+async def _controller_round(nodes: Nodes, admin: Admin, name: str) -> float:
+    """Seconds from the death of the active controller to the next topic."""
+    controller_id = (await admin.describe_cluster()).controller_id
+    start = time.monotonic()
+    nodes.kill(controller_id)
+    while True:
+        try:
+            await admin.create_topic(name, 1, 1)
+            break
+        except KafkaliteError:
+            await asyncio.sleep(0.02)
+    seconds = time.monotonic() - start
+    nodes.start(controller_id)
+    await _heal(admin, controller_id)
+    return seconds
+
+
+async def _heal(admin: Admin, node_id: int) -> None:
+    await until(lambda: whole(admin, TOPIC), f"node {node_id} back in sync", limit_s=30, pause_s=0.1)
+    preferred = {p.leader_id for p in (await admin.describe_topic(TOPIC)).partitions}
+    if len(preferred) < 3:
+        await admin.elect_leaders(return_exceptions=True)
+        await asyncio.sleep(0.2)
+
+
+async def _measure(path: str) -> tuple[list[float], list[float], list[float]]:
+    async with running(path) as (nodes, admin):
+        await admin.create_topic(TOPIC, 6, 3)
+        async with Producer(nodes.bootstrap_servers, linger_ms=0) as producer:
+            leaders = [await _leader_round(nodes, admin, producer) for _ in range(ROUNDS)]
+            paused = [
+                await _leader_round(nodes, admin, producer, is_paused=True) for _ in range(PAUSED_ROUNDS)
+            ]
+        names = (f"new-{number}" for number in itertools.count())
+        controllers = [await _controller_round(nodes, admin, next(names)) for _ in range(ROUNDS)]
+    return leaders, controllers, paused
+
+
+def run() -> list[Row]:
+    with scratch_dir() as path:
+        leaders, controllers, paused = uvloop.run(_measure(path))
+    return [
+        time_row(
+            "leader fail-over, median",
+            f"kill -9 of a leader to the next acknowledgement of acks=all, {ROUNDS} rounds",
+            percentile(leaders, 0.5),
+            "s",
+            at_most=1.5,
+        ),
+        plain_row("leader fail-over, worst", "of the same rounds", max(leaders), "s"),
+        time_row(
+            "controller fail-over, median",
+            f"kill -9 of the active controller (which is a broker too) to the next topic, {ROUNDS} rounds",
+            percentile(controllers, 0.5),
+            "s",
+            at_most=3,
+        ),
+        plain_row("controller fail-over, worst", "of the same rounds", max(controllers), "s"),
+        plain_row(
+            "fail-over of a stopped leader, median",
+            f"SIGSTOP, so that it does not hang up: found by the session's end, {PAUSED_ROUNDS} rounds",
+            percentile(paused, 0.5),
+            "s",
+        ),
+    ]

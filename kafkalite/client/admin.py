@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -399,6 +398,8 @@ class Admin:
         With ``after_offset`` it is told once the metadata log has passed that offset, or as it is after
         ``max_wait_ms``. Raises InvalidRequestError when there is no such path.
         """
+        import json
+
         answer = await self._call(DescribeMetadataRequest(path, after_offset, max_wait_ms))
         nodes = {node.path: json.loads(node.value) if node.value else None for node in answer.nodes}
         return MetadataDescription(answer.metadata_offset, nodes)

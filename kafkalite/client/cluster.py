@@ -35,9 +35,9 @@ MAIN_LANE: Final = 0
 FETCH_LANE: Final = 1
 
 # While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
-# much each pause without news is longer. So a new leader is found a tenth of the outage late, on average.
+# much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
 HUNT_PAUSE_MS: Final = 50
-_HUNT_GROWTH_PERCENT: Final = 120
+_HUNT_GROWTH_PERCENT: Final = 110
 
 # Of several brokers, the next is tried as well when one has not answered for so long.
 STAGGER_S: Final = 0.3
@@ -91,7 +91,7 @@ class ClusterClient:
         self._closed = False
         self._links: dict[tuple[int, int], _Link] = {}
         self._bootstrap: Connection | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_again = False
         self._hurry = asyncio.Event()
@@ -168,8 +168,8 @@ class ClusterClient:
         """Run a background task of this client; ``close`` cancels it."""
         assert self._loop is not None, "start() first"
         task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def _notify(self) -> None:

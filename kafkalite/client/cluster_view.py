@@ -24,6 +24,9 @@ from kafkalite.protocol.messages.metadata import (
 
 NOBODY: Final = -1
 
+#: A controller that the leader has not heard of for so long is gone: they speak many times a second.
+VOTER_SILENCE_MS: Final = 2_000
+
 LIVE: Final = "live"
 FENCED: Final = "fenced"
 LEAVING: Final = "shutting down"
@@ -212,9 +215,26 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
     return f"{len(named):,} {noun} {how} ({shown})"
 
 
-def complaints(view: ClusterView) -> list[str]:
+def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
+    """Controllers that the leader has not heard of lately; only the leader knows. Pure."""
+    if quorum.leader_id != quorum.node_id:
+        return []
+    return [
+        node.node_id
+        for node in quorum.nodes
+        if node.is_voter
+        and node.node_id != quorum.leader_id
+        and not 0 <= node.last_contact_ms <= VOTER_SILENCE_MS
+    ]
+
+
+def complaints(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
     """Everything about the cluster that is not as it should be. Pure."""
     found: list[str] = []
+    known = {broker.node_id for broker in view.brokers if broker.is_fenced}
+    for node_id in silent_voters(quorum) if quorum is not None else ():
+        if node_id not in known:
+            found.append(f"controller {node_id} is not heard of")
     if view.controller_id < 0:
         found.append("no controller: metadata can't change, leaders go on with what their ISR allows")
     for broker in view.brokers:

@@ -126,7 +126,9 @@ def _stamped(batch: PendingBatch, producer: tuple[int, int, int]) -> Encoded:
     """The prebuilt bytes with this producer's identity in them; the user's own buffer is left alone."""
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "there is something to stamp"
-    if producer == NO_PRODUCER and parse_header(prebuilt).producer_id == NO_PRODUCER_ID:
+    if producer == NO_PRODUCER and (
+        batch.owns_prebuilt or parse_header(prebuilt).producer_id == NO_PRODUCER_ID
+    ):
         return prebuilt
     own = prebuilt if batch.owns_prebuilt and isinstance(prebuilt, bytearray) else bytearray(prebuilt)
     stamp_producer(own, *producer)

@@ -370,6 +370,7 @@ class Producer:
                     part.headers,
                     codec=self.config.codec,
                     level=self.config.compression_level,
+                    is_sealed=not self.config.enable_idempotence,  # or when its sequence is known
                 )
                 if chosen is None:
                     chosen = self._placement.next_partition(target)

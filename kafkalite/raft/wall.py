@@ -394,8 +394,11 @@ class Wall(SyncObj):  # type: ignore[misc]
         now = self._loop_time()
         gap = self.conf.raftMinTimeout / 2
         if now - self._last_tick > gap:
-            # This process slept. What the leader has said meanwhile is still to be read.
+            # This process slept. What the others have said meanwhile is still to be read.
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, now + gap)
+            heard = now - self.conf.leaderFallbackTimeout / 2
+            for node, seen in self._SyncObj__lastResponseTime.items():
+                self._SyncObj__lastResponseTime[node] = max(seen, heard)
         self._last_tick = now
         if self.raft_state() == LEADER:
             self._sync_own_copy()

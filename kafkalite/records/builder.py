@@ -295,10 +295,12 @@ def build_batch(
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
     leader_epoch: int = NO_EPOCH,
+    is_sealed: bool = True,
 ) -> bytearray:
     """One batch of whole columns: the fastest way from lists to bytes.
 
-    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``.
+    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. One not
+    sealed has no CRC yet: ``stamp_producer`` will write it.
     """
     chunk = _chunk(values, keys, timestamps_ms, headers)
     if chunk is None:
@@ -311,6 +313,7 @@ def build_batch(
         producer=(producer_id, producer_epoch, base_sequence),
         base_offset=base_offset,
         leader_epoch=leader_epoch,
+        is_sealed=is_sealed,
     )
 
 
@@ -394,6 +397,7 @@ def _build(
     producer: tuple[int, int, int],
     base_offset: int,
     leader_epoch: int,
+    is_sealed: bool = True,
 ) -> bytearray:
     """Header and body joined once into the buffer that goes out, then sealed with the CRC."""
     if chunk.count > MAX_RECORDS_PER_BATCH:
@@ -436,7 +440,8 @@ def _build(
         chunk.count,
     )
     batch = bytearray().join((header, *body))
-    seal(batch)
+    if is_sealed:
+        seal(batch)
     return batch
 
 

@@ -236,3 +236,42 @@ async def test_metadata_of_all_topics_when_asked(fake_broker: Any) -> None:
     client.request_refresh(urgent=True)
     await _until(lambda: sorted(client.metadata.topics) == ["b"])
     await client.close()
+
+
+async def test_a_broker_that_comes_back_elsewhere(fake_cluster: list[Any]) -> None:
+    first, second = fake_cluster
+    client = _client(first.address)
+    await client.start()
+    await client.connection(2)
+    await second.stop()
+    second.address = f"{second.address}-moved"
+    await second.start()
+    await _until(lambda: client.connection_now(2) is not None)
+    assert client.metadata.addresses[2] == second.address
+    await client.close()
+
+
+async def test_all_known_brokers_gone_the_bootstrap_addresses_are_tried(fake_cluster: list[Any]) -> None:
+    first, second = fake_cluster
+    client = _client(first.address, second.address)
+    await client.start()
+    del first.peers[2]
+    client.request_refresh(urgent=True)
+    await _until(lambda: client.metadata.addresses == {1: first.address})
+    await first.stop()
+    first.peers[2] = second
+    await _until(lambda: 2 in client.metadata.addresses)
+    await client.close()
+
+
+async def test_a_broker_that_accepts_and_says_nothing_is_asked_around(
+    fake_cluster: list[Any], make_fault: Any
+) -> None:
+    first, second = fake_cluster
+    first.always[ApiKey.API_VERSIONS] = make_fault(drop=True)
+    client = _client(first.address, second.address)
+    async with asyncio.timeout(5):
+        await client.start()
+        first.topics["t"] = 1
+        assert await client.topic_partition_count("t", client.now_ms() + 3000) == 1
+    await client.close()

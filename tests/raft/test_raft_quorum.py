@@ -32,7 +32,7 @@ from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-FAST = RaftSettings(election_timeout_ms=80, fetch_timeout_ms=150, heartbeat_ms=20, commit_timeout_ms=3_000)
+FAST = RaftSettings(election_timeout_ms=200, fetch_timeout_ms=600, heartbeat_ms=40, commit_timeout_ms=5_000)
 
 
 class Wire:
@@ -244,7 +244,7 @@ async def test_a_leader_without_a_majority_steps_down_and_another_leads(make, ki
 
 async def test_a_commit_without_a_majority_ends_with_an_unknown_outcome(kit):
     settings = RaftSettings(
-        election_timeout_ms=80, fetch_timeout_ms=5_000, heartbeat_ms=20, commit_timeout_ms=100
+        election_timeout_ms=200, fetch_timeout_ms=5_000, heartbeat_ms=40, commit_timeout_ms=100
     )
     async with Cluster(kit, settings=settings) as cluster:
         leader = await cluster.leader()
@@ -282,9 +282,9 @@ async def test_restarts_keep_everything(make, kit):
 
 async def test_the_log_stays_bounded_and_a_late_follower_gets_the_snapshot(make, kit):
     settings = RaftSettings(
-        election_timeout_ms=80,
-        fetch_timeout_ms=150,
-        heartbeat_ms=20,
+        election_timeout_ms=200,
+        fetch_timeout_ms=600,
+        heartbeat_ms=40,
         snapshot_min_bytes=2_000,
         retained_entries=10,
         chunk_bytes=500,
@@ -448,7 +448,7 @@ async def test_a_change_that_is_too_large_is_refused(kit):
 
 
 async def test_entries_for_those_who_follow_from_outside(kit):
-    settings = RaftSettings(election_timeout_ms=80, heartbeat_ms=20, recent_bytes=400)
+    settings = RaftSettings(election_timeout_ms=200, heartbeat_ms=40, recent_bytes=400)
     async with Cluster(kit, count=1, settings=settings) as cluster:
         leader = await cluster.leader()
         assert leader.entries_after(0, 1_000) == (False, [], 0, 1)
@@ -522,7 +522,7 @@ async def until(condition):
 
 
 async def test_an_observer_has_what_is_committed(kit):
-    settings = RaftSettings(election_timeout_ms=80, heartbeat_ms=20, recent_bytes=300)
+    settings = RaftSettings(election_timeout_ms=200, heartbeat_ms=40, recent_bytes=300)
     async with Cluster(kit, count=1, settings=settings) as cluster:
         leader = await cluster.leader()
         for number in range(8):

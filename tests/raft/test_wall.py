@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
@@ -11,7 +12,7 @@ import pytest
 from kafkalite.raft import wall
 from kafkalite.raft.raft_messages import NO_OP
 from kafkalite.rng import seeded_rng
-from kafkalite.testing.sim.raft_world import World
+from kafkalite.testing.sim.raft_world import STILL, World
 
 
 def test_another_version_is_refused(monkeypatch):
@@ -64,14 +65,23 @@ def test_after_a_sleep_a_voter_first_reads_what_has_come():
     assert world.up[2].leader == (1, 1)
 
 
-def test_a_leader_that_no_majority_answers_steps_down():
+def test_a_leader_that_slept_first_reads_what_has_come():
     world = World(3, seeded_rng(1))
+    world.found()
+    world.clock[0] += world.settings.fetch_timeout_ms / 1000 + 1
+    world.tick(1)
+    world.settle()
+    assert world.leaders() == [(1, 1)]
+
+
+def test_a_leader_that_no_majority_answers_steps_down():
+    world = World(3, seeded_rng(1), replace(STILL, fetch_timeout_ms=10_000_000))
     world.found()
     world.isolate(1)
     world.up[1].propose("unknown")
-    world.tick(1)
-    world.clock[0] += world.settings.fetch_timeout_ms / 1000 + 1
-    world.tick(1)
+    for _ in range(6):
+        world.clock[0] += 2_000
+        world.tick(1)
     assert world.leaders() == []
     assert world.outcomes == {"unknown": None}
     assert world.up[1].leader == (None, 1)

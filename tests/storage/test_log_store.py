@@ -213,6 +213,48 @@ def test_r25_a_damaged_checkpoint_stops_the_start(fs: MemoryFileSystem, write: A
     open_store(fs)
 
 
+def test_r24_a_damaged_log_is_replaced_by_a_new_one_and_its_files_are_kept(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    store.checkpoint()
+    store.close(clean=False)
+    for number in (1, 2):
+        fs.open(f"{PATH}/{IDS[0]}-0/00000000000000000000.log").write_at(30, b"damage")
+        store = open_store(fs)
+        log = store.replace_damaged(ORDERS, IDS[0], CONFIG)
+        assert (log.log_end_offset, log.offline_reason) == (0, None)
+        assert fs.exists(f"{PATH}/{IDS[0]}-0.damaged-{number}/00000000000000000000.log")
+        write(log, 3)
+        store.close(clean=number == 1)
+        again = open_store(fs)
+        assert not again.offline_logs(), "the old recovery point is forgotten"
+        assert len(read_all(get(again))) == 3
+        assert again.unknown_directories == []
+        again.checkpoint()
+        again.close(clean=False)
+
+
+def test_r24_only_a_damaged_log_is_replaced(fs: MemoryFileSystem) -> None:
+    store = open_store(fs)
+    with pytest.raises(AssertionError, match="not damaged"):
+        store.replace_damaged(ORDERS, IDS[0], CONFIG)
+
+
+def test_r25_before_the_metadata_is_complete_no_directory_is_strange(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 2)
+    store.close(clean=False)
+    store = LogStore.open(fs, PATH, cluster_id="c", node_id=1)
+    store.load({TRADES: WANTED[TRADES]}, are_all=False)
+    assert store.unknown_directories == []
+    store.load({ORDERS: WANTED[ORDERS]}, are_all=True)
+    assert len(read_all(get(store))) == 2
+
+
 def test_a_log_whose_last_sync_failed_is_left_out_of_the_marker(
     fs: MemoryFileSystem, write: Any, read_all: Any
 ) -> None:

@@ -20,7 +20,7 @@ _CLUSTER: Final = "Topics and brokers"
 _TOOLS: Final = "Tools"
 
 COMMANDS: Final = {
-    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker to develop against, in one command.", _DAILY),
+    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker, or a cluster, to develop against.", _DAILY),
     "produce": LazyCommand("kafkalite.cli.produce:produce", "Send lines, JSON or files to a topic.", _DAILY),
     "consume": LazyCommand(
         "kafkalite.cli.consume:consume", "Print a topic's records, live or a range.", _DAILY
@@ -30,6 +30,12 @@ COMMANDS: Final = {
     "quickstart": LazyCommand("kafkalite.cli.quickstart:quickstart", "See it all work on a file.", _DAILY),
     "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
     "offsets": LazyCommand("kafkalite.cli.offsets:offsets", "Where partitions begin and end.", _CLUSTER),
+    "cluster": LazyCommand(
+        "kafkalite.cli.cluster_wait:cluster", "Status, wait, brokers, elect, shutdown.", _CLUSTER
+    ),
+    "metadata": LazyCommand(
+        "kafkalite.cli.metadata:metadata", "The metadata as a tree; its quorum.", _CLUSTER
+    ),
     "server": LazyCommand(
         "kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER
     ),

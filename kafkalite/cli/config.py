@@ -164,9 +164,11 @@ def _value_of(
 ) -> tuple[Any, str]:
     match kind:
         case "broker":
-            from kafkalite.broker.config import load_settings
+            from kafkalite.broker.config import SECRET_OPTIONS, load_settings
 
             settings = load_settings(file, os.environ, parse_overrides(overrides))
+            if option.name in SECRET_OPTIONS and settings.sources[option.name] != "default":
+                return "(a secret, not shown)", settings.sources[option.name]
             return getattr(settings.config, option.python_name), settings.sources[option.name]
         case "topic":
             return (option.default, "default") if topic is None else _topic_value(current, topic, option)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +12,7 @@ from kafkalite.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from kafkalite.client.admin import Admin
+    from kafkalite.client.cluster import ClusterClient
     from kafkalite.client.consumer import Consumer
     from kafkalite.client.producer import Producer
     from kafkalite.options import OptionRegistry
@@ -51,6 +54,20 @@ def admin(invocation: Invocation) -> Admin:
     from kafkalite.client.config import ADMIN_OPTIONS
 
     return Admin(config=_config(invocation, ADMIN_OPTIONS, {}))
+
+
+@asynccontextmanager
+async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[ClusterClient]:
+    """Requests to whichever broker, for what is about the cluster itself. Raises ConnectionFailedError."""
+    from kafkalite.client.cluster import ClusterClient
+    from kafkalite.client.config import ADMIN_OPTIONS, admin_config
+
+    client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, defaults)))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:

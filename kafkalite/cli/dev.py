@@ -1,4 +1,4 @@
-"""``kl dev``: a broker to develop against, with its topics, in one command."""
+"""``kl dev``: a broker or a small cluster to develop against, with its topics, in one command."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker
 
 _DEFAULT_PORT: Final = 9092
+_IN_MEMORY: Final = "in memory: what it holds is gone when it stops"
+MAX_NODES: Final = 9
 
 
 class TopicWish(NamedTuple):
@@ -52,21 +54,30 @@ Examples:
   kl dev                                  in memory, on localhost:9092
   kl dev --topic events:3 --topic users   with topics
   kl dev --data ./data                    on disk, there again next time
-  kl dev --port 0 --print-env             any free port; prints export lines"""
+  kl dev --port 0 --print-env             any free port; prints export lines
+  kl dev -n 3 --data ./cluster            three nodes as processes: kill one and see"""
+)
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    default=1,
+    show_default=True,
+    help="Several nodes are processes, each broker and controller; their logs are beside their data.",
 )
 @click.option(
     "--topic", "topics", multiple=True, metavar="NAME:P:R", help="A topic to have: partitions, replicas."
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path, file_okay=False), help="Keep data here.  [default: in memory]"
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep data here.  [default: in memory; of several nodes a directory that is removed]",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    default=_DEFAULT_PORT,
-    show_default=True,
-    help="0: any free one.",
+    help=f"The first node's; the others' follow. 0: any free one.  [default: {_DEFAULT_PORT}]",
 )
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
@@ -78,26 +89,65 @@ Examples:
 @debug_option
 def dev(
     topics: tuple[str, ...],
+    nodes: int,
     data: Path | None,
-    port: int,
+    port: int | None,
     host: str,
     print_env: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    """Start a broker in the foreground; Ctrl-C stops it."""
+    """Start a broker, or a cluster of several, in the foreground; Ctrl-C stops it."""
     from kafkalite.broker.config import BrokerConfig
 
     wishes = [parse_topic_wish(text) for text in topics]
-    settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{port}"}
+    settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}"}
+    if nodes > 1:
+        BrokerConfig.from_settings(parse_overrides(overrides), source="--set")  # complain here, not thrice
+        _dev_cluster(nodes, wishes, data, port, _bracketed(host), parse_overrides(overrides), print_env)
+        return
     if data is not None:
         settings["log.dirs"] = str(data)
     config = BrokerConfig.from_settings(settings | parse_overrides(overrides), source="--set")
 
     async def when_up(broker: Broker) -> None:
-        await _create(broker, wishes)
-        _greet(broker, config.log_dirs, wishes, print_env=print_env)
+        home = f"data in {config.log_dirs}" if config.log_dirs else _IN_MEMORY
+        await _create(broker.bootstrap_servers, wishes)
+        _greet(broker.bootstrap_servers, [f"({home})"], wishes, print_env=print_env)
 
     invocation.run(lambda: serve(config, when_up))
+    click.echo("stopped.", err=True)
+
+
+def _dev_cluster(
+    count: int,
+    wishes: list[TopicWish],
+    data: Path | None,
+    port: int | None,
+    host: str,
+    overrides: dict[str, str],
+    print_env: bool,
+) -> None:
+    from kafkalite.cli.dev_cluster import DevCluster, Home, read_or_make_layout, run
+
+    home = Home(data)
+    try:
+        layout = read_or_make_layout(home.path, count, port, _DEFAULT_PORT)
+        cluster = DevCluster(home.path, layout, host, overrides)
+        servers = ",".join(cluster.addresses)
+
+        async def when_up() -> None:
+            await _create(servers, wishes)
+            lines = [f"({count} nodes, data in {home.path}{', removed at the end' * home.is_temporary})"]
+            for node_id, process in cluster.processes.items():
+                address = cluster.addresses[node_id - 1]
+                lines.append(
+                    f"  node {node_id}  {address}  pid {process.pid}  log {cluster.log_path(node_id)}"
+                )
+            _greet(servers, lines, wishes, print_env=print_env)
+
+        invocation.run(lambda: run(cluster, when_up))
+    finally:
+        home.close()
     click.echo("stopped.", err=True)
 
 
@@ -105,13 +155,13 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-async def _create(broker: Broker, wishes: list[TopicWish]) -> None:
+async def _create(servers: str, wishes: list[TopicWish]) -> None:
     from kafkalite.client.admin import Admin
     from kafkalite.errors import TopicAlreadyExistsError
 
     if not wishes:
         return
-    async with Admin(broker.bootstrap_servers) as admin:
+    async with Admin(servers) as admin:
         for wish in wishes:
             try:
                 await admin.create_topic(wish.name, wish.partition_count, wish.replication_factor)
@@ -119,17 +169,15 @@ async def _create(broker: Broker, wishes: list[TopicWish]) -> None:
                 continue
 
 
-def _greet(broker: Broker, log_dirs: str | None, wishes: list[TopicWish], *, print_env: bool) -> None:
+def _greet(servers: str, about: list[str], wishes: list[TopicWish], *, print_env: bool) -> None:
     from kafkalite import __version__
 
-    servers = broker.bootstrap_servers
     if print_env:
         click.echo(f"export {BOOTSTRAP_VARIABLE}={servers}")
-    home = f"data in {log_dirs}" if log_dirs else "in memory: what it holds is gone when it stops"
     topic = wishes[0].name if wishes else "greetings"
-    is_default = servers.replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
+    is_default = servers.partition(",")[0].replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
     address = "" if is_default else f" -b {servers}"
-    lines = [f"kafkalite {__version__} is up on {servers} ({home})"]
+    lines = [f"kafkalite {__version__} is up on {servers} {about[0]}", *about[1:]]
     if wishes:
         names = ", ".join(
             f"{wish.name} ({plural(max(1, wish.partition_count), 'partition')})" for wish in wishes

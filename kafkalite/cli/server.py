@@ -42,7 +42,8 @@ that over the file, that over the defaults; 'kl config explain NAME' says which 
 \b
 Examples:
   kl server start --data /var/lib/kafkalite
-  kl server start -f kafkalite.toml --set listeners=0.0.0.0:9092 --log-format json"""
+  kl server start -f kafkalite.toml --set listeners=0.0.0.0:9092 --log-format json
+  kl server start -f kafkalite.toml --rejoin      once, with the disk that replaced a lost one"""
 )
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
@@ -64,11 +65,24 @@ Examples:
     envvar="KL_LOG_LEVEL",
     show_envvar=True,
 )
+@click.option(
+    "--rejoin",
+    is_flag=True,
+    help="This node's disk was replaced: take part again, with what the others have. "
+    "Same as --set controller.quorum.rejoin=true; for one start.",
+)
 @debug_option
 def start(
-    file: Path | None, data: Path | None, overrides: tuple[str, ...], log_format: str, log_level: str
+    file: Path | None,
+    data: Path | None,
+    overrides: tuple[str, ...],
+    log_format: str,
+    log_level: str,
+    rejoin: bool,
 ) -> None:
-    """Run a broker in the foreground. SIGTERM and Ctrl-C stop it in order."""
+    """Run a node in the foreground. SIGTERM and Ctrl-C stop it in order: a controlled shutdown."""
+    if rejoin:
+        overrides = (*overrides, "controller.quorum.rejoin=true")
     settings = _load(file, overrides, data)
     if settings.config.log_dirs is None:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -12,12 +12,10 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.complete import complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options, output_option
-from kafkalite.cli.output import Column, human_bytes, plural, print_listing, write
+from kafkalite.cli.output import Column, human_bytes, plural, print_listing
 from kafkalite.cli.positions import extents, partitions_of
+from kafkalite.cli.topic_description import description, only_partitions, print_descriptions
 from kafkalite.errors import KafkaliteError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
-
-if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
 
 _LIST_COLUMNS: Final = (
     Column("name", "NAME"),
@@ -25,17 +23,6 @@ _LIST_COLUMNS: Final = (
     Column("replication_factor", "REPLICAS"),
     Column("size_bytes", "SIZE", wide=True, show=human_bytes),
     Column("topic_id", "ID", wide=True),
-)
-_PARTITION_COLUMNS: Final = (
-    Column("partition", "PARTITION"),
-    Column("leader", "LEADER"),
-    Column("replicas", "REPLICAS"),
-    Column("isr", "ISR"),
-    Column("earliest", "EARLIEST"),
-    Column("latest", "LATEST"),
-    Column("size_bytes", "SIZE", show=human_bytes),
-    Column("segments", "SEGMENTS", wide=True),
-    Column("leader_epoch", "EPOCH", wide=True),
 )
 
 
@@ -182,90 +169,61 @@ def list_topics() -> None:
     print_listing(rows, _LIST_COLUMNS, current.output)
 
 
-@topic.command()
+@topic.command(
+    epilog="""\b
+Examples:
+  kl topic describe events
+  kl topic describe events -o wide       epochs and segments, too
+  kl topic describe --under-replicated   of all topics, the partitions that lack in-sync replicas
+  kl topic describe --leaderless         those that nobody leads"""
+)
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
 @click.option("--topic", "flags", multiple=True, hidden=True)
 @click.option("--all-configs", is_flag=True, help="Every setting in force, not only the topic's own.")
+@click.option(
+    "--under-replicated",
+    "--under-replicated-partitions",
+    is_flag=True,
+    help="Only partitions that lack in-sync replicas; of all topics unless some are named.",
+)
+@click.option(
+    "--leaderless",
+    "--unavailable-partitions",
+    is_flag=True,
+    help="Only partitions that nobody leads; of all topics unless some are named.",
+)
 @client_options
 @output_option
-def describe(names: tuple[str, ...], flags: tuple[str, ...], all_configs: bool) -> None:
-    """Say all about topics: settings, partitions, offsets, sizes."""
-    wanted = _names(names, flags, "describe")
+def describe(
+    names: tuple[str, ...],
+    flags: tuple[str, ...],
+    all_configs: bool,
+    under_replicated: bool,
+    leaderless: bool,
+) -> None:
+    """Say all about topics: settings, partitions, replicas, offsets, sizes."""
+    wishes = [
+        name
+        for name, wanted in (("under_replicated", under_replicated), ("leaderless", leaderless))
+        if wanted
+    ]
+    wanted = names if wishes and not flags else _names(names, flags, "describe")
     current = invocation.current()
     documents: list[dict[str, Any]] = []
 
     async def main() -> None:
-        async with connect.admin(current) as admin:
+        async with connect.admin(current) as admin, connect.cluster(current) as client:
 
             async def act(name: str) -> None:
-                documents.append(await _description(admin, name, all_configs=all_configs))
+                documents.append(await description(admin, client, name, all_configs=all_configs))
 
-            await _each(wanted, act)
+            everything = [each.name for each in await admin.list_topics()] if wishes and not wanted else []
+            await _each(tuple(sorted(everything)) or wanted, act)
 
     try:
         invocation.run_command(main)
     finally:
-        _print_descriptions(documents, current.output)
-
-
-async def _description(admin: Admin, name: str, *, all_configs: bool) -> dict[str, Any]:
-    (described,) = await admin.describe_topics([name])
-    configs = await admin.describe_configs("topic", name)
-    logs = {log.partition: log for log in await admin.describe_log_dirs([name])}
-    known = await extents(admin, await partitions_of(admin, [name]))
-    partitions = []
-    for (_, number), extent in known.items():
-        state = described.partitions[number]
-        log = logs.get(number)
-        partitions.append(
-            {
-                "partition": number,
-                "leader": state.leader_id,
-                "leader_epoch": state.leader_epoch,
-                "replicas": list(state.replicas),
-                "isr": list(state.isr),
-                "earliest": extent.log_start_offset,
-                "latest": extent.log_end_offset,
-                "size_bytes": log.size_bytes if log is not None else 0,
-                "segments": log.segment_count if log is not None else 0,
-                "offline_reason": log.offline_reason if log is not None else None,
-            }
-        )
-    return {
-        "name": name,
-        "topic_id": described.topic_id,
-        "records": sum(extent.log_end_offset - extent.log_start_offset for extent in known.values()),
-        "size_bytes": sum(each["size_bytes"] for each in partitions),
-        "configs": {
-            entry.name: {"value": entry.value, "source": entry.source}
-            for entry in configs.values()
-            if all_configs or entry.source == "topic"
-        },
-        "partitions": partitions,
-    }
-
-
-def _print_descriptions(documents: list[dict[str, Any]], output: str) -> None:
-    if output not in {"table", "wide"}:
-        print_listing(documents, (), output)
-        return
-    for number, document in enumerate(documents):
-        configs = [
-            f"{name}={entry['value']}" + ("" if entry["source"] == "topic" else f" ({entry['source']})")
-            for name, entry in document["configs"].items()
-        ]
-        write(
-            ("\n" if number else "")
-            + f"topic     {document['name']}\n"
-            + f"id        {document['topic_id']}\n"
-            + f"records   {document['records']:,}\n"
-            + f"size      {human_bytes(document['size_bytes'])}\n"
-            + f"settings  {(chr(10) + ' ' * 10).join(configs) or 'none of its own'}\n\n"
-        )
-        print_listing(document["partitions"], _PARTITION_COLUMNS, output)
-        for partition in document["partitions"]:
-            if partition["offline_reason"]:
-                write(f"partition {partition['partition']} is offline: {partition['offline_reason']}\n")
+        print_descriptions(only_partitions(documents, wishes), current.output, is_filtered=bool(wishes))
 
 
 # --- alter -----------------------------------------------------------------------------------------

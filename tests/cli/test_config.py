@@ -83,3 +83,9 @@ def test_an_unknown_option_gets_the_nearest(kl: Kl) -> None:
     assert result.code == 4
     assert "did you mean retention.ms?" in result.told
     assert "kl config list" in kl("config", "explain", "zzzz").told
+
+
+def test_a_secret_is_not_shown(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKALITE_CLUSTER_SECRET", "a secret of sixteen or more")
+    found = explained(kl, "cluster.secret")
+    assert (found["value"], found["from"]) == ("(a secret, not shown)", "KAFKALITE_CLUSTER_SECRET")

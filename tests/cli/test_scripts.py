@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = ("bin/setup", "bin/kl", "bin/quickstart", "bin/test", ".ci/run")
+SCRIPTS = ("bin/setup", "bin/kl", "bin/kl-dev-cluster", "bin/quickstart", "bin/test", ".ci/run")
 
 # Stands in for Python where only the script is under test: `-m venv` makes a directory with itself inside,
 # anything else is written down.
@@ -88,7 +88,13 @@ def test_quickstart_and_test_pass_their_arguments(checkout: Path, tmp_path: Path
     _, calls = run(checkout, str(checkout / "bin/test"), "-k", "x", cwd=tmp_path)
     assert calls[-1] == f"{checkout}: -m pytest -k x"
     _, calls = run(checkout, str(checkout / "bin/test"), cwd=tmp_path)
-    assert calls[-1] == f"{checkout}: -m pytest -n 2"
+    assert calls[-1] == f"{checkout}: -m pytest -n 2 -m not deployment"
+
+
+def test_the_dev_cluster_is_kl_dev_with_a_place_for_its_data(checkout: Path, tmp_path: Path) -> None:
+    _, calls = run(checkout, str(checkout / "bin/kl-dev-cluster"), "--topic", "events:3", cwd=tmp_path)
+    data = f"{checkout}/bin/../data/dev-cluster"
+    assert calls[-1] == f"{tmp_path}: -m kafkalite dev -n 3 --data {data} --topic events:3"
 
 
 def test_a_lock_of_a_dead_process_is_nobodys(checkout: Path, tmp_path: Path) -> None:

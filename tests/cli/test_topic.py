@@ -157,7 +157,7 @@ def test_describe_for_people(at: Kl) -> None:
     assert "topic     shown\n" in text
     assert "records   2\n" in text
     assert "settings  retention.ms=1000\n" in text
-    assert "PARTITION  LEADER  REPLICAS  ISR  EARLIEST  LATEST" in text
+    assert "PARTITION  LEADER  REPLICAS  ISR  ELR  EARLIEST  LATEST  LAG" in text
     assert "SEGMENTS" in at("topic", "describe", "shown", "-o", "wide").text
     assert "durability=" in at("topic", "describe", "shown", "--all-configs").text
 

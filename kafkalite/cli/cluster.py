@@ -1,0 +1,445 @@
+"""``kl cluster``: is it well, wait until it is, who is in it, who leads, and the two things to tell it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
+from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
+from kafkalite.cli.times import format_time
+from kafkalite.client.cluster_view import (
+    LIVE,
+    NOBODY,
+    ClusterView,
+    complaints,
+    load_of,
+    look,
+    look_at_quorum,
+    state_of,
+)
+from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.admin import (
+    ControlledShutdownRequest,
+    ElectedPartition,
+    ElectionPartition,
+    ElectLeadersRequest,
+)
+from kafkalite.protocol.messages.metadata import DescribeQuorumResponse
+
+if TYPE_CHECKING:
+    from kafkalite.client.cluster import ClusterClient
+
+ELECTION_TIMEOUT_MS: Final = 30_000
+
+_BROKER_COLUMNS: Final = (
+    Column("node_id", "NODE"),
+    Column("state", "STATE"),
+    Column("address", "ADDRESS"),
+    Column("controller", "CONTROLLER"),
+    Column("leads", "LEADS"),
+    Column("replicas", "REPLICAS"),
+    Column("in_sync", "IN SYNC"),
+    Column("rack", "RACK", wide=True),
+    Column("broker_epoch", "EPOCH", wide=True),
+    Column("registered", "REGISTERED", wide=True),
+)
+_PROBLEM_COLUMNS: Final = (
+    Column("name", "PARTITION"),
+    Column("leader", "LEADER"),
+    Column("replicas", "REPLICAS"),
+    Column("isr", "ISR"),
+    Column("elr", "ELR"),
+    Column("leader_epoch", "EPOCH", wide=True),
+)
+_ELECTION_COLUMNS: Final = (
+    Column("name", "PARTITION"),
+    Column("leader", "LEADER"),
+    Column("result", "RESULT"),
+)
+
+
+@click.group()
+def cluster() -> None:
+    """Look after the cluster: its health, its brokers, its leaders."""
+
+
+async def _view_and_quorum(current: Invocation) -> tuple[ClusterView, DescribeQuorumResponse | None]:
+    """No quorum when it has no leader and the broker that was asked is no part of it."""
+    async with connect.cluster(current) as client:
+        view = await look(client)
+        if view.controller_id < 0:
+            return view, None
+        try:
+            return view, await look_at_quorum(client)
+        except KafkaliteError:
+            return view, None
+
+
+def _leader(node_id: int) -> int | None:
+    return None if node_id < 0 else node_id
+
+
+def _broker_rows(view: ClusterView) -> list[dict[str, Any]]:
+    return [
+        {
+            "node_id": broker.node_id,
+            "state": state_of(broker),
+            "address": broker.address,
+            "controller": broker.node_id == view.controller_id,
+            "rack": broker.rack,
+            "broker_epoch": broker.broker_epoch,
+            "registered": format_time(broker.registered_ms),
+            **load_of(broker.node_id, view.partitions)._asdict(),
+        }
+        for broker in view.brokers
+    ]
+
+
+def _partition_rows(partitions: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": str(each.name),
+            "topic": each.name.topic,
+            "partition": each.name.partition,
+            "leader": _leader(each.state.leader_id),
+            "leader_epoch": each.state.leader_epoch,
+            "replicas": list(each.state.replicas),
+            "isr": list(each.state.isr),
+            "elr": list(each.state.elr),
+        }
+        for each in partitions
+    ]
+
+
+# --- status ----------------------------------------------------------------------------------------
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  kl cluster status
+  kl cluster status --check && deploy                exit code 9 unless all is well
+  kl cluster status --under-replicated               which partitions lack copies
+  kl cluster status --leaderless -o name"""
+)
+@click.option("--check", is_flag=True, help="Exit code 9 unless all is well.")
+@click.option("--under-replicated", is_flag=True, help="List partitions that lack in-sync replicas.")
+@click.option("--leaderless", is_flag=True, help="List partitions that nobody leads.")
+@client_options
+@output_option
+def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
+    """Say whether all is well, and what is not."""
+    current = invocation.current()
+
+    view, quorum = invocation.run_command(lambda: _view_and_quorum(current))
+    found = complaints(view, quorum)
+    if under_replicated or leaderless:
+        rows = _partition_rows(
+            each
+            for each in view.partitions
+            if (under_replicated and each.is_under_replicated) or (leaderless and each.is_leaderless)
+        )
+        if not rows and current.output in {"table", "wide"}:
+            invocation.say(f"none of {plural(len(view.partitions), 'partition')}")
+        print_listing(rows, _PROBLEM_COLUMNS, current.output)
+    elif current.output in {"table", "wide", "name"}:
+        _print_status(view, found)
+    else:
+        print_document(_status_document(view, found), current.output)
+    if check and found:
+        raise CheckFailedError(
+            "the cluster is not whole: " + "; ".join(found),
+            hint="'kl cluster wait --whole' waits until it is",
+        )
+
+
+def _status_document(view: ClusterView, found: list[str]) -> dict[str, Any]:
+    return {
+        "cluster_id": view.cluster_id,
+        "is_whole": not found,
+        "problems": found,
+        "controller_id": _leader(view.controller_id),
+        "metadata_offset": view.metadata_offset,
+        "brokers": len(view.brokers),
+        "live_brokers": [broker.node_id for broker in view.live],
+        "topics": view.topic_count,
+        "partitions": len(view.partitions),
+        "leaderless": [str(each.name) for each in view.leaderless],
+        "under_replicated": [str(each.name) for each in view.under_replicated],
+        "led_by_others": [str(each.name) for each in view.led_by_others],
+    }
+
+
+def _print_status(view: ClusterView, found: list[str]) -> None:
+    controller = "none" if view.controller_id < 0 else f"node {view.controller_id}"
+    lines = [
+        f"cluster     {view.cluster_id}",
+        f"controller  {controller}, metadata offset {view.metadata_offset:,}",
+        f"brokers     {len(view.live)} of {len(view.brokers)} live",
+        f"partitions  {plural(len(view.partitions), 'partition')} of {plural(view.topic_count, 'topic')}, "
+        f"{len(view.leaderless):,} without a leader, {len(view.under_replicated):,} under-replicated, "
+        f"{len(view.led_by_others):,} not led by the preferred replica",
+    ]
+    verdict = "whole" if not found else "not whole"
+    if coloured(sys.stdout):
+        verdict = f"\x1b[{'31' if found else '32'}m{verdict}\x1b[0m"
+    lines.append(f"state       {verdict}")
+    lines += [f"            - {each}" for each in found]
+    write("\n".join(lines) + "\n")
+
+
+# --- describe, brokers, controller -----------------------------------------------------------------
+
+
+@cluster.command()
+@client_options
+@output_option
+def describe() -> None:
+    """Say all about the cluster: its state, brokers, quorum."""
+    current = invocation.current()
+
+    view, seen = invocation.run_command(lambda: _view_and_quorum(current))
+    found = complaints(view, seen)
+    quorum = quorum_document(seen) if seen is not None else None
+    if current.output not in {"table", "wide"}:
+        document = _status_document(view, found) | {"brokers": _broker_rows(view), "quorum": quorum}
+        print_document(document, current.output)
+        return
+    _print_status(view, found)
+    write("\n")
+    print_listing(_broker_rows(view), _BROKER_COLUMNS, current.output)
+    if quorum is not None:
+        write(f"\nquorum      term {quorum['term']}, committed up to {quorum['commit_offset']:,}\n")
+        print_listing(quorum["nodes"], QUORUM_COLUMNS, current.output)
+
+
+@cluster.command()
+@client_options
+@output_option
+def brokers() -> None:
+    """List brokers, live or not, and how much each has to do."""
+    current = invocation.current()
+
+    async def main() -> ClusterView:
+        async with connect.cluster(current) as client:
+            return await look(client)
+
+    print_listing(
+        _broker_rows(invocation.run_command(main)), _BROKER_COLUMNS, current.output, name_key="node_id"
+    )
+
+
+@cluster.command()
+@client_options
+@output_option
+def controller() -> None:
+    """Say which node decides; exit code 4 while none does."""
+    current = invocation.current()
+
+    async def main() -> ClusterView:
+        async with connect.cluster(current) as client:
+            return await look(client)
+
+    view = invocation.run_command(main)
+    if view.controller_id < 0:
+        raise NotFoundError(
+            "there is no controller now: fewer than half of the controllers can reach each other",
+            hint="'kl cluster wait' waits for one; 'kl metadata quorum' shows who is missing",
+        )
+    addresses = {broker.node_id: broker.address for broker in view.brokers}
+    document = {"node_id": view.controller_id, "address": addresses.get(view.controller_id)}
+    if current.output == "name":
+        write(f"{view.controller_id}\n")
+    else:
+        print_document(document, current.output)
+
+
+QUORUM_COLUMNS: Final = (
+    Column("node_id", "NODE"),
+    Column("role", "ROLE"),
+    Column("address", "ADDRESS"),
+    Column("match_offset", "OFFSET"),
+    Column("lag", "LAG"),
+    Column("last_contact_ms", "HEARD OF, MS AGO"),
+)
+
+
+def quorum_document(quorum: Any) -> dict[str, Any]:
+    """DescribeQuorum's answer as people and machines read it."""
+    nodes = []
+    for node in sorted(quorum.nodes, key=lambda node: node.node_id):
+        role = "leader" if node.node_id == quorum.leader_id else "voter" if node.is_voter else "observer"
+        is_known = node.match_offset >= 0
+        nodes.append(
+            {
+                "node_id": node.node_id,
+                "role": role,
+                "address": node.address,
+                "match_offset": node.match_offset if is_known else None,
+                "lag": max(0, quorum.commit_offset - node.match_offset) if is_known else None,
+                "last_contact_ms": node.last_contact_ms if node.last_contact_ms >= 0 else None,
+            }
+        )
+    return {
+        "node_id": quorum.node_id,
+        "leader_id": None if quorum.leader_id == NOBODY else quorum.leader_id,
+        "term": quorum.term,
+        "commit_offset": quorum.commit_offset,
+        "applied_offset": quorum.applied_offset,
+        "log_end_offset": quorum.log_end_offset,
+        "snapshot_offset": quorum.snapshot_offset,
+        "nodes": nodes,
+    }
+
+
+# --- elect -----------------------------------------------------------------------------------------
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  kl cluster elect                     every partition back to its preferred replica
+  kl cluster elect events events-eu-2  one topic, one partition
+  kl cluster elect --unclean -y events-0"""
+)
+@click.argument("names", nargs=-1, metavar="[TOPIC|TOPIC-PARTITION]…", shell_complete=complete_topics)
+@click.option(
+    "--unclean",
+    is_flag=True,
+    help="Any live replica may lead, though committed records may be lost. For partitions without a leader.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@client_options
+@output_option
+def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
+    """Have leaders elected: the preferred replicas, unless --unclean."""
+    if unclean and not names:
+        raise UsageError("an unclean election wants its partitions named: kl cluster elect --unclean TOPIC-P")
+    current = invocation.current()
+    if unclean and not yes:
+        _ask("Records that were acknowledged may be lost for ever. Elect an unclean leader?")
+
+    async def main() -> list[ElectedPartition]:
+        async with connect.cluster(current) as client:
+            partitions = await _named_partitions(client, names) if names else None
+            request = ElectLeadersRequest(ELECTION_TIMEOUT_MS, unclean, partitions)
+            elected: list[ElectedPartition] = (await client.call(request)).message.partitions
+            return elected
+
+    elected = invocation.run_command(main)
+    fine = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+    rows = [
+        {
+            "name": f"{each.topic}-{each.partition}",
+            "leader": _leader(each.leader_id),
+            "result": _election_result(each),
+        }
+        for each in elected
+        if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED
+    ]
+    if not rows and current.output in {"table", "wide"}:
+        invocation.say("nothing to do: every partition is led by its preferred replica")
+    print_listing(rows, _ELECTION_COLUMNS, current.output)
+    failed = [each for each in elected if each.error_code not in fine]
+    if failed and len(failed) == len(elected):
+        raise broker_error(failed[0].error_code, failed[0].error_message or "")
+    if failed:
+        raise PartialFailureError(f"{len(failed)} of {len(elected)} partitions have no new leader")
+
+
+def _election_result(each: ElectedPartition) -> str:
+    if each.error_code == ErrorCode.NONE:
+        return "elected"
+    if each.error_code == ErrorCode.ELECTION_NOT_NEEDED:
+        return "leads already"
+    return each.error_message or broker_error(each.error_code).code.name
+
+
+async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
+    """``events`` is every partition of it, ``events-0`` the one. Raises NotFoundError."""
+    view = await look(client)
+    known = [each.name for each in view.partitions]
+    topics = {tp.topic for tp in known}
+    wanted: dict[TopicPartition, None] = {}
+    for name in names:
+        topic, _, number = name.rpartition("-")
+        if name in topics:
+            wanted |= dict.fromkeys(tp for tp in known if tp.topic == name)
+        elif topic in topics and number.isascii() and number.isdigit():
+            tp = TopicPartition(topic, int(number))
+            if tp not in known:
+                count = sum(each.topic == topic for each in known)
+                raise connect.no_such_partition(topic, tp.partition, count)
+            wanted[tp] = None
+        else:
+            raise NotFoundError(f"there is no topic or partition {name!r}", hint="kl topic list shows topics")
+    return [ElectionPartition(*tp) for tp in wanted]
+
+
+def _ask(question: str) -> None:
+    """Raises KafkaliteError unless somebody says yes."""
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise KafkaliteError("nothing was changed", hint="--yes does it without asking")
+
+
+# --- shutdown --------------------------------------------------------------------------------------
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  kl cluster shutdown 2              node 2 hands over what it leads, then stops
+  kl cluster shutdown 2 --no-wait    do not wait until it has"""
+)
+@click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
+@click.option("--no-wait", is_flag=True, help="Return as soon as it has begun.")
+@client_options
+def shutdown(node_id: int, no_wait: bool) -> None:
+    """Stop one node in order: leaders move first, nothing is lost. SIGTERM does the same."""
+    current = invocation.current()
+
+    async def main() -> None:
+        async with connect.cluster(current) as client:
+            view = await look(client)
+            known = {broker.node_id: broker for broker in view.brokers}
+            if node_id not in known:
+                numbers = ", ".join(map(str, known))
+                raise NotFoundError(f"there is no broker {node_id}", hint=f"the brokers are {numbers}")
+            if state_of(known[node_id]) != LIVE:
+                invocation.say(f"node {node_id} is {state_of(known[node_id])} already")
+                return
+            await client.call(ControlledShutdownRequest(node_id), node_id=node_id)
+            if no_wait:
+                click.echo(f"node {node_id}: shutting down")
+                return
+            await _until_gone(client, node_id, is_alone=len(view.live) == 1)
+            click.echo(f"node {node_id}: stopped")
+
+    invocation.run_command(main)
+
+
+async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
+    """Return when the others say that it is fenced; alone, when it does not answer any more."""
+    import asyncio
+
+    from kafkalite.errors import ClientError
+
+    while True:
+        try:
+            view = await look(client)
+        except ClientError:
+            if is_alone:
+                return
+            raise
+        if all(broker.is_fenced for broker in view.brokers if broker.node_id == node_id):
+            return
+        await asyncio.sleep(0.2)

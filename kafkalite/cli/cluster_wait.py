@@ -1,0 +1,169 @@
+"""``kl cluster wait``: return when the cluster is as wished. For scripts and health checks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.cluster import cluster
+from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.exit_codes import TimedOutError
+from kafkalite.cli.invocation import client_options
+from kafkalite.cli.output import plural
+from kafkalite.errors import KafkaliteError
+
+if TYPE_CHECKING:
+    from kafkalite.broker.config import BrokerConfig
+    from kafkalite.client.cluster_view import ClusterView, Wish
+
+DEFAULT_PATIENCE_MS: Final = 60_000
+_POLL_INTERVAL_S: Final = 0.2
+_ANSWER_TIMEOUT_MS: Final = 2_000
+
+
+@cluster.command(
+    epilog="""\b
+Examples:
+  kl cluster wait                         until it has a controller and a broker
+  kl cluster wait --brokers 3 --whole     three brokers, every partition in sync
+  kl cluster wait --topic events --timeout 10s
+  kl cluster wait --this-node             is the node of this environment well? For health checks"""
+)
+@click.option("--ready", is_flag=True, help="A controller and a live broker: what is waited for anyway.")
+@click.option("--brokers", "broker_count", type=click.IntRange(min=1), metavar="N", help="N live brokers.")
+@click.option(
+    "--whole", is_flag=True, help="Every registered broker live, every partition led and fully in sync."
+)
+@click.option("--node", "node_id", type=click.IntRange(min=0), metavar="N", help="Broker N is live.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME",
+    help="The topic is there, each partition led.",
+    shell_complete=complete_topics,
+)
+@click.option(
+    "--this-node",
+    is_flag=True,
+    help="Ask only the node whose settings this environment holds (KAFKALITE_NODE_ID, KAFKALITE_LISTENERS), "
+    "and want it to be a live member.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress, no last word.")
+@client_options
+def wait(
+    ready: bool,
+    broker_count: int | None,
+    whole: bool,
+    node_id: int | None,
+    topics: tuple[str, ...],
+    this_node: bool,
+    quiet: bool,
+) -> None:
+    """Wait until the cluster is ready, a minute unless --timeout says otherwise; exit code 7 if it is not."""
+    from kafkalite.client.cluster_view import Wish
+
+    current = invocation.current()
+    wish = Wish(broker_count or 1, whole, node_id, frozenset(topics))
+    addresses = current.bootstrap_servers.split(",")
+    config = _own_config() if this_node else None
+    if config is not None and config.is_broker:
+        addresses, wish = [_own_address(config)], wish._replace(node_id=config.node_id)
+    patience_ms = current.timeout_ms or DEFAULT_PATIENCE_MS
+    progress = _Reasons(is_silent=quiet)
+    try:
+        if config is not None and not config.is_broker:
+            address = config.voters[config.node_id]
+            invocation.run(lambda: _until_answered(address, progress), timeout_ms=patience_ms)
+            return
+        view = invocation.run(lambda: _until(addresses, wish, progress), timeout_ms=patience_ms)
+    except TimedOutError:
+        raise TimedOutError(
+            f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no answer'}",
+            hint="'kl cluster status' shows more; a longer --timeout waits longer",
+        ) from None
+    finally:
+        progress.end()
+    if not quiet:
+        live = plural(len(view.live), "live broker")
+        click.echo(
+            f"ready: {live}, controller {view.controller_id}, {plural(len(view.partitions), 'partition')}"
+        )
+
+
+def _own_config() -> BrokerConfig:
+    from kafkalite.broker.config import load_settings
+
+    return load_settings(None, os.environ, {}).config
+
+
+def _own_address(config: BrokerConfig) -> str:
+    """Where this environment's node answers on this machine."""
+    host, _, port = config.listeners[0].rpartition(":")
+    return f"{'127.0.0.1' if host in {'0.0.0.0', '[::]'} else host}:{port}"
+
+
+class _Reasons:
+    """Tells on stderr what is waited for: rewritten in place for a person, a line per change elsewhere."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self.last = ""
+        self._is_silent = is_silent
+        self._is_terminal = sys.stderr.isatty()
+
+    def tell(self, reasons: Sequence[str]) -> None:
+        text = "; ".join(reasons)
+        if text == self.last:
+            return
+        self.last = text
+        if self._is_silent:
+            return
+        if self._is_terminal:
+            click.echo(f"\r\x1b[Kkl: waiting: {text}", err=True, nl=False)
+        else:
+            invocation.say(f"waiting: {text}")
+
+    def end(self) -> None:
+        if self.last and self._is_terminal and not self._is_silent:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+async def _until_answered(address: str, progress: _Reasons) -> None:
+    """A controller tells strangers nothing; that it shakes hands is all that can be known."""
+    import asyncio
+
+    from kafkalite.client.connection import connect
+
+    while True:
+        try:
+            connection = await connect(address, client_id="kl", timeout_ms=_ANSWER_TIMEOUT_MS)
+        except KafkaliteError as error:
+            progress.tell([error.message])
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            continue
+        connection.close()
+        return
+
+
+async def _until(addresses: Sequence[str], wish: Wish, progress: _Reasons) -> ClusterView:
+    """Ask until the wish is fulfilled; for ever, so bound it."""
+    import asyncio
+
+    from kafkalite.client.cluster_view import look_from, obstacles
+
+    while True:
+        try:
+            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS)
+        except KafkaliteError as error:
+            progress.tell([error.message])
+        else:
+            reasons = obstacles(view, wish)
+            if not reasons:
+                return view
+            progress.tell(reasons)
+        await asyncio.sleep(_POLL_INTERVAL_S)

@@ -1,0 +1,296 @@
+"""``kl dev -n 3``: several nodes as processes, as docker-compose.yml has them, without docker.
+
+What makes the nodes one cluster (id, secret, ports) is written down in the data directory, so that the same
+command brings the same cluster up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import exit_codes
+from kafkalite.errors import ConfigError, KafkaliteError
+from kafkalite.transport.free_ports import free_ports
+
+if TYPE_CHECKING:
+    from kafkalite.client.cluster_view import ClusterView
+
+START_LIMIT_S: Final = 60.0
+STOP_LIMIT_S: Final = 30.0
+#: Controllers listen this far above the ports for clients.
+CONTROLLER_PORT_DISTANCE: Final = 100
+
+_CLUSTER_FILE: Final = "cluster.toml"
+_POLL_S: Final = 0.05
+_ANSWER_MS: Final = 2_000
+_LOG_LINES: Final = 15
+
+
+class NodeEndedError(KafkaliteError):
+    """A node's process ended while the cluster was coming up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is the same every time: who the cluster is, and where its nodes listen."""
+
+    cluster_id: str
+    secret: str
+    client_ports: tuple[int, ...]
+    controller_ports: tuple[int, ...]
+
+
+def new_layout(count: int, port: int) -> Layout:
+    """``port`` 0 takes any free ones."""
+    if port:
+        clients = tuple(range(port, port + count))
+        controllers = tuple(each + CONTROLLER_PORT_DISTANCE for each in clients)
+    else:
+        ports = free_ports(2 * count)
+        clients, controllers = tuple(ports[:count]), tuple(ports[count:])
+    return Layout(secrets.token_hex(16), secrets.token_urlsafe(32), clients, controllers)
+
+
+def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
+    """The directory's own, or a new one that is then the directory's own. Raises ConfigError."""
+    file = directory / _CLUSTER_FILE
+    if not file.exists():
+        layout = new_layout(count, default_port if port is None else port)
+        _write_private(file, _toml(_as_settings(layout)))
+        return layout
+    found = tomllib.loads(file.read_text())
+    layout = Layout(
+        found["cluster.id"],
+        found["cluster.secret"],
+        tuple(found["client.ports"]),
+        tuple(found["controller.ports"]),
+    )
+    if len(layout.client_ports) != count:
+        raise ConfigError(
+            key="-n",
+            value=count,
+            allowed=f"{len(layout.client_ports)}, as many as the cluster in {directory} has",
+        )
+    if port is not None and port != layout.client_ports[0] and port != 0:
+        raise ConfigError(
+            key="--port",
+            value=port,
+            allowed=f"{layout.client_ports[0]}, where the cluster in {directory} listens",
+        )
+    return layout
+
+
+def _as_settings(layout: Layout) -> dict[str, Any]:
+    return {
+        "cluster.id": layout.cluster_id,
+        "cluster.secret": layout.secret,
+        "client.ports": list(layout.client_ports),
+        "controller.ports": list(layout.controller_ports),
+    }
+
+
+def node_settings(
+    layout: Layout, node_id: int, host: str, directory: Path, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Every setting of one node, nodes counted from 1. docker-compose.yml has the same; a test compares."""
+    count = len(layout.client_ports)
+    voters = [f"{number}@127.0.0.1:{port}" for number, port in enumerate(layout.controller_ports, 1)]
+    port = layout.client_ports[node_id - 1]
+    settings = {
+        "node.id": node_id,
+        "process.roles": "broker,controller",
+        "controller.quorum.voters": ",".join(voters),
+        "cluster.id": layout.cluster_id,
+        "cluster.secret": layout.secret,
+        "listeners": f"{host}:{port}",
+        "log.dirs": str(directory / f"node-{node_id}"),
+        "default.replication.factor": min(3, count),
+        "min.insync.replicas": 2 if count >= 3 else 1,
+    }
+    if host in {"0.0.0.0", "[::]"}:
+        settings["advertised.listeners"] = f"127.0.0.1:{port}"
+    return settings | dict(overrides)
+
+
+def _toml(settings: Mapping[str, Any]) -> str:
+    """Dotted names, quoted; numbers, texts and lists of them: JSON's spelling is TOML's."""
+    return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Only the owner may read it: it holds the secret."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        stream.write(text)
+
+
+class DevCluster:
+    """Node processes, started and stopped together. Lives in one event loop.
+
+    A node that ends by itself, or is killed to see what happens, is told of and not started again.
+    """
+
+    def __init__(
+        self, directory: Path, layout: Layout, host: str, overrides: Mapping[str, Any] | None = None
+    ) -> None:
+        self.directory = directory
+        self.layout = layout
+        self._host = host
+        self._overrides = overrides or {}
+        self.processes: dict[int, asyncio.subprocess.Process] = {}
+        self._is_stopping = False
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self.layout.client_ports]
+
+    def log_path(self, node_id: int) -> Path:
+        return self.directory / f"node-{node_id}.log"
+
+    def settings_path(self, node_id: int) -> Path:
+        return self.directory / f"node-{node_id}.toml"
+
+    async def start(self) -> ClusterView:
+        """Every node, until the cluster is whole. Raises NodeEndedError, TimeoutError."""
+        from kafkalite.client.cluster_view import Wish, look_from, obstacles
+
+        for node_id in range(1, len(self.layout.client_ports) + 1):
+            settings = node_settings(self.layout, node_id, self._host, self.directory, self._overrides)
+            _write_private(self.settings_path(node_id), _toml(settings))
+            self.processes[node_id] = await self._spawn(node_id)
+        wish = Wish(broker_count=len(self.processes), is_whole=True)
+        async with asyncio.timeout(START_LIMIT_S):
+            while True:
+                for node_id, process in self.processes.items():
+                    if process.returncode is not None:
+                        raise self._ended(node_id)
+                with suppress(KafkaliteError):
+                    view = await look_from(self.addresses, timeout_ms=_ANSWER_MS)
+                    if not obstacles(view, wish):
+                        return view
+                await asyncio.sleep(_POLL_S)
+
+    async def _spawn(self, node_id: int) -> asyncio.subprocess.Process:
+        words = ["server", "start", "--file", str(self.settings_path(node_id)), "--log-format", "console"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KAFKALITE_")}
+        with self.log_path(node_id).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "kafkalite",
+                *words,
+                env=environment | {"NO_COLOR": "1"},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is ours: we stop the nodes in order
+            )
+
+    def _ended(self, node_id: int) -> NodeEndedError:
+        lines = self.log_path(node_id).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return NodeEndedError(
+            f"node {node_id} ended while the cluster was coming up:\n" + "\n".join(lines),
+            hint=f"all it said is in {self.log_path(node_id)}",
+        )
+
+    async def watch(self) -> None:
+        """Tell of each node that ends; return when none is left."""
+
+        async def one(node_id: int, process: asyncio.subprocess.Process) -> None:
+            status = await process.wait()
+            if self._is_stopping:
+                return
+            how = f"by signal {-status}" if status < 0 else f"with exit code {status}"
+            click.echo(
+                f"node {node_id} ended {how}; again: kl server start -f {self.settings_path(node_id)}",
+                err=True,
+            )
+
+        await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
+
+    async def stop(self) -> None:
+        """A controlled shutdown of every node; killed after STOP_LIMIT_S."""
+        self._is_stopping = True
+        running = [process for process in self.processes.values() if process.returncode is None]
+        for process in running:
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                for process in running:
+                    await process.wait()
+        finally:
+            for process in running:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+
+async def run(cluster: DevCluster, when_up: Any) -> None:
+    """The cluster from start to stop: by a signal, or because no node is left.
+
+    A second signal kills. Raises what ``start`` raises.
+    """
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            for process in cluster.processes.values():
+                with suppress(ProcessLookupError):
+                    process.kill()
+            os._exit(exit_codes.INTERRUPTED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        starting = asyncio.ensure_future(_up(cluster, when_up))
+        await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        starting.result()
+        watching = asyncio.ensure_future(cluster.watch())
+        await asyncio.wait({stopped, watching}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        await asyncio.wait({watching})
+    finally:
+        stopped.cancel()
+        await cluster.stop()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _up(cluster: DevCluster, when_up: Any) -> None:
+    await cluster.start()
+    await when_up()
+
+
+class Home:
+    """Where the cluster's files are: a directory that stays, or one that is removed at the end."""
+
+    def __init__(self, data: Path | None) -> None:
+        self.is_temporary = data is None
+        self.path = Path(tempfile.mkdtemp(prefix="kl-dev-")) if data is None else data.absolute()
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def close(self) -> None:
+        if self.is_temporary:
+            shutil.rmtree(self.path, ignore_errors=True)

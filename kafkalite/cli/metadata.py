@@ -1,0 +1,239 @@
+"""``kl metadata``: the cluster's metadata as a tree of paths, its changes as they come, and its quorum."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
+from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
+from kafkalite.cli.invocation import client_options, output_option
+from kafkalite.cli.output import Column, coloured, print_document, print_listing, write
+from kafkalite.client.cluster_view import look_at_quorum, silent_voters
+from kafkalite.errors import InvalidRequestError
+from kafkalite.protocol.messages.metadata import (
+    DescribeMetadataRequest,
+    DescribeMetadataResponse,
+    DescribeQuorumResponse,
+    MetadataNode,
+)
+
+if TYPE_CHECKING:
+    from kafkalite.client.cluster import ClusterClient
+
+ROOT: Final = "/"
+_NOW: Final = -1
+_POLL_MS: Final = 5_000
+
+_COLUMNS: Final = (Column("path", "PATH"), Column("value", "VALUE"))
+
+
+@click.group()
+def metadata() -> None:
+    """Look into the cluster's metadata."""
+
+
+def _path(text: str) -> str:
+    """``topics/events/`` -> ``/topics/events``"""
+    return ROOT + text.strip("/")
+
+
+async def _at(
+    client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
+) -> DescribeMetadataResponse:
+    """What is at ``path``. Raises NotFoundError."""
+    request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
+    try:
+        answer: DescribeMetadataResponse = (await client.call(request)).message
+    except InvalidRequestError as error:
+        raise NotFoundError(
+            f"there is nothing at {path}", hint="'kl metadata ls /' shows where things are"
+        ) from error
+    return answer
+
+
+def _value(node: MetadataNode) -> Any:
+    """JSON's value; None of a mere directory."""
+    return json.loads(node.value) if node.value else None
+
+
+@metadata.command(
+    epilog="""\b
+Examples:
+  kl metadata ls                       the top: brokers, topics, configs, …
+  kl metadata ls /topics/events        its partitions
+  kl metadata ls /brokers -o json"""
+)
+@click.argument("path", default=ROOT, metavar="[PATH]")
+@client_options
+@output_option
+def ls(path: str) -> None:
+    """List what is below a path."""
+    current = invocation.current()
+    wanted = _path(path)
+
+    async def main() -> list[MetadataNode]:
+        async with connect.cluster(current) as client:
+            return (await _at(client, wanted)).nodes
+
+    first, *below = invocation.run_command(main)
+    shown = below or [first]
+    if current.output in {"table", "name"}:
+        write("".join(f"{node.path}\n" for node in shown))
+        return
+    rows = [{"path": node.path, "value": _value(node)} for node in shown]
+    print_listing(rows, _COLUMNS, current.output, name_key="path")
+
+
+@metadata.command(
+    epilog="""\b
+Examples:
+  kl metadata cat /topics/events/0     leader, replicas, ISR, epochs
+  kl metadata cat /brokers/1"""
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…")
+@client_options
+@output_option
+def cat(paths: tuple[str, ...]) -> None:
+    """Print the value at a path, as JSON unless -o says otherwise."""
+    current = invocation.current()
+
+    async def main() -> list[tuple[str, MetadataNode]]:
+        async with connect.cluster(current) as client:
+            return [(path, (await _at(client, _path(path))).nodes[0]) for path in paths]
+
+    for path, node in invocation.run_command(main):
+        value = _value(node)
+        if value is None:
+            raise NotFoundError(f"{_path(path)} has no value", hint=f"kl metadata ls {_path(path)}")
+        if current.output == "yaml" and isinstance(value, dict):
+            print_document(value, "yaml")
+        elif current.output == "jsonl":
+            write(json.dumps(value, ensure_ascii=False) + "\n")
+        else:
+            write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@metadata.command(
+    epilog="""\b
+Examples:
+  kl metadata tail                     every change from now on, until Ctrl-C
+  kl metadata tail /topics/events -n 3"""
+)
+@click.argument("path", default=ROOT, metavar="[PATH]")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N changes.")
+@client_options
+@output_option
+def tail(path: str, count: int | None) -> None:
+    """Print changes at a path and below as they are committed: + new, ~ changed, - gone."""
+    current = invocation.current()
+    wanted = _path(path)
+    is_json = current.output in {"json", "jsonl"}
+
+    async def main() -> None:
+        async with connect.cluster(current) as client:
+            offset, before = await _tree(client, wanted)
+            told = 0
+            while count is None or told < count:
+                offset, now = await _tree(client, wanted, after_offset=offset)
+                for sign, changed, value in changes(before, now):
+                    write(_change_line(offset, sign, changed, value, is_json=is_json))
+                    told += 1
+                    if told == count:
+                        return
+                before = now
+
+    invocation.run_command(main)
+
+
+async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
+    """Every path below ``path`` with its value, and the metadata offset they are of.
+
+    With ``after_offset`` it waits until the log has passed it.
+    """
+    answer = await _at(
+        client, path, after_offset=after_offset, max_wait_ms=_POLL_MS if after_offset >= 0 else 0
+    )
+    found = {node.path: node.value for node in answer.nodes}
+    waiting = [node.path for node in answer.nodes[1:]]
+    while waiting:
+        below = waiting.pop()
+        request = DescribeMetadataRequest(below, _NOW, 0)
+        for node in (await client.call(request)).message.nodes:
+            if node.path not in found:
+                waiting.append(node.path)
+            found[node.path] = node.value
+    return answer.metadata_offset, found
+
+
+def changes(before: dict[str, str], now: dict[str, str]) -> list[tuple[str, str, str]]:
+    """(sign, path, value) of each difference, by path: ``+`` new, ``~`` changed, ``-`` gone. Pure."""
+    found = []
+    for path in sorted(before.keys() | now.keys()):
+        if path not in now:
+            found.append(("-", path, before[path]))
+        elif path not in before:
+            found.append(("+", path, now[path]))
+        elif before[path] != now[path]:
+            found.append(("~", path, now[path]))
+    return found
+
+
+_COLOURS: Final = {"+": "32", "~": "33", "-": "31"}
+
+
+def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool) -> str:
+    if is_json:
+        document = {
+            "offset": offset,
+            "change": sign,
+            "path": path,
+            "value": json.loads(value) if value else None,
+        }
+        return json.dumps(document, ensure_ascii=False) + "\n"
+    import sys
+
+    shown = f"\x1b[{_COLOURS[sign]}m{sign}\x1b[0m" if coloured(sys.stdout) else sign
+    return f"{offset:>8} {shown} {path}" + (f" {value}" if value and sign != "-" else "") + "\n"
+
+
+@metadata.command()
+@click.option("--check", is_flag=True, help="Exit code 9 without a leader, or with a voter not heard of.")
+@client_options
+@output_option
+def quorum(check: bool) -> None:
+    """Show the controllers: who leads, how far each is."""
+    current = invocation.current()
+
+    async def main() -> DescribeQuorumResponse:
+        async with connect.cluster(current) as client:
+            return await look_at_quorum(client)
+
+    seen = invocation.run_command(main)
+    document = quorum_document(seen)
+    if current.output in {"table", "wide", "name"}:
+        leader = document["leader_id"]
+        write(
+            f"leader     {'none' if leader is None else f'node {leader}'}\n"
+            f"term       {document['term']}\n"
+            f"committed  {document['commit_offset']:,}\n"
+            f"snapshot   {document['snapshot_offset']:,}\n"
+            f"seen by    node {document['node_id']}\n\n"
+        )
+        print_listing(document["nodes"], QUORUM_COLUMNS, current.output, name_key="node_id")
+    else:
+        print_document(document, current.output)
+    if check:
+        _check(seen)
+
+
+def _check(seen: DescribeQuorumResponse) -> None:
+    """Raises CheckFailedError."""
+    if seen.leader_id < 0:
+        raise CheckFailedError("the quorum has no leader")
+    silent = silent_voters(seen)
+    if silent:
+        raise CheckFailedError(f"not heard of: node {', '.join(map(str, silent))}")

@@ -1,0 +1,266 @@
+"""kl cluster and kl metadata: what is told of a cluster, with which exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafkalite.cli.metadata import changes
+from kafkalite.client.cluster_view import (
+    ClusterView,
+    PlacedPartition,
+    Wish,
+    complaints,
+    counted,
+    load_of,
+    obstacles,
+)
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.metadata import (
+    BrokerDescription,
+    DescribeQuorumResponse,
+    PartitionMetadata,
+    QuorumNode,
+)
+
+Kl = Callable[..., Any]
+
+
+def broker(node_id: int, *, fenced: bool = False, leaving: bool = False) -> BrokerDescription:
+    return BrokerDescription(node_id, f"host{node_id}:9092", None, 10 + node_id, fenced, leaving, 0)
+
+
+def partition(number: int, leader: int, isr: list[int], topic: str = "t") -> PlacedPartition:
+    state = PartitionMetadata(0, number, leader, 5, 7, [1, 2, 3], isr, [])
+    return PlacedPartition(TopicPartition(topic, number), state)
+
+
+def view(*partitions: PlacedPartition, brokers: Any = None, controller: int = 1) -> ClusterView:
+    found = brokers if brokers is not None else [broker(1), broker(2), broker(3)]
+    return ClusterView("c", controller, 42, tuple(found), partitions, 1)
+
+
+WHOLE = view(partition(0, 1, [1, 2, 3]), partition(1, 2, [2, 3, 1]))
+BROKEN = view(
+    partition(0, 2, [2, 3]),
+    partition(1, -1, []),
+    partition(2, 3, [3, 2, 1]),
+    brokers=[broker(1, fenced=True), broker(2), broker(3, leaving=True)],
+    controller=-1,
+)
+
+
+def test_a_whole_cluster_is_not_complained_of() -> None:
+    assert complaints(WHOLE) == []
+    assert obstacles(WHOLE, Wish(3, is_whole=True, node_id=2, topics=frozenset({"t"}))) == []
+
+
+def test_every_trouble_is_named() -> None:
+    assert complaints(BROKEN) == [
+        "no controller: metadata can't change, leaders go on with what their ISR allows",
+        "broker 1 is fenced",
+        "broker 3 is shutting down",
+        "1 partition without a leader (t-1)",
+        "2 partitions under-replicated (t-0, t-1)",
+    ]
+    assert [str(each.name) for each in BROKEN.led_by_others] == ["t-0", "t-2"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        (Wish(1), ["no controller"]),
+        (Wish(2), ["no controller", "1 of 2 brokers live"]),
+        (Wish(1, node_id=1), ["no controller", "broker 1 fenced"]),
+        (Wish(1, node_id=9), ["no controller", "broker 9 not registered"]),
+        (Wish(1, topics=frozenset({"t", "u"})), ["no controller", "t not led everywhere", "no topic u"]),
+        (
+            Wish(1, is_whole=True),
+            [
+                "no controller",
+                "1 of 3 brokers live",
+                "1 partition without a leader (t-1)",
+                "2 partitions under-replicated (t-0, t-1)",
+            ],
+        ),
+    ],
+)
+def test_what_stands_between_the_cluster_and_a_wish(wish: Wish, expected: list[str]) -> None:
+    assert obstacles(BROKEN, wish) == expected
+
+
+def test_a_controller_that_is_gone_is_named_once() -> None:
+    nodes = [QuorumNode(1, "", True, 5, 0), QuorumNode(2, "", True, 5, 80), QuorumNode(9, "", True, 1, 9000)]
+    seen = DescribeQuorumResponse(0, None, 1, 1, 3, 5, 5, 6, 0, nodes)
+    assert complaints(WHOLE, seen) == ["controller 9 is not heard of"]
+    by_another = DescribeQuorumResponse(0, None, 2, 1, 3, 5, 5, 6, 0, nodes)
+    assert complaints(WHOLE, by_another) == [], "only the leader knows"
+
+
+def test_load_counts_roles() -> None:
+    assert load_of(3, BROKEN.partitions) == (1, 3, 2)
+
+
+def test_many_partitions_are_counted_and_some_named() -> None:
+    many = [partition(number, -1, []) for number in range(2000)]
+    assert counted(many, "without a leader") == "2,000 partitions without a leader (t-0, t-1, t-2, …)"
+
+
+def test_changes_of_a_tree() -> None:
+    before = {"/a": "", "/a/1": "1", "/a/2": "2"}
+    now = {"/a": "", "/a/2": "3", "/a/3": "4"}
+    assert changes(before, now) == [("-", "/a/1", "1"), ("~", "/a/2", "3"), ("+", "/a/3", "4")]
+
+
+# --- against a broker ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def topic(servers: str) -> str:
+    from kafkalite import sync
+
+    with sync.Admin(servers) as admin:
+        admin.create_topic("shown", 3)
+    return "shown"
+
+
+def test_status(at: Kl, topic: str) -> None:
+    result = at("cluster", "status", "--check")
+    assert result.code == 0, result.told
+    assert "brokers     1 of 1 live" in result.text
+    assert result.text.endswith("state       whole\n")
+    document = json.loads(at("cluster", "status", "-o", "json").out)
+    assert document["is_whole"] is True
+    assert document["live_brokers"] == [1]
+    assert document["partitions"] == 3
+
+
+def test_filters_name_partitions(at: Kl, topic: str) -> None:
+    result = at("cluster", "status", "--under-replicated", "--leaderless")
+    assert (result.code, result.out) == (0, b"")
+    assert "none of 3 partitions" in result.told
+    assert at("topic", "describe", "--under-replicated", "-o", "json").text == "[]\n"
+
+
+def test_describe_and_brokers(at: Kl, topic: str) -> None:
+    text = at("cluster", "describe").text
+    assert "NODE  STATE  ADDRESS" in text
+    assert "quorum      term" in text
+    (row,) = json.loads(at("cluster", "brokers", "-o", "json").out)
+    assert (row["node_id"], row["state"], row["leads"], row["replicas"], row["in_sync"]) == (
+        1,
+        "live",
+        3,
+        3,
+        3,
+    )
+    assert at("cluster", "brokers", "-o", "name").text == "1\n"
+    assert json.loads(at("cluster", "describe", "-o", "json").out)["quorum"]["leader_id"] == 1
+
+
+def test_controller(at: Kl) -> None:
+    assert at("cluster", "controller", "-o", "name").text == "1\n"
+
+
+def test_wait(at: Kl, topic: str) -> None:
+    result = at("cluster", "wait", "--brokers", "1", "--whole", "--topic", topic, "--node", "1")
+    assert result.code == 0
+    assert result.text == "ready: 1 live broker, controller 1, 3 partitions\n"
+    assert at("cluster", "wait", "-q").out == b""
+
+
+def test_wait_says_what_it_waits_for(at: Kl) -> None:
+    result = at("cluster", "wait", "--brokers", "3", "--timeout", "300ms")
+    assert result.code == 7
+    assert "waiting: 1 of 3 brokers live" in result.told
+    assert "not ready after 0.3 s: 1 of 3 brokers live" in result.told
+    quiet = at("cluster", "wait", "--brokers", "3", "--timeout", "300ms", "-q")
+    assert quiet.code == 7
+    assert "waiting" not in quiet.told
+
+
+def test_wait_without_a_broker(kl: Kl) -> None:
+    result = kl("cluster", "wait", "--timeout", "500ms", "-b", "127.0.0.1:1")
+    assert result.code == 7
+    assert "not ready after 0.5 s: can't connect to 127.0.0.1:1" in result.told
+
+
+def test_wait_for_the_node_of_this_environment(kl: Kl, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKALITE_LISTENERS", f"0.0.0.0:{servers.rpartition(':')[2]}")
+    monkeypatch.setenv("KAFKALITE_NODE_ID", "1")
+    assert kl("cluster", "wait", "--this-node").code == 0
+    monkeypatch.setenv("KAFKALITE_NODE_ID", "2")
+    result = kl("cluster", "wait", "--this-node", "--timeout", "300ms")
+    assert result.code == 7
+    assert "broker 2 not registered" in result.told
+
+
+def test_elect(at: Kl, topic: str) -> None:
+    result = at("cluster", "elect")
+    assert result.code == 0, result.told
+    assert "nothing to do" in result.told
+    result = at("cluster", "elect", "shown-0", "-o", "json")
+    assert result.code == 0
+    assert json.loads(result.out) == [{"name": "shown-0", "leader": 1, "result": "leads already"}]
+
+
+def test_elect_wants_names_it_knows(at: Kl, topic: str) -> None:
+    assert at("cluster", "elect", "nothing").code == 4
+    result = at("cluster", "elect", "shown-7")
+    assert result.code == 4
+    assert "its partitions are 0 to 2" in result.told
+    assert at("cluster", "elect", "--unclean").code == 2
+    asked = at("cluster", "elect", "--unclean", "shown-0", stdin=b"n\n")
+    assert asked.code == 1
+    assert "acknowledged may be lost" in asked.told
+
+
+def test_shutdown_of_nobody(at: Kl) -> None:
+    result = at("cluster", "shutdown", "9")
+    assert result.code == 4
+    assert "the brokers are 1" in result.told
+
+
+def test_commands_without_a_cluster(kl: Kl) -> None:
+    for command in (["cluster", "status"], ["metadata", "ls"], ["metadata", "quorum"]):
+        result = kl(*command, "-b", "127.0.0.1:1", "--timeout", "2s")
+        assert result.code == 3
+        assert "Traceback" not in result.told
+
+
+# --- metadata --------------------------------------------------------------------------------------
+
+
+def test_metadata_is_a_tree(at: Kl, topic: str) -> None:
+    assert "/topics\n" in at("metadata", "ls").text
+    assert at("metadata", "ls", "/topics/").text == "/topics/shown\n"
+    assert at("metadata", "ls", "topics/shown").text.splitlines()[0].startswith("/topics/shown/")
+    value = json.loads(at("metadata", "cat", "/topics/shown/0").out)
+    assert (value["leader"], value["isr"]) == (1, [1])
+    missing = at("metadata", "cat", "/topics/nothing")
+    assert missing.code == 4
+    assert "there is nothing at /topics/nothing" in missing.told
+
+
+def test_metadata_quorum(at: Kl) -> None:
+    result = at("metadata", "quorum", "--check")
+    assert result.code == 0
+    assert "leader     node 1" in result.text
+    assert json.loads(at("metadata", "quorum", "-o", "json").out)["nodes"][0]["role"] == "leader"
+
+
+def test_metadata_tail_follows_changes(spawn: Any, at: Kl, servers: str) -> None:
+    process = spawn("metadata", "tail", "/topics", "-n", "2", KL_BOOTSTRAP_SERVERS=servers)
+    deadline_tries = 100
+    for number in range(deadline_tries):  # the tail may begin after our first topics
+        assert at("topic", "create", f"new-{number}").code == 0
+        if process.poll() is not None:
+            break
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    lines = out.decode().splitlines()
+    assert len(lines) == 2
+    assert " + /topics/new-" in lines[0]

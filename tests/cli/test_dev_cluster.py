@@ -1,0 +1,187 @@
+"""kl dev -n 3: the cluster of docker-compose.yml as processes; the two are kept in step."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kafkalite.broker.config import BROKER_OPTIONS, ENVIRONMENT_PREFIX, BrokerConfig
+from kafkalite.cli.dev_cluster import Layout, new_layout, node_settings, read_or_make_layout
+from kafkalite.errors import ConfigError
+
+Kl = Callable[..., Any]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+
+LIMIT_S = 60
+#: What depends on where a node runs: in a network of its own, or beside the others.
+OF_PLACES = {"listeners", "advertised.listeners", "log.dirs", "controller.quorum.voters"}
+OF_CLUSTERS = {"cluster.id", "cluster.secret"}
+
+
+def compose_settings(repository: Path) -> dict[str, dict[str, str]]:
+    """{service: {dotted name: value}} of the nodes of docker-compose.yml, with what the image sets."""
+    document = yaml.safe_load((repository / "docker-compose.yml").read_text())
+    image = re.findall(r"(KAFKALITE_\w+)=(\S+)", (repository / "Dockerfile").read_text())
+    nodes = {}
+    for name, service in document["services"].items():
+        environment = dict(image) | service["environment"]
+        if "KAFKALITE_NODE_ID" in environment:
+            nodes[name] = {
+                BROKER_OPTIONS.get(variable.removeprefix(ENVIRONMENT_PREFIX).lower()).name: value
+                for variable, value in environment.items()
+                if variable.startswith(ENVIRONMENT_PREFIX)
+            }
+    return nodes
+
+
+def test_docker_and_processes_are_in_step(repository: Path, tmp_path: Path) -> None:
+    composed = compose_settings(repository)
+    layout = new_layout(3, 9092)
+    assert list(composed) == ["node1", "node2", "node3"]
+    for node_id, theirs in enumerate(composed.values(), 1):
+        ours = {
+            name: str(value)
+            for name, value in node_settings(layout, node_id, "127.0.0.1", tmp_path, {}).items()
+        }
+        assert ours.keys() | {"advertised.listeners"} == theirs.keys()
+        for name in ours.keys() - OF_PLACES - OF_CLUSTERS:
+            assert ours[name] == theirs[name], name
+        voters = [re.sub("@.*", "", voter) for voter in ours["controller.quorum.voters"].split(",")]
+        assert voters == [re.sub("@.*", "", voter) for voter in theirs["controller.quorum.voters"].split(",")]
+
+
+def test_every_node_of_the_compose_file_is_a_valid_one(repository: Path) -> None:
+    for settings in compose_settings(repository).values():
+        filled = {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in settings.items()}
+        config = BrokerConfig.from_settings(filled)
+        inside, outside = config.advertised_listeners
+        assert inside == f"node{config.node_id}:9092"
+        assert outside == f"127.0.0.1:{config.listeners[1].rpartition(':')[2]}"
+        assert config.voters[config.node_id] == f"node{config.node_id}:9093"
+
+
+def test_the_development_secret_says_what_it_is(repository: Path) -> None:
+    (settings, *_) = compose_settings(repository).values()
+    assert "development" in settings["cluster.secret"]
+    assert "development" in settings["cluster.id"]
+
+
+def test_a_directory_keeps_its_cluster(tmp_path: Path) -> None:
+    first = read_or_make_layout(tmp_path, 3, 0, 9092)
+    assert read_or_make_layout(tmp_path, 3, None, 9092) == first
+    assert read_or_make_layout(tmp_path, 3, 0, 9092) == first
+    assert len(set(first.client_ports + first.controller_ports)) == 6
+    assert len(first.secret) >= 32
+    assert (tmp_path / "cluster.toml").stat().st_mode & 0o077 == 0, "nobody else may read the secret"
+    with pytest.raises(ConfigError, match="as many as the cluster"):
+        read_or_make_layout(tmp_path, 5, None, 9092)
+    with pytest.raises(ConfigError, match="where the cluster"):
+        read_or_make_layout(tmp_path, 3, 1234, 9092)
+
+
+def test_ports_follow_the_first() -> None:
+    layout = new_layout(3, 9092)
+    assert isinstance(layout, Layout)
+    assert layout.client_ports == (9092, 9093, 9094)
+    assert layout.controller_ports == (9192, 9193, 9194)
+
+
+def test_bad_settings_are_refused_before_anything_starts(kl: Kl, tmp_path: Path) -> None:
+    result = kl("dev", "-n", "3", "--data", tmp_path / "data", "--set", "num.partitions=none")
+    assert result.code == 2
+    assert "num.partitions is 'none'" in result.told
+    assert not (tmp_path / "data").exists()
+
+
+def line_of(process: subprocess.Popen[bytes]) -> str:
+    """The next line on stdout."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
+    assert ready, "nothing was printed"
+    return process.stdout.readline().decode()
+
+
+def servers_of(process: subprocess.Popen[bytes]) -> str:
+    return line_of(process).strip().removeprefix("export KL_BOOTSTRAP_SERVERS=")
+
+
+@pytest.mark.slow
+def test_three_nodes_outlive_one_of_them_and_come_up_again(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
+    data = tmp_path / "cluster"
+    arguments = ("dev", "-n", "3", "--port", "0", "--data", data, "--topic", "events:3", "--print-env")
+    process = spawn(*arguments)
+    servers = servers_of(process)
+    assert kl("produce", "events", "-b", servers, stdin=b"one\ntwo\nthree\n").code == 0
+    brokers = json.loads(kl("cluster", "brokers", "-b", servers, "-o", "json").out)
+    assert [(row["node_id"], row["state"], row["replicas"]) for row in brokers] == [
+        (1, "live", 3),
+        (2, "live", 3),
+        (3, "live", 3),
+    ]
+
+    assert kl("cluster", "shutdown", "2", "-b", servers, "--timeout", "30s").text == "node 2: stopped\n"
+    assert kl("produce", "events", "-b", servers, stdin=b"four\n").code == 0
+    status = kl("cluster", "status", "--check", "-b", servers)
+    assert status.code == 9
+    assert "broker 2 is fenced" in status.text
+    under = kl("topic", "describe", "--under-replicated", "-b", servers, "-o", "json")
+    assert [len(topic["partitions"]) for topic in json.loads(under.out)] == [3]
+    leaderless = kl("topic", "describe", "--leaderless", "-b", servers)
+    assert (leaderless.code, leaderless.out) == (0, b"")
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    told = err.decode()
+    assert "node 2 ended with exit code 0; again: kl server start -f" in told
+    assert told.endswith("stopped.\n")
+    assert all("broker stopped" in (data / f"node-{n}.log").read_text() for n in (1, 2, 3))
+
+    again = spawn(*arguments)
+    assert servers_of(again) == servers
+    assert kl("cluster", "wait", "--brokers", "3", "--whole", "-b", servers, "--timeout", "30s").code == 0
+    assert sorted(kl("consume", "events", "-e", "-b", servers).text.split()) == [
+        "four",
+        "one",
+        "three",
+        "two",
+    ]
+    again.terminate()
+    again.communicate(timeout=LIMIT_S)
+    assert again.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_start_is_told_with_its_log(spawn: Spawn, tmp_path: Path) -> None:
+    data = tmp_path / "cluster"
+    layout = read_or_make_layout(data_made(data), 3, 0, 9092)
+    (data / "node-2").write_text("a file where a directory must be")
+    process = spawn("dev", "-n", "3", "--data", data)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert out == b""
+    assert "node 2 ended while the cluster was coming up" in err.decode()
+    assert b"Traceback" not in err
+    for port in layout.client_ports:
+        assert not is_listening(port), "the others were stopped"
+
+
+def data_made(data: Path) -> Path:
+    data.mkdir()
+    return data
+
+
+def is_listening(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,203 @@
+"""One node's disk is full, or holds a damaged file: the cluster serves on, and is whole again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafkalite import Admin, Consumer, TopicPartition
+from kafkalite.errors import CorruptBatchError
+from kafkalite.testing import ProcessCluster
+from kafkalite.testing.history import check
+from kafkalite.testing.process_workload import Workload
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "ledger"
+PARTITIONS = 3
+SMALL_DISK_BYTES = 48 * 2**20
+HEALING_LIMIT_S = 40.0
+CHECK_FAILED = 9  #: the exit code of kl log verify
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory that is soon full."""
+    place = tmp_path / "small"
+    place.mkdir()
+    size = f"size={SMALL_DISK_BYTES}"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(
+            f"a full disk is not tested: no tmpfs can be mounted here ({mounted.stderr.decode().strip()})"
+        )
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+async def create_topic(cluster: ProcessCluster, **configs: str) -> None:
+    settings = {"min.insync.replicas": "2"} | {
+        name.replace("_", "."): value for name, value in configs.items()
+    }
+    async with Admin(cluster.bootstrap_servers) as admin:
+        await admin.create_topic(TOPIC, PARTITIONS, 3, configs=settings)
+    await cluster.wait(is_whole=True, brokers=3, topics=[TOPIC])
+
+
+async def assert_nothing_is_lost(load: Workload) -> None:
+    await load.stop()
+    await load.read_finally()
+    anomalies = check(load.history)
+    assert not anomalies, "\n".join(map(str, anomalies))
+    assert load.history.acknowledged > 100
+
+
+async def test_a_full_disk_stops_one_node_from_writing_until_there_is_room_again(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """ENOSPC is refused before harm is done (R26): what the node leads takes no more and is read on."""
+    on_small = {3: {"log.dirs": str(small_disk / "node-3")}}
+    async with ProcessCluster(
+        tmp_path / "nodes", node_settings=on_small, settings={"replica.lag.time.max.ms": 2000}
+    ) as cluster:
+        await create_topic(cluster)
+        async with Workload(
+            lambda: cluster.bootstrap_servers, TOPIC, PARTITIONS, padding_bytes=8_000
+        ) as load:
+            await load.until_served(20)
+            ballast = small_disk / "ballast"
+            fill(ballast)
+            await until_in_sync_only_where_it_leads(cluster, 3)
+            ballast.unlink()
+            await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+            await load.until_served(40)
+            await assert_nothing_is_lost(load)
+    assert "no space left" in cluster.nodes[3].log
+    assert all(node.log.count("Traceback") == 0 for node in cluster.nodes.values())
+
+
+def fill(file: Path) -> None:
+    """Leave no byte free."""
+    with file.open("wb", buffering=0) as stream:
+        try:
+            while True:
+                stream.write(bytes(65536))
+        except OSError:
+            pass
+        try:
+            while True:
+                stream.write(b"\0")
+        except OSError:
+            pass
+
+
+async def until_in_sync_only_where_it_leads(cluster: ProcessCluster, node_id: int) -> None:
+    async with asyncio.timeout(HEALING_LIMIT_S):
+        while True:
+            view = await cluster.view(1)
+            if all(
+                node_id not in each.state.isr or node_id == each.state.leader_id for each in view.partitions
+            ):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_damage_is_never_served_and_a_replaced_disk_is_filled_by_the_others(tmp_path: Path) -> None:
+    data = tmp_path / "nodes" / "node-2"
+    async with ProcessCluster(tmp_path / "nodes") as cluster:
+        await create_topic(cluster, segment_bytes=str(2**20))
+        (own,) = [each.name for each in (await cluster.view()).partitions if each.state.leader_id == 2]
+        async with Workload(
+            lambda: cluster.bootstrap_servers, TOPIC, PARTITIONS, padding_bytes=8_000
+        ) as load:
+            while load.history.acknowledged < 1_000:
+                await asyncio.sleep(0.1)
+            await cluster.kill(2)
+            damaged = damage_a_closed_segment(data, own.partition)
+            await cluster.start_node(2)
+            await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+
+            # What was closed long ago is not read again at a start. Whoever is given it notices.
+            async with Admin(cluster.bootstrap_servers) as admin:
+                assert (await admin.elect_leaders([own]))[own] == 2
+            with pytest.raises(CorruptBatchError):
+                await read(cluster.bootstrap_servers, own)
+            assert await verified(damaged.parent) == CHECK_FAILED
+
+            # The way out: an empty disk. The others fill it, and votes are counted as before.
+            await cluster.terminate(2)
+            shutil.rmtree(data)
+            await cluster.start_node(2)
+            await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+            await load.until_served(20)
+            await assert_nothing_is_lost(load)
+            async with Admin(cluster.bootstrap_servers) as admin:
+                assert (await admin.elect_leaders([own]))[own] == 2
+            await read(cluster.bootstrap_servers, own)
+        assert await verified(data / damaged.parent.name) == 0
+
+
+async def test_a_node_without_its_metadata_wants_to_be_told_that_it_is_meant(tmp_path: Path) -> None:
+    """It may have voted already: what it promised is forgotten, so it says so and stops."""
+    async with ProcessCluster(tmp_path / "nodes") as cluster:
+        await create_topic(cluster)
+        await cluster.kill(2)
+        shutil.rmtree(tmp_path / "nodes" / "node-2" / "__cluster_metadata")
+        await cluster.start_node(2)
+        process = cluster.nodes[2].process
+        assert process is not None
+        assert await asyncio.wait_for(process.wait(), 30) == 1
+        assert "--rejoin" in cluster.nodes[2].tail(5)
+
+        await cluster.start_node(2, "--rejoin")
+        await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+        await cluster.restart(2)  # and from then on as ever
+        await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+
+
+async def read(servers: str, partition: TopicPartition) -> None:
+    """From its beginning to its end. Raises what the consumer raises."""
+    async with Consumer(bootstrap_servers=servers) as consumer:
+        consumer.assign([partition])
+        await consumer.seek_to_beginning()
+        end = (await consumer.end_offsets([partition]))[partition]
+        async with asyncio.timeout(20):
+            while (consumer.position(partition) or 0) < end:
+                await consumer.get_many(10_000, timeout_ms=500)
+
+
+async def verified(directory: Path) -> int:
+    """The exit code of ``kl log verify``."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kafkalite",
+        "log",
+        "verify",
+        str(directory),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    return await process.wait()
+
+
+def damage_a_closed_segment(data: Path, partition: int) -> Path:
+    """Flip bits in the middle of the oldest of several segments."""
+    (directory,) = [each for each in data.iterdir() if each.name.endswith(f"-{partition}")]
+    segments = sorted(directory.glob("*.log"))
+    assert len(segments) >= 2, segments
+    place = segments[0].stat().st_size // 2
+    with segments[0].open("r+b") as stream:
+        stream.seek(place)
+        found = stream.read(64)
+        stream.seek(place)
+        stream.write(bytes(byte ^ 0xFF for byte in found))
+        os.fsync(stream.fileno())
+    return segments[0]

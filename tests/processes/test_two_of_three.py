@@ -1,0 +1,92 @@
+"""Three combined nodes, two of which fail: nothing is elected, leaders go on with what their ISR allows."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kafkalite import Admin, Consumer, Producer, TopicPartition
+from kafkalite.errors import KafkaliteError
+from kafkalite.testing import ProcessCluster
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "shared"
+#: Longer than broker.session.timeout.ms: what holds now holds for as long as the others are away.
+SESSION_S = 3.5
+
+
+async def values(servers: str, partition: int) -> list[bytes | None]:
+    """All that can be read of a partition. Raises KafkaliteError, TimeoutError."""
+    async with Consumer(
+        bootstrap_servers=servers, request_timeout_ms=2_000, default_api_timeout_ms=4_000
+    ) as consumer:
+        place = TopicPartition(TOPIC, partition)
+        consumer.assign([place])
+        await consumer.seek_to_beginning()
+        end = (await consumer.end_offsets([place]))[place]
+        found: list[bytes | None] = []
+        async with asyncio.timeout(10):
+            while len(found) < end:
+                found += [record.value for record in await consumer.get_many(timeout_ms=500)]
+        return found
+
+
+def producer(servers: str, **settings: object) -> Producer:
+    limits = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 1_500, "linger_ms": 0}
+    return Producer(servers, **(limits | settings))  # type: ignore[arg-type]
+
+
+async def test_leaders_go_on_with_what_their_isr_allows_and_nothing_is_elected(tmp_path: Path) -> None:
+    async with ProcessCluster(tmp_path, brokers=3) as cluster:
+        async with Admin(cluster.bootstrap_servers) as admin:
+            await admin.create_topic(TOPIC, 3, 3, configs={"min.insync.replicas": "1"})
+        view = await cluster.wait(is_whole=True, brokers=3, topics=[TOPIC])
+        led = {each.state.leader_id: each.name.partition for each in view.partitions}
+        survivor = view.controller_id
+        mine = led.pop(survivor)
+        (friend, theirs), (foe, _) = led.items()
+        async with producer(cluster.bootstrap_servers) as clients:
+            for partition in (mine, theirs):
+                await clients.send(TOPIC, b"before", partition=partition)
+
+        await cluster.kill(friend, foe)
+        alone = cluster.nodes[survivor].address
+        await until_no_controller(cluster, survivor)
+        await asyncio.sleep(SESSION_S)
+
+        # What it leads is read on, and written with acks=1. Writes with acks=all wait for those that are
+        # dead and still in the ISR: without a controller nobody can take them out.
+        assert await values(alone, mine) == [b"before"]
+        async with producer(alone, acks=1, enable_idempotence=False) as clients:
+            await clients.send(TOPIC, b"to one", partition=mine)
+        async with producer(alone) as clients:
+            with pytest.raises(KafkaliteError):
+                await clients.send(TOPIC, b"to all", partition=mine)
+
+        # Nothing is elected, created, changed.
+        async with Admin(alone, default_api_timeout_ms=3_000, request_timeout_ms=1_500) as admin:
+            with pytest.raises(KafkaliteError):
+                await admin.create_topic("never", 1, 1)
+        with pytest.raises((KafkaliteError, TimeoutError)):
+            await values(alone, theirs)
+
+        # With one of the dead back there is a majority: everything is led and written again.
+        await cluster.start_node(friend)
+        await cluster.wait(brokers=2, node_id=friend, topics=[TOPIC])
+        async with producer(cluster.bootstrap_servers, delivery_timeout_ms=20_000) as clients:
+            for partition in (mine, theirs):
+                await clients.send(TOPIC, b"after", partition=partition)
+        assert await values(cluster.bootstrap_servers, theirs) == [b"before", b"after"]
+        kept = await values(cluster.bootstrap_servers, mine)
+        assert kept[0] == b"before"
+        assert kept[-1] == b"after"
+        assert set(kept) <= {b"before", b"to one", b"to all", b"after"}
+
+
+async def until_no_controller(cluster: ProcessCluster, node_id: int) -> None:
+    async with asyncio.timeout(20):
+        while (await cluster.view(node_id)).controller_id >= 0:
+            await asyncio.sleep(0.05)

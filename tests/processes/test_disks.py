@@ -109,7 +109,10 @@ async def until_in_sync_only_where_it_leads(cluster: ProcessCluster, node_id: in
             await asyncio.sleep(0.1)
 
 
-async def test_damage_is_never_served_and_a_replaced_disk_is_filled_by_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("thrown_away", ["the partition", "the disk"])
+async def test_damage_is_never_served_and_what_is_thrown_away_comes_back_from_the_others(
+    tmp_path: Path, thrown_away: str
+) -> None:
     data = tmp_path / "nodes" / "node-2"
     async with ProcessCluster(tmp_path / "nodes") as cluster:
         await create_topic(cluster, segment_bytes=str(2**20))
@@ -131,9 +134,9 @@ async def test_damage_is_never_served_and_a_replaced_disk_is_filled_by_the_other
                 await read(cluster.bootstrap_servers, own)
             assert await verified(damaged.parent) == CHECK_FAILED
 
-            # The way out: an empty disk. The others fill it, and votes are counted as before.
+            # The way out: an empty directory. The others fill it, and votes are counted as before.
             await cluster.terminate(2)
-            shutil.rmtree(data)
+            shutil.rmtree(data if thrown_away == "the disk" else damaged.parent)
             await cluster.start_node(2)
             await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
             await load.until_served(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -227,7 +228,7 @@ def _failover_ms(seed: int, *, of_controller: bool) -> int:
                 while True:
                     await producer.send(KEY.topic, b"x", partition=0)
                     acknowledged_ms.append(simulation.now_ms)
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.02)
 
         host.run(write())
         await asyncio.sleep(1)
@@ -242,11 +243,11 @@ def _failover_ms(seed: int, *, of_controller: bool) -> int:
         )
         killed_ms = simulation.now_ms
         victim.kill()
-        await asyncio.sleep(8)
+        await asyncio.sleep(5)
         after = [at_ms for at_ms in acknowledged_ms if at_ms > killed_ms + 20]
         assert after, "no record was acknowledged any more"
         moments = [killed_ms, *after]
-        gaps.append(max(later - before for before, later in zip(moments, moments[1:], strict=False)))
+        gaps.append(max(later - before for before, later in pairwise(moments)))
         host.kill()
         victim.start()
         await stage.until(lambda: stage.observer.unconverged() is None)
@@ -258,6 +259,6 @@ def _failover_ms(seed: int, *, of_controller: bool) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("of_controller", [False, True], ids=["leader", "controller"])
 def test_writing_goes_on_soon_after_a_kill(of_controller: bool) -> None:
-    gaps = sorted(_failover_ms(seed, of_controller=of_controller) for seed in range(9))
+    gaps = sorted(_failover_ms(seed, of_controller=of_controller) for seed in range(5))
     assert gaps[len(gaps) // 2] <= 1_500, gaps
     assert gaps[-1] <= 4_000, gaps

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kafkalite.broker.broker import Broker
 from kafkalite.testing.sim.host import Host
+from kafkalite.testing.sim.loop import Process
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from kafkalite.testing.sim.streams import SCHEME
 
@@ -104,7 +105,12 @@ class SimNode:
             self.state = "down"
             self.broker = None
             self.simulation.note(f"exit {self.host}")
-            self.simulation.loop.call_soon(self.host.kill, context=self.simulation.network.context)
+            process = self.host.process
+            self.simulation.loop.call_soon(self._bury, process, context=self.simulation.network.context)
+
+    def _bury(self, process: Process | None) -> None:
+        if self.host.process is process:  # the next one may have begun meanwhile
+            self.host.kill()
 
     async def stop(self) -> None:
         """In good order. To be awaited by the simulation's own hand."""

@@ -143,6 +143,7 @@ class Report:
         self.probes: Counter[str] = Counter()
         self.seeds = 0
         self.virtual_ms = 0
+        self.healing_ms: list[int] = []
         self.acknowledged = 0
         self.cpu_s = 0.0
 
@@ -151,12 +152,15 @@ class Report:
         self.virtual_ms += outcome.virtual_ms
         self.acknowledged += outcome.acknowledged
         self.cpu_s += outcome.wall_s
+        if outcome.violation is None:
+            self.healing_ms.append(outcome.healing_ms)
         self.probes.update(outcome.probes)
         if self._verbose:
             _say(
                 f"{'FAIL' if outcome.violation else 'ok  '} seed={outcome.seed} {outcome.trace_hash}"
                 f" {outcome.virtual_ms / 1000:.1f} s in {outcome.wall_s:.1f} s,"
-                f" {outcome.acknowledged}/{outcome.sends} acknowledged; {outcome.plan}",
+                f" {outcome.acknowledged}/{outcome.sends} acknowledged,"
+                f" whole after {outcome.healing_ms} ms; {outcome.plan}",
             )
         if outcome.violation is not None:
             self.failures.append(outcome)
@@ -174,7 +178,8 @@ class Report:
             f"{self.seeds} seeds, {len(self.failures)} failed;"
             f" {self.virtual_ms / 3_600_000:.2f} simulated hours in {wall_s:.0f} s"
             f" ({rate:.0f} times real time, {self.cpu_s / max(self.seeds, 1):.1f} s a seed);"
-            f" {self.acknowledged} records acknowledged"
+            f" {self.acknowledged} records acknowledged; whole again after faults within"
+            f" {_percentile(self.healing_ms, 50)} ms (median), {_percentile(self.healing_ms, 100)} ms (worst)"
         )
         _say("  ".join(f"{name}={count}" for name, count in sorted(self.probes.items())))
 
@@ -188,6 +193,11 @@ class Report:
                 _say(f"FAIL never happened: {', '.join(missing)}")
                 return EXIT_NO_PROBE
         return 0
+
+
+def _percentile(values: Sequence[int], percent: int) -> int:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0
 
 
 def _say(text: str) -> None:

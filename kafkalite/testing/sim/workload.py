@@ -191,7 +191,8 @@ class AdministratorClient(Client):
 
     async def run(self, client: str) -> None:
         workload, rng = self.workload, self.rng
-        async with Admin(workload.bootstrap, **CLIENT_SETTINGS) as admin:
+        rng_of_client = self.simulation.rng(client)
+        async with Admin(workload.bootstrap, rng=rng_of_client, **CLIENT_SETTINGS) as admin:
             while not self.is_over:
                 await asyncio.sleep(self._pause_s * 2 * rng.random())
                 try:
@@ -268,7 +269,7 @@ class Workload:
         for topic, _ in self.keys:
             topics[topic] = topics.get(topic, 0) + 1
         settings = CLIENT_SETTINGS | {"default_api_timeout_ms": 20_000}
-        async with Admin(self.bootstrap, **settings) as admin:
+        async with Admin(self.bootstrap, rng=self.simulation.rng("admin"), **settings) as admin:
             for topic, partitions in topics.items():
                 await admin.create_topic(
                     topic, partitions=partitions, replication_factor=replication_factor, configs=configs

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kafkalite.broker.events import Fields
 
@@ -45,7 +45,10 @@ class SyncScheduler(Generic[S]):
         loop: asyncio.AbstractEventLoop,
         executor: Executor | None,
         on_broken: Callable[[BaseException], None],
+        run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
+        """``run_round`` blocks until all the works of a round have run: what each raised, in their order."""
+        self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
         self._on_broken = on_broken
@@ -104,12 +107,17 @@ class SyncScheduler(Generic[S]):
         if not works:
             self._finish_round([])
         elif self._executor is None:
-            self._finish_round(_run(works))
+            self._finish_round(self._run(works))
         else:
-            future = self._executor.submit(_run, works)
+            future = self._executor.submit(self._run, works)
             future.add_done_callback(
                 lambda done: self._loop.call_soon_threadsafe(self._finish_round, done.result())
             )
+
+    def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
+        """In the executor's thread."""
+        errors = self._run_round([work for _, work in works])
+        return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 
     def _finish_round(self, outcomes: list[tuple[S, SyncWork, Exception | None]]) -> None:
         self.round_count += 1
@@ -133,14 +141,14 @@ class SyncScheduler(Generic[S]):
                         future.set_result(None)
 
 
-def _run(works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-    """In the executor's thread: sync one log after the other, whatever happens to any."""
-    outcomes: list[tuple[S, SyncWork, Exception | None]] = []
-    for log, work in works:
+def _run_each(works: Sequence[SyncWork]) -> list[Exception | None]:
+    """One after the other, whatever happens to any."""
+    outcomes: list[Exception | None] = []
+    for work in works:
         try:
             work.run()
         except Exception as error:
-            outcomes.append((log, work, error))
+            outcomes.append(error)
         else:
-            outcomes.append((log, work, None))
+            outcomes.append(None)
     return outcomes

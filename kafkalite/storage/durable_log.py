@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from typing import Final, Self
 
 from kafkalite.errors import CorruptLogError, DiskFullError, LogOfflineError, StorageError
@@ -21,17 +22,16 @@ from kafkalite.storage.checkpoints import (
     LogState,
     RecoveryPoint,
     encode_leader_epochs,
-    encode_log_state,
 )
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_producers import LogProducers
 from kafkalite.storage.producer_state import ProducerStates
-from kafkalite.storage.recovery import OpenedLog, open_clean, recover
+from kafkalite.storage.recovery import OpenedLog, RecoverySync, open_clean, recover
 from kafkalite.storage.segment import Segment
 from kafkalite.storage.segment_list import SegmentList
-from kafkalite.storage.sync_work import SyncWork
+from kafkalite.storage.sync_work import StateWork, SyncWork
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,20 @@ class DurableLog:
         cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
     ) -> Self:
         """Open after anything but an orderly stop. Raises CorruptLogError, OSError."""
-        log = cls(fs, directory, config)
-        log._take(recover(fs, directory, config, point or RecoveryPoint()))
+        log, unsynced = cls.begin_recovery(fs, directory, config, point)
+        if unsynced is not None:
+            unsynced.run()
         return log
+
+    @classmethod
+    def begin_recovery(
+        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
+    ) -> tuple[Self, RecoverySync | None]:
+        """``recover``, but for the syncs: they must have run, without an error, before the log is used."""
+        opened = recover(fs, directory, config, point or RecoveryPoint())
+        log = cls(fs, directory, config)
+        log._take(opened)
+        return log, opened.unsynced
 
     @classmethod
     def open_clean(cls, fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> Self:
@@ -162,13 +173,13 @@ class DurableLog:
 
     def close(self, *, clean: bool) -> None:
         """Let go of everything; with ``clean``, sync first. Raises OSError and DiskFullError then."""
-        active, self._active = self._active, None
+        self._active = None
         self._is_closed = True
         self._take_over_epochs()
         try:
-            if active is not None and clean:
-                active.close_for_append()
             if clean and self.offline_reason is None and self._clean_end is None:
+                if len(self._segments) and self._segments.last.has_space_ahead:
+                    self._segments.last.close_for_append()
                 work = self._sync_work()
                 work.run()
                 self._synced(work)
@@ -182,6 +193,10 @@ class DurableLog:
             raise
         finally:
             self._segments.release()
+
+    @property
+    def directory(self) -> str:
+        return self._directory
 
     @property
     def is_damaged(self) -> bool:
@@ -235,19 +250,17 @@ class DurableLog:
         files = [segment.file for segment in self._unsynced]
         if active is not None and self.synced_end_offset < self.log_end_offset:
             files.append(active.file)
-        directories: list[str] = []
-        if self._directory_changes > self._directory_changes_synced:
-            directories.append(self._directory)
-            if self._parent_unsynced:
-                directories.append(layout.parent(self._directory))
+        names_changed = self._directory_changes > self._directory_changes_synced
         epochs, epochs_file = self._epochs_to_save()
         return SyncWork(
             self._fs,
+            directory=self._directory,
             files=files,
-            directories=directories,
+            is_parent_unsynced=self._parent_unsynced and names_changed,
             epochs_file=epochs_file,
             epochs=epochs,
             end_offset=self.log_end_offset,
+            names_changed=names_changed,
             closed=list(self._unsynced),
             active=active,
             truncations=self._state.truncations,
@@ -304,6 +317,22 @@ class DurableLog:
     def _save_producers(self, active: Segment, keep_from: int) -> None:
         self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
 
+    # --- letting go ----------------------------------------------------------------------------------
+
+    def remove_retired(self, now_ms: int) -> None:
+        """Unlink the files of segments retired ``file.delete.delay.ms`` before."""
+        self._removing(lambda: self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms))
+
+    def release_idle(self) -> int:
+        """Let go of files and maps not used since the last call. Returns how many segments that were."""
+        return 0 if self.has_unsynced else self._segments.release_idle()
+
+    def _removing(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            raise self._write_failed(error) from error
+
     # --- producers -------------------------------------------------------------------------------------
 
     @property
@@ -355,21 +384,25 @@ class DurableLog:
 
     def _write_state(self, state: LogState) -> None:
         """Make ``state`` durable. On a full disk the space allocated ahead is given up for it (R26)."""
-        path = layout.join(self._directory, layout.LOG_STATE_FILE)
-        data = encode_log_state(state)
+        work = self._state_work(state)
         try:
-            if self._parent_unsynced:
-                self._fs.sync_dir(layout.parent(self._directory))
-                self._parent_unsynced = False
             try:
-                self._fs.write_atomically(path, data)
+                work.run()
             except DiskFullError:
                 if self._active is None:
                     raise
                 self._active.close_for_append()
-                self._fs.write_atomically(path, data)
+                work.run()
         except OSError as error:
             raise self._write_failed(error) from error
+        self._take_state(state)
+
+    def _state_work(self, state: LogState) -> StateWork:
+        return StateWork(self._fs, self._directory, state, is_parent_unsynced=self._parent_unsynced)
+
+    def _take_state(self, state: LogState) -> None:
+        """``state`` is durable."""
+        self._parent_unsynced = False
         self._state = state
         self._segments.set_state(state)
 

@@ -6,6 +6,7 @@ Paths are text with ``/``. Every method may raise OSError; where the disk is ful
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -81,10 +82,29 @@ class FileSystem(Protocol):
 
     def read_bytes(self, path: str) -> bytes: ...
 
-    def write_atomically(self, path: str, data: bytes) -> None:
-        """Replace the whole file durably: a crash leaves the old or the new bytes, never a mix."""
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
+        """Replace the whole file durably: a crash leaves the old or the new bytes, never a mix.
+
+        Without ``sync_name`` the new bytes are there for good only after ``sync_dir`` of the directory.
+        """
+        ...
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
+        """Run jobs that wait for the disk, side by side where that helps: what each raised, in their order.
+
+        Each must touch files of its own. A disk that is asked for many syncs at once does them together.
+        """
         ...
 
     def lock(self, path: str) -> Lock:
         """Hold ``path`` until released or the process ends. Raises DataDirectoryError if another does."""
         ...
+
+
+def run_one(job: Callable[[], None]) -> Exception | None:
+    """Run ``job``. Returns what it raised."""
+    try:
+        job()
+    except Exception as error:
+        return error
+    return None

@@ -79,3 +79,15 @@ def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple
             return
         yield Block(truncations, end_offset, end_position, entries), end
         position = end
+
+
+def last_block(magic: bytes, tail: bytes, entry_bytes: int) -> Block | None:
+    """The intact block that ``tail``, the end of a file, ends with; None if it begins before."""
+    position = tail.rfind(magic)
+    while position >= 0:
+        for block, end in decode_blocks(magic, tail[position:], entry_bytes):
+            if position + end == len(tail):
+                return block
+            break
+        position = tail.rfind(magic, 0, position)
+    return None

@@ -12,7 +12,6 @@ Throughout, ``now_ms`` is wall-clock time, as the records' timestamps are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -28,9 +27,7 @@ from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import (
-    LogState,
-)
+from kafkalite.storage.checkpoints import LogState
 from kafkalite.storage.durable_log import DurableLog
 from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
@@ -38,6 +35,7 @@ from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.retention import plan_retention
 from kafkalite.storage.segment import Found, Segment
+from kafkalite.storage.sync_work import StateWork
 
 _NEVER: Final = 2**63 - 1
 
@@ -480,14 +478,40 @@ class Log(DurableLog):
         Returns the log start, which never moves back. Raises OffsetOutOfRangeError above the log end,
         DiskFullError with nothing changed, LogOfflineError.
         """
+        work = self.begin_delete(offset)
+        if work is not None:
+            self._write_state(work.state)
+            self._delete(offset)
+        return self.log_start_offset
+
+    def begin_delete(self, offset: int) -> StateWork | None:
+        """``delete_before`` with its waiting apart: what is to be run, in any thread; None: nothing.
+
+        The caller hands it to ``finish_delete``. Appending and syncing go on meanwhile, but nothing else that
+        removes something. Raises as ``delete_before``, but for DiskFullError.
+        """
         if self.offline_reason is not None:
             raise self._offline_error()
         self._open()
         if offset > self.log_end_offset:
             self._read_nothing(offset)
-        if offset > self.log_start_offset:
-            self._delete(max(self._segments.number_of(offset), 0), offset)
-        return self.log_start_offset
+        if offset <= self.log_start_offset:
+            return None
+        return self._state_work(self._state._replace(log_start_offset=offset))
+
+    def finish_delete(self, work: StateWork, error: BaseException | None) -> None:
+        """Take the outcome of ``work.run()``. Raises as ``delete_before``."""
+        if self._is_closed:
+            return
+        if self.offline_reason is not None:
+            raise self._offline_error()
+        if isinstance(error, DiskFullError):
+            self._write_state(work.state)
+        elif error is not None:
+            raise self._write_failed(error) from error
+        else:
+            self._take_state(work.state)
+        self._delete(work.state.log_start_offset)
 
     def apply_retention(
         self, now_ms: int, wall_ms: int | None = None, *, up_to: int | None = None
@@ -495,11 +519,24 @@ class Log(DurableLog):
         """Retire the segments that retention.ms and retention.bytes let go. Returns their file names.
 
         ``now_ms`` counts for file.delete.delay.ms, ``wall_ms`` (else ``now_ms``) for the records' age.
-        ``up_to`` is the high watermark, exclusive; without it what is synced, or with page-cache
-        durability all, may go. Raises as ``delete_before``.
+        ``up_to`` is as in ``retention_offset``. Raises as ``delete_before``.
         """
         if self.offline_reason is not None:
             return []
+        offset = self.retention_offset(now_ms if wall_ms is None else wall_ms, up_to=up_to)
+        names: list[str] = []
+        if offset > self.log_start_offset:
+            self._write_state(self._state._replace(log_start_offset=offset))
+            names = self._delete(offset)
+        self.remove_retired(now_ms)
+        return names
+
+    def retention_offset(self, now_ms: int, *, up_to: int | None = None) -> int:
+        """Up to where retention.ms and retention.bytes let the log go; if all may, a new segment is begun.
+
+        ``up_to`` is the high watermark, exclusive; without it what is synced, or with page-cache
+        durability all, may go. Raises as ``roll``.
+        """
         self._open()
         if up_to is None:
             up_to = self.synced_end_offset if self._config.synced_only else self.log_end_offset
@@ -511,41 +548,30 @@ class Log(DurableLog):
                 up_to=up_to,
                 retention_ms=self._config.retention_ms,
                 retention_bytes=self._config.retention_bytes,
-                now_ms=now_ms if wall_ms is None else wall_ms,
+                now_ms=now_ms,
             )
         except (CorruptLogError, OSError) as error:
             raise self._read_failed(error) from error
-        names: list[str] = []
-        if plan.segment_count:
-            if plan.segment_count == len(self._segments):
-                self.roll()
-            names = self._delete(plan.segment_count, plan.log_start_offset)
-        self._removing(lambda: self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms))
-        return names
+        if not plan.segment_count:
+            return self.log_start_offset
+        if plan.segment_count == len(self._segments):
+            self.roll()
+        return plan.log_start_offset
 
-    def _delete(self, segment_count: int, log_start_offset: int) -> list[str]:
-        """Move the log start durably, then retire the oldest segments."""
-        self._write_state(self._state._replace(log_start_offset=log_start_offset))
+    def _delete(self, log_start_offset: int) -> list[str]:
+        """The log starts there, durably: retire the segments below. Their names need no sync: a start
+        takes them for left-overs."""
         self.log_start_offset = log_start_offset
         self._epochs.truncate_from_start(log_start_offset)
         retired: list[Segment] = []
-        self._removing(lambda: retired.extend(self._segments.retire(segment_count)))
+        count = max(self._segments.number_of(log_start_offset), 0)
+        self._removing(lambda: retired.extend(self._segments.retire(count)))
         self._removing(lambda: self._producers.delete_before(log_start_offset))
         self._unsynced = [segment for segment in self._unsynced if segment not in retired]
         self._segments_deleted += len(retired)
         return [layout.segment_file_name(segment.base_offset, layout.LOG_SUFFIX) for segment in retired]
 
-    def _removing(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
-            raise self._write_failed(error) from error
-
     # --- state -----------------------------------------------------------------------------------------
-
-    @property
-    def directory(self) -> str:
-        return self._directory
 
     @property
     def size_bytes(self) -> int:
@@ -571,7 +597,3 @@ class Log(DurableLog):
             bytes_scanned=sum(segment.lookup_bytes_scanned for segment in segments),
             boundary_bytes_scanned=sum(segment.boundary_bytes_scanned for segment in segments),
         )
-
-    def release_idle(self) -> int:
-        """Let go of files and maps not used since the last call. Returns how many segments that were."""
-        return 0 if self.has_unsynced else self._segments.release_idle()

@@ -11,7 +11,8 @@ its recovery point. A log that can't be recovered is offline, with the reason; t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
@@ -34,6 +35,7 @@ from kafkalite.storage.checkpoints import (
 from kafkalite.storage.filesystem import FileSystem, Lock
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.recovery import RecoverySync
 
 logger = logging.getLogger(__name__)
 
@@ -189,29 +191,44 @@ class LogStore:
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
             self._fs.sync_dir(self._path)  # a directory made before a crash may be known to nobody else yet
+        recovered: list[tuple[TopicPartition, Log, RecoverySync]] = []
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
             if tp in self._logs:
                 continue
             if name in names:
-                self._add(tp, name, self._open_log(name, config))
+                log, unsynced = self._open_log(name, config)
+                self._add(tp, name, log)
+                if unsynced is not None:
+                    recovered.append((tp, log, unsynced))
             elif self._known_to_hold_records(name):
                 reason = f"{self._join(name)} is missing, but the checkpoint knows records in it"
                 self._add(tp, name, Log.damaged(self._fs, self._join(name), config, reason))
             else:
                 self.create_log(tp, topic_id, config)
+        self._sync_recovered(recovered)
         if are_all:
             self._look_around(names)
 
-    def _open_log(self, name: str, config: LogConfig) -> Log:
+    def _open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoverySync | None]:
+        """The log, and what must have been synced before it is used."""
         directory = self._join(name)
         end = self._clean_ends.pop(name, None)
         if end is not None:
-            return Log.open_clean(self._fs, directory, config, end)
+            return Log.open_clean(self._fs, directory, config, end), None
         try:
-            return Log.recover(self._fs, directory, config, self._points.get(name))
+            return Log.begin_recovery(self._fs, directory, config, self._points.get(name))
         except (StorageError, OSError, ValueError) as error:
-            return Log.damaged(self._fs, directory, config, str(error))
+            return Log.damaged(self._fs, directory, config, str(error)), None
+
+    def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
+        """Sync what recoveries found, of all logs together; one that can't be synced is not used (R24)."""
+        errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
+        for (tp, log, _), error in zip(recovered, errors, strict=True):
+            if isinstance(error, (StorageError, OSError)):
+                self._logs[tp] = Log.damaged(self._fs, log.directory, log.config, str(error))
+            elif error is not None:
+                raise error
 
     def _known_to_hold_records(self, name: str) -> bool:
         end = self._clean_ends.get(name)
@@ -237,17 +254,20 @@ class LogStore:
         """Close every log and give the directory back. Idempotent.
 
         With ``clean`` all is synced, then checkpointed, and last of all the marker is written (R21). What
-        can't be synced is left out of the marker, and will be recovered.
+        can't be synced is left out of the marker, and will be recovered; the marker then has no broker
+        epoch, for by that all that was ever counted would be believed to be here.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            for log in self._logs.values():
-                try:
-                    log.close(clean=clean)
-                except (OSError, DiskFullError) as error:
+            logs = list(self._logs.values())
+            errors = self._fs.run_all([partial(log.close, clean=clean) for log in logs])
+            for log, error in zip(logs, errors, strict=True):
+                if isinstance(error, OSError | DiskFullError):
                     logger.error("event=log_not_closed directory=%s error=%r", log.directory, str(error))
+                elif error is not None:
+                    raise error
             if clean:
                 self._write_marker(broker_epoch)
         finally:
@@ -259,6 +279,8 @@ class LogStore:
             end = log.clean_end
             if end is not None:
                 ends[self._names[tp]] = end
+            elif not log.is_damaged:  # of what is damaged nothing is believed anyway
+                broker_epoch = NO_BROKER_EPOCH
         marker = encode_clean_shutdown(CleanShutdown(broker_epoch, ends))
         try:
             self.checkpoint()
@@ -283,7 +305,11 @@ class LogStore:
             return existing
         directory = self._join(name)
         if self._fs.exists(directory):
-            log = self._open_log(name, config)
+            log, unsynced = self._open_log(name, config)
+            if unsynced is not None:
+                self._add(tp, name, log)
+                self._sync_recovered([(tp, log, unsynced)])
+                return self._logs[tp]
         else:
             log = Log.create(self._fs, directory, config)
             file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)

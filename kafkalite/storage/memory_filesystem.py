@@ -9,13 +9,13 @@ directory operation since that directory's last sync done or undone.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError
 from kafkalite.rng import Rng
-from kafkalite.storage.filesystem import Buffer, File
+from kafkalite.storage.filesystem import Buffer, File, run_one
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
 
 PAGE_BYTES: Final = 4096
@@ -348,7 +348,7 @@ class MemoryFileSystem:
         inode = self._inode(path)
         return inode.read(0, inode.size)
 
-    def write_atomically(self, path: str, data: bytes) -> None:
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
         temporary = path + TEMPORARY_SUFFIX
         file = self.open(temporary, create=True)
         try:
@@ -359,7 +359,11 @@ class MemoryFileSystem:
             self.unlink(temporary)
             raise
         self.rename(temporary, path)
-        self.sync_dir(parent(path))
+        if sync_name:
+            self.sync_dir(parent(path))
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
+        return [run_one(job) for job in jobs]
 
     def lock(self, path: str) -> MemoryLock:
         if path in self.locked:

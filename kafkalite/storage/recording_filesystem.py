@@ -12,11 +12,11 @@ operations behind it any may be missing, since a disk writes in the order it lik
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkalite.errors import DiskFullError
-from kafkalite.storage.filesystem import Buffer, File, FileSystem, Lock
+from kafkalite.storage.filesystem import Buffer, File, FileSystem, Lock, run_one
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
 
 SECTOR_BYTES: Final = 512
@@ -151,7 +151,7 @@ class RecordingFileSystem:
     def read_bytes(self, path: str) -> bytes:
         return self._inner.read_bytes(path)
 
-    def write_atomically(self, path: str, data: bytes) -> None:
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
         temporary = path + TEMPORARY_SUFFIX
         file = self.open(temporary, create=True)
         try:
@@ -162,7 +162,11 @@ class RecordingFileSystem:
             self.unlink(temporary)
             raise
         self.rename(temporary, path)
-        self.sync_dir(parent(path))
+        if sync_name:
+            self.sync_dir(parent(path))
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
+        return [run_one(job) for job in jobs]
 
     def lock(self, path: str) -> Lock:
         return self._inner.lock(path)

@@ -11,7 +11,7 @@ both are written only after a sync; a truncation since then caps both. So (R24):
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
 * a bad batch, a gap or an early end **below** the proven end is damage: CorruptLogError, nothing is touched;
 * **at or above** it, it is the torn tail: cut there, whatever stands behind, with one log event;
-* zeros behind the last batch are space allocated ahead: cut without a word;
+* zeros behind the last batch are space allocated ahead, and stay that;
 * everything kept is synced before the log is used, so that the next recovery can't find less.
 
 Recovery interrupted at any point leaves a state from which recovery finds the same log.
@@ -39,11 +39,15 @@ from kafkalite.storage.checkpoints import (
     encode_leader_epochs,
 )
 from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
+
+#: How much of an index's end is looked at for its last block.
+_LAST_BLOCK_BYTES: Final = 4096
 
 _ZERO_BLOCK: Final = bytes(1 << 20)
 
@@ -59,6 +63,40 @@ class OpenedLog:
     epochs_saved: bool
     producers_offsets: list[int] | None
     """Of the snapshots found; None when there was never a batch, so that there is nothing to find."""
+    unsynced: RecoverySync | None = None
+    """To be run before the log is used (R24)."""
+
+
+class RecoverySync:
+    """What a recovery leaves to be synced. ``run`` blocks; many logs' may run side by side."""
+
+    __slots__ = ("_directory", "_epochs", "_fs", "_names_too", "_paths")
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        paths: Sequence[str],
+        epochs: tuple[str, bytes] | None,
+        *,
+        names_too: bool,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._names_too = names_too
+        self._paths = paths
+        self._epochs = epochs
+
+    def run(self) -> None:
+        """Raises OSError, DiskFullError: what was found may be lost, so that the log can't be used."""
+        if self._epochs is not None:  # before what was found counts as synced
+            self._fs.write_atomically(*self._epochs, sync_name=False)
+        for path in self._paths:
+            file = self._fs.open(path)
+            file.sync()
+            file.close()
+        if self._names_too:
+            self._fs.sync_dir(self._directory)
 
 
 class _Stop(NamedTuple):
@@ -106,7 +144,10 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
 
 
 def recover(fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint) -> OpenedLog:
-    """Open after a crash. Raises CorruptLogError for damage, with the files as they were; OSError."""
+    """Open after a crash. Raises CorruptLogError for damage, with the files as they were; OSError.
+
+    Nothing is synced yet: ``unsynced`` of the result must be run before the log is used.
+    """
     state = read_log_state(fs, directory)
     return _Recovery(fs, directory, config, state, point).run()
 
@@ -130,9 +171,11 @@ class _Recovery:
         "_directory",
         "_epochs",
         "_fs",
+        "_indexed",
         "_offset",
         "_point",
         "_proven",
+        "_read",
         "_segments",
         "_state",
     )
@@ -147,7 +190,9 @@ class _Recovery:
         self._point = point
         self._proven = state.cap(point.recovery_point, point.truncations)
         self._bases: list[int] = []
+        self._indexed: set[int] = set()  # bases of the segments that have an index file
         self._segments: list[Segment] = []
+        self._read: list[Segment] = []  # those of them that were read, and not taken as they are
         self._offset = state.log_start_offset
         self._epochs = LeaderEpochs()
         self._cut: str | None = None
@@ -156,18 +201,19 @@ class _Recovery:
         start = self._state.log_start_offset
         names = self._fs.list_dir(self._directory)
         found = _segment_bases(names)
+        self._indexed = _index_bases(names)
         self._bases = found[max(bisect_right(found, start) - 1, 0) :]
         saved = _saved_epochs(self._fs, self._directory, self._state)
         self._read_segments(saved)
         if self._offset < start:  # what was left had been deleted, and what followed was never synced
             self._segments.clear()
+            self._read.clear()
             self._offset = start
         changed = self._apply(names, found)
         offsets, dropped = self._take_producers(names)
         self._epochs.truncate_from_end(self._offset)
         self._epochs.truncate_from_start(start)
-        self._save_epochs(saved)
-        self._sync(changed or dropped)
+        unsynced = self._cut_files(saved, changed or dropped)
         return OpenedLog(
             self._segments,
             self._state,
@@ -175,6 +221,7 @@ class _Recovery:
             self._epochs,
             epochs_saved=True,
             producers_offsets=offsets if self._segments or offsets else None,
+            unsynced=unsynced,
         )
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -184,10 +231,12 @@ class _Recovery:
         bases, start = self._bases, self._state.log_start_offset
         first = max(bisect_right(bases, self._proven) - 1, 0)
         candidates = {base: self._open_segment(base) for base in bases[first:]}
-        self._proven = max([self._proven, *(one.saved_end_offset() for one in candidates.values())])
+        indexed = [one for one in candidates.values() if one.base_offset in self._indexed]
+        self._proven = max([self._proven, *(one.saved_end_offset() for one in indexed)])
         first = max(bisect_right(bases, self._proven) - 1, 0)
         for base, next_offset in pairwise(bases[: first + 1]):
             segment = _closed_segment(self._fs, self._directory, self._config, self._state, base, next_offset)
+            self._check_end(segment)
             self._segments.append(segment)
         self._offset = min(bases[0], start) if bases else start
         if bases and bases[0] > start and first:
@@ -206,11 +255,30 @@ class _Recovery:
                 self._take_epochs(saved_epochs, segment, offset)
             stop = self._read_batches(segment, position, offset)
             self._segments.append(segment)
+            self._read.append(segment)
             self._offset = stop.offset
             if stop.problem is not None:
                 self._stop_at_tear(segment, stop, len(bases) - number - 1)
                 return
         self._refuse_early_end()
+
+    def _check_end(self, segment: Segment) -> None:
+        """See, at the cost of one small read, that a closed segment leads to where the next one begins.
+
+        Where the last index block doesn't tell, the indexes are loaded. Raises CorruptLogError.
+        """
+        block = None
+        if segment.base_offset in self._indexed:
+            block = _last_index_block(self._fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
+        if block is not None and self._state.cap(block.end_offset, block.truncations) == segment.next_offset:
+            if block.end_position == segment.size_bytes:
+                return
+            if block.end_position > segment.size_bytes:
+                raise segment.damaged(
+                    segment.size_bytes, f"batches up to offset {segment.next_offset}", "the end of the file"
+                )
+        segment.load_indexes()
+        segment.release()
 
     def _open_segment(self, base: int) -> Segment:
         return Segment(
@@ -219,6 +287,8 @@ class _Recovery:
 
     def _resume(self, segment: Segment) -> tuple[int, int]:
         """(position, offset) from which ``segment`` must be read: its last index entry, which is proven."""
+        if segment.base_offset not in self._indexed:
+            return 0, segment.base_offset
         end_offset, _ = segment.take_saved_indexes(self._proven)
         index = segment.offset_index
         length = segment.file.size()
@@ -345,32 +415,54 @@ class _Recovery:
             return False
         return self._state.cap(offset, truncations) == offset
 
-    def _save_epochs(self, saved: list[EpochEntry] | None) -> None:
-        """Make the checkpoint say what was found, before all that was found counts as synced."""
+    def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
+        """Cut the files to their contents. Returns what is to be synced: not what was synced before.
+
+        The active segment keeps its zeros, space for what comes next: giving it back can take milliseconds.
+        """
+        unproven: list[str] = []
+        for segment in self._read:
+            if segment.next_offset > self._proven:
+                unproven.append(segment.path())
+            if self._cut is not None or segment is not self._read[-1]:
+                segment.close_for_append()
+            segment.release()
+        if self._cut is not None and self._read and self._read[-1].path() not in unproven:
+            unproven.append(self._read[-1].path())
         entries = self._epochs.entries()
+        epochs = None
         if entries != (saved or []):
             path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
-            self._fs.write_atomically(path, encode_leader_epochs(entries, self._state.truncations))
-
-    def _sync(self, changed: bool) -> None:
-        """Cut the files to their contents, and sync what may not have been."""
-        unproven = self._offset > self._proven or self._cut is not None
-        for segment in self._segments:
-            if not segment.indexes_loaded:
-                continue  # not read: proven, and left as it is
-            cut = segment.allocated_bytes != segment.size_bytes
-            segment.close_for_append()
-            if cut or unproven:
-                segment.file.sync()
-            segment.release()
-        if changed or unproven:
-            self._fs.sync_dir(self._directory)
+            epochs = (path, encode_leader_epochs(entries, self._state.truncations))
+        # The name of a segment that begins at the proven end or above may be known to nobody else.
+        is_new = bool(self._read) and self._read[-1].base_offset >= self._proven
+        names_too = changed or is_new or epochs is not None or self._cut is not None
+        if unproven or names_too:
+            return RecoverySync(self._fs, self._directory, unproven, epochs, names_too=names_too)
+        return None
 
 
 def _segment_bases(names: Sequence[str]) -> list[int]:
     """Base offsets of the segments, ascending."""
     parsed = map(layout.parse_segment_file_name, names)
     return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
+
+
+def _index_bases(names: Sequence[str]) -> set[int]:
+    parsed = map(layout.parse_segment_file_name, names)
+    return {name.base_offset for name in parsed if name and name.suffix != layout.LOG_SUFFIX}
+
+
+def _last_index_block(fs: FileSystem, path: str) -> Block | None:
+    """The block that an index file ends with, if it is a small one and intact."""
+    try:
+        file = fs.open(path)
+    except FileNotFoundError:
+        return None
+    start = max(file.size() - _LAST_BLOCK_BYTES, 0)
+    tail = file.read_at(start, _LAST_BLOCK_BYTES)
+    file.close()
+    return last_block(OFFSET_MAGIC, tail, OFFSET_ENTRY_BYTES)
 
 
 def _producers_offsets(names: Sequence[str]) -> list[int]:
@@ -407,9 +499,13 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
-        entries, truncations = decode_leader_epochs(fs.read_bytes(path), path)
+        content = fs.read_bytes(path)
     except FileNotFoundError:
         return None
+    if not content.strip(b"\0"):
+        return None  # the first one is not synced by itself: lost power leaves its name, or zeros
+    try:
+        entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:
         logger.warning("event=leader_epochs_rebuilt path=%s error=%r", path, str(error))
         return None

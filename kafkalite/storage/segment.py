@@ -247,6 +247,11 @@ class Segment:
             self.file.write_at(position, part)
             position += len(part)
 
+    @property
+    def has_space_ahead(self) -> bool:
+        """Whether space is allocated behind the contents, as far as is known of a file not opened yet."""
+        return self.allocated_bytes != self.size_bytes
+
     def close_for_append(self) -> None:
         """Give the space allocated ahead back. Readers' views end at ``size_bytes`` and stay valid."""
         file = self.file

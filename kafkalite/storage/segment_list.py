@@ -123,7 +123,7 @@ class SegmentList:
 
     def retire(self, count: int) -> list[Segment]:
         """Take the ``count`` oldest away. Their files are renamed, so that they are gone for a start, and
-        kept until ``remove_retired``, if there is room for the new names. The directory is synced."""
+        kept until ``remove_retired``, if there is room for the new names, which are not synced."""
         retired = self.segments[:count]
         del self.segments[:count]
         del self.bases[:count]
@@ -134,8 +134,6 @@ class SegmentList:
                     self._fs.rename(path, path + layout.DELETED_SUFFIX)
                     self._retired.append((path + layout.DELETED_SUFFIX, None))
             segment.release()
-        if retired:
-            self._fs.sync_dir(self._directory)
         return retired
 
     def remove_retired(self, now_ms: int, delay_ms: int) -> None:

@@ -1022,6 +1022,8 @@ def test_what_returns_has_made_its_names_durable(
         elif operation.kind in {"create", "rename", "unlink"} and not operation.path.endswith(
             ("index", ".producers")
         ):
+            if operation.new_path.endswith(".deleted"):
+                continue  # what the log start has passed is removed by the next start, whatever its name is
             unsynced.append(f"{operation.kind} {operation.path}")
     assert unsynced == []
 

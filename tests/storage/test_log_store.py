@@ -13,7 +13,7 @@ from kafkalite.storage.checkpoints import decode_recovery_points
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.log_store import LogStore, format_data_dir, read_identity
+from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore, format_data_dir, read_identity
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 PATH = "/var/data"
@@ -157,6 +157,19 @@ def test_r21_a_clean_stop_is_marked_and_the_mark_taken_away_at_the_next_start(
     again = open_store(fs)
     assert not again.clean_start
     assert len(read_all(get(again))) == 60
+
+
+def test_r21_a_stop_that_could_not_sync_all_is_no_clean_one(
+    fs: MemoryFileSystem, write: Any, read_all: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 60)
+    write(get(store, TRADES), 3, synced=False)
+    fs.fail_next_sync()
+    store.close(broker_epoch=42)
+    store = open_store(fs)
+    assert store.last_broker_epoch == NO_BROKER_EPOCH
+    assert len(read_all(get(store))) == 60
 
 
 def test_a_start_after_a_clean_stop_opens_no_log(

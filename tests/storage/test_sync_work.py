@@ -11,6 +11,8 @@ from kafkalite.storage.checkpoints import decode_leader_epochs
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.storage.recording_filesystem import RecordingFileSystem
+from kafkalite.storage.sync_work import run_together
 
 DIRECTORY = "/data/log"
 
@@ -56,20 +58,25 @@ def test_a_round_that_a_truncation_overtook_does_not_write_old_epochs(fs: Memory
 
 
 def test_a_truncation_waits_for_a_write_of_epochs_under_way(
-    fs: MemoryFileSystem, log: Log, monkeypatch: pytest.MonkeyPatch
+    fs: MemoryFileSystem, log: Log, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    work = log.begin_sync()
+    assert work is not None
+    work.run()
+    log.finish_sync(work, None)
+    log.append(make_batch(), now_ms=1, leader_epoch=4)  # the first epochs are written without a sync
     work = log.begin_sync()
     assert work is not None
     writing, may_go_on = threading.Event(), threading.Event()
     real = fs.write_atomically
 
-    def slow(path: str, data: bytes) -> None:
+    def slow(path: str, data: bytes, *, sync_name: bool = True) -> None:
         if threading.current_thread() is thread:
             writing.set()
             assert may_go_on.wait(10)
         elif path.endswith("leader-epochs"):
             assert may_go_on.is_set(), "two writers at once"
-        real(path, data)
+        real(path, data, sync_name=sync_name)
 
     monkeypatch.setattr(fs, "write_atomically", slow)
     thread = threading.Thread(target=work.run)
@@ -108,3 +115,30 @@ def test_files_stay_open_for_a_round_whatever_becomes_of_their_segments(log: Log
     work.run()
     log.finish_sync(work, None)
     assert log.synced_end_offset == 30
+
+
+def test_many_new_logs_share_the_sync_of_their_parent(make_batch: Any) -> None:
+    fs = RecordingFileSystem(MemoryFileSystem())
+    fs.make_dirs("/data")
+    logs = [Log.create(fs, f"/data/log{number}", LogConfig()) for number in range(5)]
+    for log in logs:
+        log.append(make_batch(), now_ms=1, leader_epoch=1)
+    works = [log.begin_sync() for log in logs]
+    fs.operations.clear()
+    assert run_together([work for work in works if work is not None]) == [None] * 5
+    synced = [operation.path for operation in fs.operations if operation.kind in {"sync", "sync_dir"}]
+    assert synced.count("/data") == 1 and len(synced) == 11, "a segment and a directory each, and the parent"
+    for log, work in zip(logs, works, strict=True):
+        assert work is not None
+        log.finish_sync(work, None)
+        assert log.synced_end_offset == 1
+
+
+def test_a_sync_that_fails_among_many_is_one_log_s(fs: MemoryFileSystem, make_batch: Any) -> None:
+    logs = [Log.create(fs, f"/data/log{number}", LogConfig()) for number in range(3)]
+    for log in logs:
+        log.append(make_batch(), now_ms=1, leader_epoch=1)
+    works = [work for work in (log.begin_sync() for log in logs) if work is not None]
+    fs.fail_next_sync()
+    errors = run_together(works)
+    assert [error is None for error in errors] == [False, True, True]

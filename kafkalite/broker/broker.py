@@ -41,6 +41,7 @@ from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
+from kafkalite.storage.sync_work import run_together
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster_node import ClusterNode
@@ -369,7 +370,10 @@ class Broker:
         self._service_tasks = TaskSet(self.fail)
         self._waiters = Waiters(loop)
         self._scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
-            loop, None if is_memory and self._given_executor is None else self._executor, self.fail
+            loop,
+            None if is_memory and self._given_executor is None else self._executor,
+            self.fail,
+            run_together,
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:

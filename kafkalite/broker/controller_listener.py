@@ -22,7 +22,7 @@ from kafkalite.broker.server import Server
 from kafkalite.broker.services import Client
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
-from kafkalite.limits import MIB
+from kafkalite.limits import KIB, MIB
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.protocol.messages.cluster import RaftMessagesRequest, RaftMessagesResponse
@@ -36,6 +36,8 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
+#: Of an unfinished request, before the proof: strangers can't use up what the nodes need.
+MAX_UNPROVEN_BYTES: Final = 64 * KIB
 #: What is decided now is answered; nodes that wait for news need not be waited for.
 STOP_GRACE_MS: Final = 100
 
@@ -79,6 +81,7 @@ class ControllerListener:
             max_idle_ms=MAX_IDLE_MS,
             max_request_bytes=MAX_REQUEST_BYTES,
             max_queued_bytes=MAX_QUEUED_BYTES,
+            max_unproven_bytes=MAX_UNPROVEN_BYTES,
             on_closed=self._on_closed,
         )
         self._reaper: asyncio.Task[None] | None = None

@@ -160,7 +160,7 @@ class Fetcher:
         if followed is None or followed.hosted is not hosted:
             return
         self._drop(followed)
-        if followed.asked is not None:
+        if followed.asked is not None or followed.is_afresh:
             self._forgotten[followed.key] = None
             self._send_soon()
 
@@ -245,6 +245,8 @@ class Fetcher:
         self._in_flight += 1
         if not is_opening:
             self._session_epoch = OPENS + 1 if self._session_epoch == MAX_EPOCH else self._session_epoch + 1
+            if self._news:  # more than one request lists
+                self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
         """The positions that are news; what fails to tell its own is left for later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from kafkalite.broker.events import Fields
 from kafkalite.broker.sync_scheduler import SyncScheduler, SyncWork
 from kafkalite.broker.waiters import Waiters
-from kafkalite.errors import LogOfflineError, NotLeaderOrFollowerError, StorageError
+from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerError, StorageError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH, Acks
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
@@ -19,6 +20,7 @@ from kafkalite.records.header import BatchHeader
 from kafkalite.replication.follower import IGNORED, FetchPosition, FollowerStep
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
+from kafkalite.storage.sync_work import StateWork
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,18 @@ class _Errand:
         self.future: Future[FollowerStep] | None = None  #: None: a sync of the log has to end first
 
 
+class _Deletion:
+    """A log start to be moved. ``then`` is called with what went wrong."""
+
+    __slots__ = ("future", "offset", "then", "work")
+
+    def __init__(self, offset: int, then: Callable[[Exception | None], None]) -> None:
+        self.offset = offset
+        self.then = then
+        self.work: StateWork | None = None
+        self.future: Future[None] | None = None
+
+
 class HostedPartition:
     """A partition here.
 
@@ -60,6 +74,7 @@ class HostedPartition:
     """
 
     __slots__ = (
+        "_deletions",
         "_errand",
         "_is_syncing",
         "_scheduler",
@@ -89,6 +104,7 @@ class HostedPartition:
         self._unread_bytes = 0  # appended since the high watermark was last at the log end
         self._is_syncing = False
         self._errand: _Errand | None = None
+        self._deletions: deque[_Deletion] = deque()  # the first one is under way
 
     def __str__(self) -> str:
         return str(self.key)
@@ -145,10 +161,86 @@ class HostedPartition:
         error = self.partition.acknowledgement_error
         if error is not None:
             self._waiters.on_uncommittable(self.key, error)
+        self.on_low_watermark()
 
-    def on_log_start_moved(self) -> None:
+    def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
+        """Move the log start up to ``offset``, durably, beside the loop; ``then`` with what went wrong."""
+        self._deletions.append(_Deletion(offset, then))
+        if len(self._deletions) == 1:
+            self._begin_deletions()
+
+    def _begin_deletions(self) -> None:
+        while self._deletions:
+            deletion = self._deletions[0]
+            try:
+                work = deletion.work = self.log.begin_delete(deletion.offset)
+            except (BrokerError, OSError) as error:
+                self._deletions.popleft()
+                self._check_offline()
+                deletion.then(error)
+                continue
+            if work is None:
+                self._deletions.popleft()
+                deletion.then(None)
+                continue
+            future = deletion.future = self._scheduler.submit(work.run)
+            if not future.done():
+                future.add_done_callback(partial(self._on_deletion_run, deletion))
+                return
+            self._finish_deletion(deletion)
+
+    def _on_deletion_run(self, deletion: _Deletion, _: Future[None]) -> None:
+        """In the executor's thread."""
+        self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, deletion))
+
+    def _go_on_deleting(self, deletion: _Deletion) -> None:
+        if self._deletions and self._deletions[0] is deletion:
+            self._finish_deletion(deletion)
+            self._begin_deletions()
+
+    def _finish_deletion(self, deletion: _Deletion) -> None:
+        self._deletions.popleft()
+        assert deletion.future is not None and deletion.work is not None
+        failure = deletion.future.exception()
+        if failure is not None and not isinstance(failure, BrokerError | OSError):
+            raise failure
+        error: Exception | None = None
+        try:
+            self.log.finish_delete(deletion.work, failure)
+        except (BrokerError, OSError) as refusal:
+            error = refusal
+            self._check_offline()
+        else:
+            self._on_log_start_moved()
+        deletion.then(error)
+
+    def _settle_deletions(self) -> None:
+        """Return when the log belongs to the loop; what has not begun is given up."""
+        if not self._deletions:
+            return
+        first = self._deletions[0]
+        assert first.future is not None
+        if not first.future.cancel():
+            wait((first.future,))
+            self._finish_deletion(first)
+        given_up, self._deletions = self._deletions, deque()
+        for deletion in given_up:
+            deletion.then(NotLeaderOrFollowerError(f"the role of {self.key} changes; ask its leader again"))
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether the log start is being moved."""
+        return bool(self._deletions)
+
+    def _on_log_start_moved(self) -> None:
         for watcher in self.watchers.values():
             watcher.on_moved()
+        self.on_low_watermark()
+
+    def on_low_watermark(self) -> None:
+        """A log start, here or at a follower, or the in-sync set has changed: tell whose deletion waits."""
+        if self._waiters.awaits_deletion(self.key):
+            self._waiters.on_low_watermark(self.key, self.partition.low_watermark)
 
     # --- roles
 
@@ -221,6 +313,7 @@ class HostedPartition:
             step = job()
         except Exception as error:
             self._check_offline()
+            self._sync_rest()
             then(None, error)
         else:
             if step.appended_bytes and self.log.config.synced_only:
@@ -234,6 +327,7 @@ class HostedPartition:
 
     def settle(self) -> None:
         """Return when the log belongs to the loop: an errand that has not begun is given up."""
+        self._settle_deletions()
         errand = self._errand
         if errand is None:
             return
@@ -262,14 +356,18 @@ class HostedPartition:
         assert errand.future is not None
         error = errand.future.exception()
         self._check_offline()
-        if self.log.config.synced_only and self.log.has_unsynced and self.log.offline_reason is None:
-            self._scheduler.mark(self)
+        self._sync_rest()
         if error is None:
             errand.then(errand.future.result(), None)
         elif isinstance(error, Exception):
             errand.then(None, error)
         else:
             raise error
+
+    def _sync_rest(self) -> None:
+        """Have synced what was written, also before something failed."""
+        if self.log.config.synced_only and self.log.has_unsynced and self.log.offline_reason is None:
+            self._scheduler.mark(self)
 
     # --- what the sync scheduler calls
 

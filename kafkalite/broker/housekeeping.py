@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kafkalite.broker.events import Fields
@@ -62,7 +63,7 @@ class Housekeeping:
         """One pass: roll what is old enough, delete what is too old or too much, remove retired files."""
         for number, hosted in enumerate(list(self._partitions), 1):
             has_synced = False
-            if hosted.log.offline_reason is None and not hosted.is_busy:
+            if hosted.log.offline_reason is None and not hosted.is_busy and not hosted.is_deleting:
                 has_synced = self._guarded(hosted, self._retain_one)
             if has_synced or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -73,22 +74,30 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Whether something was deleted, which waits for the disk."""
+        """Whether something is to be deleted, which waits for the disk."""
         now_ms = self._clock.wall_ms()
-        hosted.log.maybe_roll(now_ms)
-        hosted.log.expire_producers(now_ms, self._producer_expiration_ms)
-        deleted = hosted.log.apply_retention(now_ms, up_to=hosted.high_watermark)
-        if deleted:
-            logger.info(
-                "segments deleted %s",
-                Fields(
-                    partition=hosted.key,
-                    count=len(deleted),
-                    log_start_offset=hosted.log_start_offset,
-                ),
-            )
-            hosted.on_log_start_moved()
-        return bool(deleted)
+        log = hosted.log
+        log.maybe_roll(now_ms)
+        log.expire_producers(now_ms, self._producer_expiration_ms)
+        self._remove_retired(hosted)
+        offset = log.retention_offset(now_ms, up_to=hosted.high_watermark)
+        if offset <= log.log_start_offset:
+            return False
+        hosted.delete_before(offset, partial(self._on_deleted, hosted, log.segment_count))
+        return True
+
+    def _on_deleted(self, hosted: HostedPartition, segments_before: int, error: Exception | None) -> None:
+        if error is not None:
+            logger.error("housekeeping failed %s", Fields(partition=hosted.key, error=error))
+            return
+        count = segments_before - hosted.log.segment_count
+        start = hosted.log_start_offset
+        logger.info("segments deleted %s", Fields(partition=hosted.key, count=count, log_start_offset=start))
+        self._guarded(hosted, self._remove_retired)
+
+    def _remove_retired(self, hosted: HostedPartition) -> bool:
+        hosted.log.remove_retired(self._clock.wall_ms())
+        return False
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[HostedPartition], bool]) -> bool:
         """A disk error is one log's; the pass goes on to the next."""
@@ -112,3 +121,4 @@ class Housekeeping:
         except (StorageError, OSError) as error:
             logger.error("recovery points not written %s", Fields(error=error))
         self._partitions.mark_unsynced()
+        self._partitions.retry_roles()

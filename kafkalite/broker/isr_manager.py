@@ -49,11 +49,13 @@ class IsrManager:
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
         self._retried: dict[HostedPartition, None] = {}  # to be looked at again after RETRY_MS
+        self._joined: dict[HostedPartition, None] = {}  # whose high watermark waits for one about to join
         self._awaited: dict[
             HostedPartition, int
         ] = {}  # decided, and not seen in the image: since which epoch
         self._has_some = asyncio.Event()
         self._is_due = asyncio.Event()
+        self._has_joined = asyncio.Event()
         self.image = ClusterImage()  #: the latest one published
         self.broker_epoch = -1
 
@@ -66,9 +68,9 @@ class IsrManager:
         if change is not None:
             self._gathered[hosted] = change
             self._has_some.set()
-        elif partition.is_awaiting_replica:
-            self._retried[hosted] = None
-            self._has_some.set()
+        if partition.is_awaiting_replica:
+            self._joined[hosted] = None
+            self._has_joined.set()
 
     def look_around(self) -> None:
         """Look at every partition soon: brokers came or went."""
@@ -96,6 +98,16 @@ class IsrManager:
                     self.consider(hosted)
                 if number % PARTITIONS_PER_TURN == 0:
                     await asyncio.sleep(0)
+
+    async def end_waits_forever(self) -> None:
+        """Every RETRY_MS while some high watermark waits for one about to join, answers or no answers."""
+        while True:
+            await self._has_joined.wait()
+            await asyncio.sleep(RETRY_MS / 1000)
+            self._has_joined.clear()
+            joined, self._joined = self._joined, {}
+            for hosted in joined:
+                self.consider(hosted)
 
     async def send_forever(self) -> None:
         while True:

@@ -86,6 +86,7 @@ class Partitions:
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
         self._unopened: dict[tuple[str, int], DamagedReplica] = {}
         self._reasons: dict[tuple[str, int], str] = {}  # of what is unopened
+        self._roleless: dict[TopicPartition, None] = {}  # what could not take the role of its state
         self._image = ClusterImage()
         self._is_complete = False  # the image knows every partition that an earlier life had here
 
@@ -221,6 +222,7 @@ class Partitions:
         now_ms = self._clock.monotonic_ms()
         high_watermarks = image.high_watermarks
         for key, topic_id, state in partitions:
+            self._roleless.pop(key, None)
             hosted = self._hosted.get(key)
             if hosted is None:
                 continue  # its log could not be made
@@ -240,6 +242,13 @@ class Partitions:
             except (StorageError, OSError) as error:
                 logger.error("no role taken %s", Fields(partition=key, error=error))
                 self._strip(hosted, error)
+                self._roleless[key] = None
+
+    def retry_roles(self) -> None:
+        """Try again to give their roles to those that an error kept from it; it may have passed (EMFILE)."""
+        if self._roleless:
+            local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
+            self._assign(local, self._image)
 
     def _is_needless(self, hosted: HostedPartition, state: PartitionState) -> bool:
         """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24).
@@ -305,6 +314,7 @@ class Partitions:
         key = local.topic_partition
         self._unopened.pop(key, None)
         self._reasons.pop(key, None)
+        self._roleless.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
             return

@@ -73,6 +73,7 @@ class ReplicaManager:
                 self.follow(hosted, hosted.partition.leader_id)
         self._tasks.start(self._isr.send_forever(), name="change in-sync replicas")
         self._tasks.start(self._isr.look_forever(), name="look after in-sync replicas")
+        self._tasks.start(self._isr.end_waits_forever(), name="end waits for joining replicas")
         self._tasks.start(self._checkpoint_forever(), name="checkpoint high watermarks")
         self._isr.look_around()
 
@@ -94,13 +95,14 @@ class ReplicaManager:
     # --- following
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from that broker; from none when it is -1."""
+        """Fetch for ``hosted`` from that broker; from none when it is -1, or the log is offline."""
         if self.is_stopping:
             return
         before = self._leaders.get(hosted)
-        if before is not None and before != leader_id:
+        is_offline = hosted.log.offline_reason is not None
+        if before is not None and (before != leader_id or is_offline):
             self.unfollow(hosted)
-        if leader_id < 0 or hosted.log.offline_reason is not None:
+        if leader_id < 0 or is_offline:
             return
         fetcher = self._fetchers.get(leader_id)
         if fetcher is None:

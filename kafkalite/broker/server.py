@@ -6,7 +6,8 @@ future. Otherwise its slot waits in a queue, and answers leave when they have re
 
 Reading stops while the peer does not take its answers, and while too much is unanswered. A connection is
 closed when it breaks the protocol, when nothing moves for ``connections.max.idle.ms``, when it does not
-shake hands in HANDSHAKE_DEADLINE_MS, and when a frame stays incomplete for too long.
+shake hands in HANDSHAKE_DEADLINE_MS, nor prove to be a node where it has to, and when a frame stays
+incomplete for too long.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
             self._is_lost = True
             self._transport.abort()
             return
+        self._is_writable = self._server.is_open  # it may have opened since the connection was accepted
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -135,7 +137,11 @@ class Connection(asyncio.BufferedProtocol):
         """Charge ``nbytes`` of an unfinished frame to the budget that all connections share (S3)."""
         self._receiving_bytes += nbytes
         self._server.free_bytes -= nbytes
-        if self._server.free_bytes < 0:
+        limit = self._server.max_unproven_bytes
+        if limit is not None and self.client.node_id is None and self._receiving_bytes > limit:
+            logger.warning("connection closed %s", Fields(peer=self.client.peer, reason="no proof"))
+            self.abort()
+        elif self._server.free_bytes < 0:
             logger.warning(
                 "connection closed %s",
                 Fields(peer=self.client.peer, reason="queued.max.request.bytes is used up"),
@@ -314,6 +320,7 @@ class Connection(asyncio.BufferedProtocol):
             received_bytes=self.received_bytes,
             received_requests=self.received_requests,
             has_handshake=self._wire.has_handshake,
+            lacks_proof=self._server.max_unproven_bytes is not None and self.client.node_id is None,
             is_mid_frame=self._is_reading and self._is_mid_frame(),
             unsent_bytes=0 if self._is_writable else self._transport.get_write_buffer_size(),
             is_busy=bool(self._queue) and self._is_writable,
@@ -348,6 +355,7 @@ class _Watch:
         received_bytes: int,
         received_requests: int,
         has_handshake: bool,
+        lacks_proof: bool,
         is_mid_frame: bool,
         unsent_bytes: int,
         is_busy: bool,
@@ -355,6 +363,8 @@ class _Watch:
         """``unsent_bytes`` only while the peer does not take them; ``is_busy``: the broker owes an answer."""
         if not has_handshake and now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
             return f"no handshake in {HANDSHAKE_DEADLINE_MS} ms"
+        if lacks_proof and now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
+            return f"no proof in {HANDSHAKE_DEADLINE_MS} ms"
         if not is_mid_frame:
             self._frame_ms = None
         elif self._frame_ms is None or self._frame_requests != received_requests:
@@ -386,14 +396,20 @@ class Server:
         max_idle_ms: int,
         max_request_bytes: int,
         max_queued_bytes: int,
+        max_unproven_bytes: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
     ) -> None:
-        """``on_closed`` hears of every connection that was served, when it is gone."""
+        """``on_closed`` hears of every connection that was served, when it is gone.
+
+        ``max_unproven_bytes`` is how much of an unfinished frame is taken from who has not proved to be a
+        node of the cluster (S1, S3), within HANDSHAKE_DEADLINE_MS; None makes no difference between the two.
+        """
         self.dispatch = dispatch
         self._on_closed = on_closed
         self.clock = clock
         self.metrics = metrics
         self.max_request_bytes = max_request_bytes
+        self.max_unproven_bytes = max_unproven_bytes
         self.is_open = False
         self._max_connections = max_connections
         self._max_idle_ms = max_idle_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafkalite.broker.answers import Answer, Reply
@@ -47,6 +47,7 @@ class Services:
     raft: RaftQuorum | None = None  #: None: this node does not vote
     replicas: Any = None  #: the ReplicaManager of a cluster of several
     broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration
+    sessions: dict[int, Client] = field(default_factory=dict)  #: on which each broker's heartbeats came last
     is_stopping: bool = False
     is_isolated: bool = (
         False  #: no controller was reached for longer than a session lasts: perhaps fenced (R23)
@@ -63,7 +64,7 @@ class Client:
     listener: int = 0  #: which of this broker's listeners it came to
     node_id: int | None = None  #: as which node of the cluster it has proved itself
     challenge: Challenge | None = None  #: the proof it owes
-    is_session: bool = False  #: a broker's heartbeats come here
+    is_session: bool = False  #: a broker's heartbeats come here, and on no later connection
 
 
 async def submit(services: Services, command: Any, *, timeout_ms: int) -> Answer:

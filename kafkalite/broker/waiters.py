@@ -102,12 +102,14 @@ class Waiters:
         self.loop = loop
         self._committed = _Queues()
         self._synced = _Queues()
+        self._deleted = _Queues()
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
     def __len__(self) -> int:
         """How many wait now."""
         fetches = {waiter for waiters in self._appended.values() for waiter in waiters}
-        queues = (*self._committed.by_key.values(), *self._synced.by_key.values())
+        kinds = (self._committed, self._synced, self._deleted)
+        queues = [queue for kind in kinds for queue in kind.by_key.values()]
         return sum(map(len, queues)) + len(fetches)
 
     def committed(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
@@ -120,6 +122,12 @@ class Waiters:
         """As ``committed``, for the end of what is on this broker's own disk."""
         waiter = ReachedWaiter(offset, callback)
         self._synced.add(key, waiter)
+        return waiter
+
+    def deleted(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
+        """As ``committed``, for the least log start of the replicas in sync."""
+        waiter = ReachedWaiter(offset, callback)
+        self._deleted.add(key, waiter)
         return waiter
 
     def appended(
@@ -150,10 +158,19 @@ class Waiters:
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
+    def awaits_deletion(self, key: Key) -> bool:
+        """Whether ``on_low_watermark`` would be heard."""
+        return key in self._deleted.by_key
+
+    def on_low_watermark(self, key: Key, low_watermark: int) -> None:
+        """No replica in sync has records below ``low_watermark`` any more."""
+        self._deleted.advance(key, low_watermark)
+
     def on_failed(self, key: Key, error: Exception) -> None:
         """The partition takes no more, or not here: every waiter is told now, not at its deadline."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
+        self._deleted.fail(key, error)
         for fetch in list(self._appended.get(key, ())):
             fetch.wake()
 

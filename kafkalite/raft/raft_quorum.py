@@ -82,7 +82,7 @@ class RaftQuorum:
         self._recent_bytes = 0
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
-        self._waiting: set[asyncio.Future[Any]] = set()  # commits and reads: ended by a failure or a stop
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: ended by a failure or a stop
         self._beyond: list[tuple[int, asyncio.Future[None]]] = []
         self._failure: BaseException | None = None
         self._is_open = False
@@ -309,7 +309,7 @@ class RaftQuorum:
         """Have the node do something, and wait for what ``on_answer`` makes of it, but not for ever."""
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.add(future)
+        self._waiting[future] = None
         timeout_s = self._settings.commit_timeout_ms / 1000
         late = RequestTimedOutError(f"no majority of the voters answered in {timeout_s:g} s")
         timer = self._loop.call_later(timeout_s, _release, future, late)
@@ -318,7 +318,7 @@ class RaftQuorum:
             return await future
         finally:
             timer.cancel()
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
     def _check_leads(self) -> None:
         self._check_usable()

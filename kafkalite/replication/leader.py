@@ -229,6 +229,10 @@ class PartitionLeader:
         if follower is not None and replica_id in self._progress:
             follower.reach(self._progress[replica_id], leader_end_offset, now_ms)
 
+    def forget_follower(self, replica_id: int) -> None:
+        """The follower fetches no more, or anew: where it stood says nothing of where it stands (R12)."""
+        self._progress.pop(replica_id, None)
+
     def is_follower(self, replica_id: int) -> bool:
         return replica_id in self._followers
 
@@ -245,8 +249,9 @@ class PartitionLeader:
         }
 
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """Below it no replica in sync has records any more; -1 while one of them was not heard of."""
-        others = (self._followers[one].log_start_offset for one in self.isr if one in self._followers)
+        """Below it no replica in sync, or proposed to be, has records any more; -1 while one of them was not
+        heard of."""
+        others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
     def _advance(self) -> bool:

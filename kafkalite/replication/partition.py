@@ -184,8 +184,17 @@ class Partition(Replica):
     def delete_records(self, before_offset: int) -> int:
         """Make ``before_offset`` the log start; LATEST means the high watermark. Returns the log start.
 
-        An offset below the log start changes nothing. Raises OffsetOutOfRangeError above the high
-        watermark, NotLeaderOrFollowerError, and the log's StorageErrors.
+        An offset below the log start changes nothing. Raises as ``deletion_end``, and the log's errors.
+        """
+        before_offset = self.deletion_end(before_offset)
+        if before_offset <= self.log.log_start_offset:
+            return self.log.log_start_offset
+        return self.log.delete_before(before_offset)
+
+    def deletion_end(self, before_offset: int) -> int:
+        """Where a DeleteRecords before that offset deletes up to, exclusive; LATEST means the high watermark.
+
+        Raises OffsetOutOfRangeError above the high watermark, NotLeaderOrFollowerError.
         """
         high_watermark = self._leading().high_watermark
         if before_offset == LATEST:
@@ -195,9 +204,7 @@ class Partition(Replica):
                 f"records of {self.topic_partition} can be deleted up to its high watermark,"
                 f" {high_watermark}, not {before_offset}"
             )
-        if before_offset <= self.log.log_start_offset:
-            return self.log.log_start_offset
-        return self.log.delete_before(before_offset)
+        return before_offset
 
     # --- leading: followers ----------------------------------------------------------------------------
 
@@ -262,6 +269,11 @@ class Partition(Replica):
         )
         may_join = leader.may_join(replica_id) or leader.is_close(replica_id, now_ms)
         return ReplicaFetchResult(diverging, moved, may_join)
+
+    def forget_follower(self, replica_id: int) -> None:
+        """A follower says that it fetches no more, or anew. Until it fetches again it does not count."""
+        if self._leader is not None:
+            self._leader.forget_follower(replica_id)
 
     def note_idle_fetch(self, replica_id: int, now_ms: int) -> None:
         """A follower's request left this partition out: it stands where it stood (R15).

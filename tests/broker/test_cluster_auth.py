@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest_asyncio
 from kafkalite.broker.cluster_auth import NONCE_BYTES, Authenticator, Challenge, dial
 from kafkalite.client.connection import connect
 from kafkalite.errors import (
+    BrokerIdNotRegisteredError,
     ClusterAuthorizationFailedError,
     ConnectionFailedError,
     ErrorCode,
     InconsistentClusterIdError,
     InvalidRequestError,
 )
+from kafkalite.limits import MIB
 from kafkalite.protocol.api import APIS, CLUSTER_APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import cluster as messages
@@ -196,6 +199,22 @@ class TestOnTheWire:
         async with WireClient(address) as wire:
             assert (await wire.call(proof)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
+    async def test_a_stranger_gets_no_room_for_a_large_request(self, cluster: Cluster) -> None:
+        """S3: a node does, and could not if strangers had used it up."""
+        frame = struct.pack(">II", 4 * MIB, 0) + bytes(MIB)
+        async with WireClient(controller_address(cluster)) as wire:
+            wire.send_raw(frame)
+            async with asyncio.timeout(2):
+                await wire.closed()
+        own = of_node(cluster.nodes[1], 1)
+        async with WireClient(controller_address(cluster)) as wire:
+            hello = own.hello()
+            await wire.call(own.prove(hello, await wire.call(hello), 101))
+            wire.send_raw(frame)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await wire.closed()
+
     async def test_another_cluster_is_named(self, cluster: Cluster) -> None:
         stranger = of_node(cluster.nodes[1], 1, cluster_id="another")
         with pytest.raises(InconsistentClusterIdError):
@@ -212,6 +231,27 @@ class TestOnTheWire:
                 await connection.call(request, timeout_ms=2_000)
         connection.close()
         assert cluster.broker.image.brokers == before
+
+    async def test_a_session_goes_on_when_an_earlier_connection_ends_late(self, cluster: Cluster) -> None:
+        """Else a broker that heartbeats seldom would be fenced before the next one."""
+        own = of_node(cluster.nodes[1], 7)
+        controller: Any = cluster.nodes[101].broker
+        listener = controller._cluster._listener
+        lost: list[int] = []
+        listener._on_session_lost, former = lost.append, listener._on_session_lost
+        heartbeat = messages.BrokerHeartbeatRequest(7, 1, 0, False, [])
+        connections = [
+            await dial(controller_address(cluster), own, 101, client_id="t", timeout_ms=2_000)
+            for _ in range(2)
+        ]
+        for connection in connections:
+            with pytest.raises(BrokerIdNotRegisteredError):
+                await connection.call(heartbeat, timeout_ms=2_000)
+        for connection, expected in zip(connections, ([], [7]), strict=True):
+            connection.close()
+            await asyncio.sleep(0.02)
+            assert lost == expected
+        listener._on_session_lost = former
 
     async def test_a_new_hello_forgets_who_one_was(self, cluster: Cluster) -> None:
         own = of_node(cluster.nodes[1], 1)

@@ -204,12 +204,55 @@ async def test_a_partition_that_fails_is_asked_anew_later(
     assert [listed.partition for listed in again.partitions] == [0]
 
 
+async def test_a_partition_that_failed_is_forgotten_too_when_it_is_followed_no_more(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    """The leader still knows where it stood."""
+    bad, good = FakeHosted(0), FakeHosted(1)
+    connection = await opened(fetcher, leader, bad, good)
+    bad.outcome = CorruptBatchError("damaged on the way")
+    connection.answer(news(0, 10), news(1))
+    fetcher.remove(bad)  # type: ignore[arg-type]
+    await until(lambda: any(request.forgotten for request in connection.requests))
+    assert not any(request.partitions for request in connection.requests if request.forgotten)
+
+
 async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = FollowerStep(truncated_to=0)
     connection.answer(news(0, diverging_epoch=2, diverging_end_offset=0))
     assert len(connection.requests[2].forgotten) == len(connection.requests[2].partitions) == 1
+
+
+async def test_what_one_request_cannot_list_follows_without_an_answer(
+    fetcher: Fetcher, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalite.broker.fetcher.MAX_LISTED", 2)
+    connection = await opened(fetcher, leader, *(FakeHosted(number) for number in range(7)))
+    await until(lambda: len(connection.requests) == 4)
+    listed = [one.partition for request in connection.requests for one in request.partitions]
+    assert listed == list(range(7))
+
+
+async def test_a_sync_that_ends_while_the_disk_is_busy_is_told_afterwards(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    """Else the high watermark stands still until the next record comes."""
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    finish: list[Any] = []
+    one.on_fetched = lambda *arguments: finish.append(arguments[-1])  # type: ignore[method-assign]
+    one.is_busy = True
+    connection.answer(news(0, log_start_offset=2))
+    assert one.on_follower_synced is not None
+    one.on_follower_synced()
+    await asyncio.sleep(0.01)
+    assert not any(request.partitions for request in connection.requests[1:])
+    one.is_busy = False
+    finish[0](FollowerStep(log_start_moved=True), None)
+    await until(lambda: connection.requests[-1].partitions)
+    assert not connection.requests[-1].forgotten
 
 
 async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetcher, leader: Leader) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.waiters import Waiters
+from kafkalite.errors import DiskFullError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
@@ -51,6 +52,30 @@ def record(offset: int) -> memoryview:
     return memoryview(batch)
 
 
+async def test_what_was_written_before_the_disk_was_full_is_synced() -> None:
+    disk = BusyDisk()
+    filesystem = MemoryFileSystem()
+    log = Log.create(filesystem, "/t-0", LogConfig(preallocate_min_bytes=0, preallocate_max_bytes=0))
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
+    errors: list[Exception | None] = []
+
+    def take(part: bytes) -> None:
+        position = partition.fetch_position()
+        hosted.on_fetched(
+            answer(len(part), 0), memoryview(part), position, 1, lambda _, error: errors.append(error)
+        )
+
+    take(bytes(record(0)))
+    disk.marked.clear()
+    filesystem.capacity_bytes = filesystem.used_bytes() + len(record(1)) + 10
+    take(bytes(record(1)) + bytes(record(2)))
+    assert isinstance(errors[1], DiskFullError)
+    assert (log.log_end_offset, log.offline_reason) == (2, None)
+    assert disk.marked == [hosted]
+
+
 def answer(size_bytes: int, log_start_offset: int) -> ReplicaFetchedPartition:
     return ReplicaFetchedPartition("id", 0, 0, None, 0, 9, log_start_offset, -1, -1, size_bytes)
 
@@ -64,23 +89,19 @@ async def test_an_answer_that_comes_while_the_disk_has_the_log_is_asked_for_agai
     steps: list[FollowerStep | None] = []
 
     def take(part: memoryview, log_start_offset: int) -> None:
-        news = answer(len(part), log_start_offset)
-        hosted.on_fetched(
-            news, part, partition.fetch_position(), 1, lambda step, error: steps.append(step or print(error))
-        )
+        news, position = answer(len(part), log_start_offset), partition.fetch_position()
+        hosted.on_fetched(news, part, position, 1, lambda step, _: steps.append(step))
 
     for offset in range(3):
         take(record(offset), 0)
     take(memoryview(b""), 2)  # the leader has deleted records: that syncs
     assert hosted.is_busy
-    position = partition.fetch_position()
     log.log_start_offset = 2  # the thread is half done
-    hosted.on_fetched(answer(len(record(3)), 2), record(3), position, 1, lambda step, _: steps.append(step))
+    take(record(3), 2)
     assert log.log_end_offset == 3
     assert steps[-1] is not None and steps[-1].is_ignored
     log.log_start_offset = 0
     disk.finish()
-    assert not hosted.is_busy
     assert steps[-1] is not None and steps[-1].log_start_moved
     take(record(3), 2)
     assert log.log_end_offset == 4

@@ -52,9 +52,12 @@ class FakeChannel:
         self.answer = answer
         self.requests: list[AlterPartitionRequest] = []
         self.failures = 0
+        self.is_silent = False
 
     async def send(self, request: AlterPartitionRequest, timeout_ms: int) -> AlterPartitionResponse:
         self.requests.append(request)
+        if self.is_silent:
+            await asyncio.Event().wait()
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
@@ -98,7 +101,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _run(made: IsrManager, until: Callable[[], object]) -> None:
-    tasks = [asyncio.ensure_future(made.send_forever()), asyncio.ensure_future(made.look_forever())]
+    passes = (made.send_forever(), made.look_forever(), made.end_waits_forever())
+    tasks = [asyncio.ensure_future(one) for one in passes]
     try:
         async with asyncio.timeout(5):
             while not until():
@@ -139,6 +143,32 @@ async def test_a_refusal_and_silence_are_followed_by_the_same_again() -> None:
     await _run(made, lambda: len(channel.requests) >= 4)
     assert set(one.partition.told) == {None}
     assert all(request.partitions == channel.requests[0].partitions for request in channel.requests)
+
+
+async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> None:
+    """Else acks=all would wait as long as no controller answers."""
+
+    class Waiting(FakePartition):
+        is_awaiting_replica = False
+        checks = 0
+
+        def end_waits(self, now_ms: int) -> bool:
+            self.checks += 1
+            self.is_awaiting_replica = self.checks < 3
+            return not self.is_awaiting_replica
+
+    channel = FakeChannel(accepted)
+    channel.is_silent = True
+    partition = Waiting(1)
+    one: Any = SimpleHosted(partition)
+    moves: list[int] = []
+    one.on_high_watermark_moved = lambda: moves.append(partition.checks)
+    made = manager(channel, [])
+    made.consider(hosted(0))
+    partition.is_awaiting_replica = partition.is_pending = True
+    made.consider(one)
+    await _run(made, lambda: channel.requests and moves)
+    assert moves == [3]
 
 
 async def test_what_the_image_has_told_meanwhile_needs_no_answer() -> None:

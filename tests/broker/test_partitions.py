@@ -8,10 +8,12 @@ from typing import Any
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions import log_config, partition_settings
-from kafkalite.errors import ErrorCode
+from kafkalite.errors import ErrorCode, StorageError
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.topic_config import topic_settings
 from kafkalite.model import TimestampType
+from kafkalite.protocol.messages.admin import DeleteTopicsRequest
+from kafkalite.replication.partition import Partition
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.testing.wire import WireClient
 
@@ -116,6 +118,29 @@ async def test_a_log_that_cannot_be_made_is_offline_until_its_topic_goes(
         assert "no more i-nodes" in result.error_message
         assert len(broker.partitions) == 1
         assert [s.offline_reason for s in broker.partitions.stored()] == ["no more i-nodes"]
+
+
+async def test_a_role_that_a_passing_error_prevented_is_taken_later(
+    broker: Broker, wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise StorageError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partition, "become_leader", refuse)
+        await wire.call(new_topic("t"))
+        await wire.call(new_topic("gone"))
+    batch = batch_of()
+    (result,) = (await wire.call(produce(batch), batch)).partitions
+    assert result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    await wire.call(DeleteTopicsRequest(1000, ["gone"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(Partition, "become_leader", refuse)
+        broker._housekeeping.checkpoint()
+    broker._housekeeping.checkpoint()
+    (result,) = (await wire.call(produce(batch), batch)).partitions
+    assert (result.error_code, result.base_offset) == (0, 0)
+    assert not broker.partitions._roleless
 
 
 async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(

@@ -26,7 +26,7 @@ from kafkalite.broker.tasks import TaskSet
 from kafkalite.broker.waiters import Waiters
 from kafkalite.client.connection import Connection, connect
 from kafkalite.clock import SystemClock
-from kafkalite.errors import ConnectionFailedError, ErrorCode
+from kafkalite.errors import ConnectionFailedError, CorruptLogError, ErrorCode
 from kafkalite.metadata.controller import ControllerSettings, FenceBroker, LoseReplicas, UnfenceBroker
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY
@@ -485,6 +485,61 @@ async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
     assert net.state().leader == -1
     assert not again.filesystem.exists(f"{directory}.damaged-1")
     assert (await produce(again, b"1")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_an_empty_log_is_never_taken_for_the_one_before_it(net: Net) -> None:
+    """R24: where the leader knows how far the damaged log was, it stays until another epoch."""
+    await net.create()
+    await produce(net.leader(), b"0")
+    leader, victim = net.leader(), net.followers()[0]
+    log = victim.hosted().log
+    log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
+    (damaged,) = victim.partitions.damaged()
+    victim.is_cut = True  # nobody hears that it begins anew
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    assert victim.node_id not in net.state().isr
+    assert victim.hosted().log is log
+    victim.is_cut = False
+    await net.fence(leader)
+    assert victim.hosted().log is not log
+    await net.unfence(leader)
+    await until(lambda: len(net.state().isr) == 3)
+    assert victim.log_bytes() == net.leader().log_bytes()
+
+
+async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -> None:
+    """R12, R24: on an idle partition nothing but the leader's memory says how far it is."""
+    await net.create(partitions=3)
+    for number in range(5):
+        await produce(net.leader(), b"%d" % number)
+    leader, victim = net.leader(), net.followers()[0]
+    victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
+    (damaged,) = victim.partitions.damaged()
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    epoch = net.state().partition_epoch
+    await asyncio.sleep(0.05)
+    leader.manager._isr.look_around()
+    await asyncio.sleep(0.05)
+    assert victim.node_id not in net.state().isr
+    assert net.state().partition_epoch == epoch
+    assert (await produce(leader, b"with two")).error_code == 0
+    assert len(net.state(partition=1).isr) == len(net.state(partition=2).isr) == 3
+
+
+async def test_where_a_replica_stood_in_a_lost_session_is_not_believed(net: Net) -> None:
+    """R12: it may have lost its log since; what it lists in the new one counts."""
+    await net.create(partitions=6)
+    await produce(net.leader(), b"0")
+    leader, victim = net.leader(), net.followers()[0]
+    fetcher = victim.manager._fetchers[leader.node_id]
+    victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
+    (damaged,) = victim.partitions.damaged()
+    fetcher._start_over(ConnectionFailedError("lost"), keep_connection=False)
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    await until(lambda: fetcher._session_id)
+    leader.manager._isr.look_around()
+    await asyncio.sleep(0.05)
+    assert victim.node_id not in net.state().isr
 
 
 async def test_truncations_run_beside_the_loop() -> None:

@@ -77,8 +77,8 @@ class Transport:
 class Peer:
     """A client on the other side of one Connection, without a network."""
 
-    def __init__(self, server: Server) -> None:
-        self.connection = Connection(server, None)
+    def __init__(self, server: Server, connection: Connection | None = None) -> None:
+        self.connection = connection or Connection(server, None)
         self.transport = Transport(self.connection)
         self.wire = ClientConnection("test")
         self.taken = 0
@@ -384,6 +384,26 @@ def test_before_it_opens_a_server_accepts_and_waits(desk: Desk, clock: VirtualCl
     assert peer.answers()[0].error_code == 0
 
 
+def test_a_connection_accepted_just_before_the_opening_and_made_after_it_is_served(
+    desk: Desk, clock: VirtualClock
+) -> None:
+    """Event loops make the protocol when they accept, and call connection_made in their next turn."""
+    server = Server(
+        desk,
+        clock,
+        Metrics(),
+        max_connections=1,
+        max_idle_ms=1,
+        max_request_bytes=1000,
+        max_queued_bytes=2**20,
+    )
+    accepted = Connection(server, None)
+    server.open()
+    peer = Peer(server, accepted)
+    peer.receive(*peer.wire.handshake()[1])
+    assert peer.answers()[0].error_code == 0
+
+
 def _reap(server: Server, clock: VirtualClock, duration_ms: int) -> None:
     """Let time pass as the reaper sees it."""
     end_ms = clock.monotonic_ms() + duration_ms
@@ -399,6 +419,22 @@ def test_without_a_handshake_a_connection_is_reaped(server: Server, clock: Virtu
     _reap(server, clock, 1)
     assert peer.transport.is_aborted
     assert server.metrics.connections_reaped == 1
+
+
+def test_where_a_proof_is_asked_who_gives_none_is_reaped(
+    new_server: Callable[..., Server], clock: VirtualClock
+) -> None:
+    """S1: strangers that shake hands and stay would keep the nodes of the cluster out."""
+    server = new_server(max_unproven_bytes=1000)
+    stranger, node = Peer(server), Peer(server)
+    for peer in (stranger, node):
+        peer.handshake()
+    node.connection.client.node_id = 1
+    _reap(server, clock, HANDSHAKE_DEADLINE_MS - 1)
+    assert not stranger.transport.is_closed
+    _reap(server, clock, 1)
+    assert stranger.transport.is_aborted
+    assert not node.transport.is_closed
 
 
 def test_an_idle_connection_is_reaped_and_a_used_one_is_not(server: Server, clock: VirtualClock) -> None:

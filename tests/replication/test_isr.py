@@ -103,6 +103,28 @@ def test_r12_r13_only_a_living_replica_of_the_epoch_that_fetched_joins(new_leade
     assert isr.propose() is not None
 
 
+def test_r12_who_fetches_no_more_joins_only_by_another_fetch(new_leader):
+    isr = Isr(new_leader, isr=(1, 3), records=2)
+    isr.fetch(3, 2)
+    isr.fetch(2, 2)
+    isr.partition.forget_follower(2)
+    assert isr.propose() is None
+    assert isr.partition.high_watermark == 2
+    isr.fetch(2, 2)
+    assert isr.propose().isr == [1, 2, 3]
+    isr.partition.resign()
+    isr.partition.forget_follower(2)  # who does not lead knows of nobody
+
+
+def test_r8_who_is_in_sync_and_fetches_no_more_holds_the_high_watermark_back(new_leader):
+    isr = Isr(new_leader, records=2)
+    isr.fetch(2, 2)
+    isr.partition.forget_follower(2)
+    assert not isr.fetch(3, 2).moved
+    assert isr.fetch(2, 2).moved
+    assert isr.partition.high_watermark == 2
+
+
 def test_r14_while_an_answer_is_due_nothing_else_is_asked(new_leader):
     isr = Isr(new_leader, isr=(1,))
     isr.fetch(2, 0)

@@ -113,7 +113,7 @@ def test_the_high_watermark_is_what_the_rules_say(history):
 
 
 class TestOneThatIsAlwaysAMomentBehind:
-    """Two replicas move the high watermark; the third keeps up, and each of its fetches comes a little late."""
+    """Two replicas move the high watermark; each fetch of the third comes a little late."""
 
     END = 100
 

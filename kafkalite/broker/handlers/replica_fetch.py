@@ -51,7 +51,7 @@ def handle(services: Services, request: Request, client: Client) -> Reply | Pend
     for topic_id, number in message.forgotten:
         forgotten = session.forget((topic_id, number))
         if forgotten is not None:
-            unwatch(forgotten)
+            _forget(forgotten)
     now_ms = services.clock.monotonic_ms()
     for asked in message.partitions:
         _take(services, session.list(asked), now_ms)
@@ -88,9 +88,17 @@ def _session(services: Services, message: ReplicaFetchRequest) -> tuple[FetchSes
 def end_session(session: FetchSession) -> None:
     """Nobody asks in it any more."""
     for replica in session.replicas.values():
-        unwatch(replica)
+        _forget(replica)
     if session.poll is not None:
         session.poll.finish()
+
+
+def _forget(replica: FetchedReplica) -> None:
+    """Whether the follower still has what it told of is not known until it lists the partition again."""
+    hosted: HostedPartition | None = replica.hosted
+    if hosted is not None:
+        hosted.partition.forget_follower(replica.session.node_id)
+    unwatch(replica)
 
 
 def unwatch(replica: FetchedReplica) -> None:
@@ -131,6 +139,7 @@ def _take(services: Services, replica: FetchedReplica, now_ms: int) -> None:
         hosted.watchers[session.node_id] = replica
     if result.moved:
         hosted.on_high_watermark_moved()
+    hosted.on_low_watermark()
     if not replica.is_answered:
         replica.diverging = result.diverging
         if result.diverging is not None or hosted.log.log_end_offset > asked.fetch_offset:

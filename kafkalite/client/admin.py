@@ -30,6 +30,7 @@ from kafkalite.protocol.messages.metadata import (
     MetadataRequest,
     TopicMetadata,
 )
+from kafkalite.rng import Rng
 
 BROKER_DEFAULT = -1  #: as a number of partitions or replicas: the broker's own setting
 
@@ -164,10 +165,11 @@ class Admin:
         bootstrap_servers: BootstrapServers | None = None,
         *,
         config: Mapping[str, Any] | None = None,
+        rng: Rng | None = None,
         **settings: Unpack[CommonSettings],
     ) -> None:
         self.config = admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
-        self._cluster = ClusterClient(self.config)
+        self._cluster = ClusterClient(self.config, rng=rng)
         self._state = "new"
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ from kafkalite.client.fetch_state import (
     PartitionState,
 )
 from kafkalite.client.retry import Backoff
+from kafkalite.client.subscription import Subscription
 from kafkalite.errors import ClientClosedError, ClientError, KafkaliteError
 from kafkalite.model import EARLIEST, LATEST, OffsetAndTimestamp, Record, TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
@@ -88,9 +89,7 @@ class Consumer:
         self._checking: set[int] = set()  # nodes with a question about epochs in flight
         self._state = FetchState(_limits(self.config))
         self._life = "new"
-        self._topics: list[str] | None = None
-        self._pattern: re.Pattern[str] | None = None
-        self._subscribed_late = False  # partitions found from now on are new: read from their beginning
+        self._subscription: Subscription | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._deferred_error: KafkaliteError | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -157,17 +156,15 @@ class Consumer:
         """Read all partitions of these topics, instead of what was read before."""
         if bool(topics) == (pattern is not None):
             raise ClientError("subscribe to topics or to a pattern, one of the two")
-        self._topics = list(dict.fromkeys(topics)) if pattern is None else None
-        self._pattern = re.compile(pattern) if pattern is not None else None
+        self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
         self._cluster.topics = set(topics) if pattern is None else None
-        self._subscribed_late = False
         self._state.assign({})
         if self._life == "open":
             self._cluster.request_refresh(urgent=True)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; those read before keep their positions."""
-        self._topics = self._pattern = None
+        self._subscription = None
         wanted = [TopicPartition(*tp) for tp in partitions]
         self._state.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
         if self._cluster.topics is None:
@@ -181,36 +178,29 @@ class Consumer:
 
     async def _find_subscribed(self) -> None:
         """Wait until the subscribed topics are known."""
-        if self._topics is None and self._pattern is None:
+        subscription = self._subscription
+        if subscription is None:
             return
         deadline_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
-        for topic in self._topics or ():
+        for topic in subscription.topics:
             await self._cluster.topic_partition_count(topic, deadline_ms)
         self._assign_subscribed()
-        self._subscribed_late = True
+        subscription.is_late = True
 
     def _assign_subscribed(self) -> None:
-        metadata = self._cluster.metadata
-        names: list[str] = []
-        if self._pattern is not None:
-            names = sorted(
-                name
-                for name, topic in metadata.topics.items()
-                if not topic.is_internal and self._pattern.fullmatch(name)
-            )
-        elif self._topics is not None:
-            names = self._topics
-        reset = self.config.auto_offset_reset
-        if self._subscribed_late and reset == "latest":
-            reset = "earliest"
-        self._state.assign(dict.fromkeys(metadata.partitions(names), reset))
+        if self._subscription is None:
+            return
+        selection = self._subscription.select(self._cluster.metadata, self._cluster.now_ms())
+        self._state.restart(selection.replaced)
+        self._state.assign(selection.partitions)
+        if selection.is_missing_some:
+            self._cluster.request_refresh()
 
     def _on_cluster_change(self) -> None:
         """Metadata came, or a connection came or went."""
         if self._life != "open":
             return
-        if self._topics is not None or self._pattern is not None:
-            self._assign_subscribed()
+        self._assign_subscribed()
         self._state.on_leaders(self._cluster.metadata.leader)
         self._wake()
 
@@ -429,6 +419,8 @@ class Consumer:
     async def _find_positions(self, deadline_ms: int | None) -> bool:
         """Ask where partitions without a position start. False when ``deadline_ms`` passed first."""
         wanted = self._state.without_offset()
+        if self._subscription is not None:  # what it misses now is being looked for
+            wanted = {tp: at for tp, at in wanted.items() if self._cluster.metadata.knows(tp)}
         if not wanted:
             return True
         try:

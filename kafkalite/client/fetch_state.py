@@ -225,6 +225,16 @@ class FetchState:
             if tp not in self.partitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
+    def restart(self, replaced: dict[TopicPartition, str]) -> None:
+        """Topics were deleted and made again: these partitions share nothing with those of before."""
+        for tp, reset in replaced.items():
+            state = self.partitions.get(tp)
+            if state is not None:
+                state.forget()
+                state.reset = reset
+                state.seen_epoch = NO_EPOCH
+                state.high_watermark = None
+
     def without_offset(self) -> dict[TopicPartition, int]:
         """Partitions that need ListOffsets, with the timestamp to ask for.
 

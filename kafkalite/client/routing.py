@@ -53,6 +53,7 @@ class MetadataCache:
 
     __slots__ = (
         "addresses",
+        "answer_count",
         "cluster_id",
         "controller_id",
         "errors",
@@ -68,6 +69,8 @@ class MetadataCache:
         #: The error of each topic asked for that can't be used now.
         self.errors: dict[str, tuple[int, str]] = {}
         self.generation = 0
+        #: How many answers came from brokers that knew a controller; others may be cut off, and out of date.
+        self.answer_count = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
         """Take in a response without a whole-request error; ``complete`` when it lists every topic.
@@ -81,6 +84,7 @@ class MetadataCache:
             self.generation += 1
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
+        self.answer_count += response.controller_id != NO_NODE
         if complete:
             self._forget_all_but({topic.name for topic in response.topics})
         for topic in response.topics:
@@ -148,6 +152,9 @@ class MetadataCache:
             for name in topics
             for partition in range(self.partition_count(name) or 0)
         ]
+
+    def knows(self, tp: TopicPartition) -> bool:
+        return 0 <= tp.partition < (self.partition_count(tp.topic) or 0)
 
     def fatal_error(self, topic: str) -> tuple[int, str] | None:
         """(code, message) when ``topic`` can't be used and asking again will not help; None otherwise."""

@@ -210,6 +210,36 @@ async def test_subscription_and_assignment_replace_each_other(fake_broker: Any) 
                 consumer.subscribe(*wrong, pattern="b" if wrong else None)
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+async def test_a_stale_answer_takes_no_position_away(fake_broker: Any, make_fault: Any, reset: str) -> None:
+    _fill(fake_broker)
+    async with _consumer(fake_broker, "t", auto_offset_reset=reset, fetch_max_wait_ms=10) as consumer:
+        await consumer.seek(T0, 10)
+        assert await _read(consumer, 5) == list(range(10, 15))
+        fake_broker.always[ApiKey.METADATA] = make_fault(code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        consumer._cluster.request_refresh(urgent=True)
+        async with asyncio.timeout(5):
+            while consumer._cluster.metadata.partition_count("t") is not None:
+                await asyncio.sleep(0)
+        assert consumer.position(T0) == 15
+        del fake_broker.always[ApiKey.METADATA]
+        assert await _read(consumer, 15) == list(range(15, 30))
+        fake_broker.append("t", 0, build_batch([b"30"]))
+        assert await _read(consumer, 1) == [30]
+
+
+async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafkalite.client.subscription.FORGET_AFTER_MS", 20)
+    _fill(fake_broker)
+    async with _consumer(fake_broker, "t") as consumer:
+        fake_broker.auto_create = 0
+        del fake_broker.topics["t"]
+        consumer._cluster.request_refresh(urgent=True)
+        async with asyncio.timeout(5):
+            while consumer.assignment():
+                await asyncio.sleep(0.005)
+
+
 async def test_a_topic_that_is_not_there(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.client.offsets.MISSING_TOPIC_GRACE_MS", 20)
     fake_broker.auto_create = 0

@@ -157,3 +157,26 @@ async def test_a_topic_without_enough_replicas_is_waited_for() -> None:
                 assert (await waiting).offset == 1
         found = (await _all_records(cluster, "t"))[0]
         assert [record.value for record in found] == [b"0", b"1"]
+
+
+async def test_a_broker_that_does_not_know_a_topic_takes_no_position_away() -> None:
+    """As after an answer of one that lags behind: metadata is without the topic until the next one."""
+    async with Cluster(brokers=3) as cluster:
+        await cluster.create_topic("t", 1, replication_factor=3)
+        await cluster.produce("t", [b"%d" % number for number in range(100)])
+        tp = TopicPartition("t", 0)
+        async with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+            assert len(await _take(consumer, 100)) == 100
+            consumer._cluster.metadata.topics.clear()
+            consumer._on_cluster_change()
+            assert consumer.position(tp) == 100
+            await cluster.produce("t", [b"100"])
+            assert [record.offset for record in await _take(consumer, 1)] == [100]
+
+
+async def _take(consumer: Consumer, count: int) -> list[Record]:
+    records: list[Record] = []
+    async with asyncio.timeout(10):
+        while len(records) < count:
+            records += await consumer.get_many(count - len(records), timeout_ms=5000)
+    return records

@@ -9,6 +9,7 @@ finds is a rule that nothing tests: the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import sys
 import time
@@ -130,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     context = multiprocessing.get_context("spawn")
     findings: list[Finding] = []
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        options.jobs, mp_context=context, initializer=logging.disable, initargs=(logging.CRITICAL,)
+    ) as pool:
         futures = [pool.submit(find, name, **settings) for name in names]
         _say(f"{'mutant':<26}{'found by':<19}{'tries':>6}{'s':>7}  symptom")
         for future in futures:

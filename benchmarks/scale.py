@@ -58,7 +58,7 @@ async def _measure(path: str) -> list[Row]:
             f"{scale}, the busiest node, % of a core",
             max(idle.values()),
             "%",
-            at_most=5,
+            at_most=3,
         ),
         plain_row("memory of a node", f"{scale}, the largest", resident, "MiB"),
         plain_row("fail-over of a broker", f"{scale}: kill -9 until others lead all of its share", lost, "s"),

@@ -1,4 +1,4 @@
-"""What holds for every test: no task is left running behind it, and time is bounded."""
+"""What holds for every test, no task left behind and bounded time; and the requests that many tests send."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import asyncio
 import faulthandler
 import inspect
 import logging
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+
+from kafkalite.protocol.messages import admin, data
+from kafkalite.records.builder import build_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_TIMEOUT_SECONDS = 120
@@ -67,3 +72,41 @@ def access_log() -> Path:
     if not path.exists():
         pytest.skip("../shared/data/apache_access.log is not here: the test needs the real access log")
     return path
+
+
+@pytest.fixture
+def new_topic() -> Callable[..., Any]:
+    """The request that creates one topic: ``new_topic("t", partitions=2, **{"retention.ms": "1"})``."""
+
+    def make(name: str, partitions: int = 1, **configs: str) -> admin.CreateTopicsRequest:
+        return admin.CreateTopicsRequest(1000, False, [admin.NewTopic(name, partitions, 1, configs)])
+
+    return make
+
+
+@pytest.fixture
+def batch_of() -> Callable[..., bytearray]:
+    """A record batch of some values, stamped now."""
+
+    def make(*values: bytes, timestamp_ms: int | None = None, **options: Any) -> bytearray:
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        return bytearray(build_batch(list(values) or [b"value"], timestamps_ms=now_ms, **options))
+
+    return make
+
+
+@pytest.fixture
+def produce() -> Callable[..., Any]:
+    """The produce request for one batch: ``produce(batch, "t", acks=1)``, to be sent with the batch."""
+
+    def make(
+        batch: bytes | bytearray,
+        topic: str = "t",
+        partition: int = 0,
+        *,
+        acks: int = -1,
+        timeout_ms: int = 5000,
+    ) -> data.ProduceRequest:
+        return data.ProduceRequest(acks, timeout_ms, [data.ProducePartition(topic, partition, len(batch))])
+
+    return make

@@ -106,3 +106,9 @@ def test_the_pytest_plugin_costs_nothing_until_used() -> None:
     loaded = _modules_after("import pytest; import kafkalite.testing.plugin")
     for heavy in ("uvloop", "msgpack", "kafkalite.broker", "kafkalite.client", "kafkalite.protocol"):
         assert heavy not in loaded
+
+
+def test_a_node_without_a_vote_does_not_load_the_raft_library() -> None:
+    loaded = _modules_after("import kafkalite.broker.cluster_node")
+    assert "pysyncobj" not in loaded
+    assert "kafkalite.raft.observer_quorum" in loaded

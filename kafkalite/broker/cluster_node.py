@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafkalite.broker.answers import Answer, Pending
 from kafkalite.broker.cluster_auth import Authenticator
@@ -24,13 +24,16 @@ from kafkalite.clock import Clock
 from kafkalite.errors import DataDirectoryError
 from kafkalite.protocol.connection import Request
 from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.raft.observer_quorum import ObserverQuorum
 from kafkalite.raft.quorum import Quorum
-from kafkalite.raft.raft_quorum import ObserverQuorum, RaftQuorum
 from kafkalite.raft.raft_settings import RaftSettings
 from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join
+
+if TYPE_CHECKING:
+    from kafkalite.raft.raft_quorum import RaftQuorum
 
 METADATA_DIRECTORY: Final = "__cluster_metadata"
 VOTERS_FILE: Final = "quorum-voters"
@@ -99,6 +102,8 @@ class ClusterNode:
         self._membership: Membership | None = None
         self._listener: ControllerListener | None = None
         if config.is_controller:
+            from kafkalite.raft.raft_quorum import RaftQuorum  # a node without a vote needs no Raft library
+
             self._runner = InlineRunner() if is_inline else ThreadRunner(f"kafkalite-raft-{config.node_id}")
             self._membership = Membership(filesystem, path, self._voters)
             self.raft = self.quorum = RaftQuorum(

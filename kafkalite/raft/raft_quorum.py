@@ -24,7 +24,6 @@ from kafkalite.errors import (
 )
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
-from kafkalite.raft.observer_quorum import ObserverQuorum as ObserverQuorum
 from kafkalite.raft.quorum import LeaderListener, StaleImageError, StateMachine
 from kafkalite.raft.raft_messages import MAX_COMMAND_BYTES
 from kafkalite.raft.raft_node import AFTER_OFFSET, Outcome, QuorumStatus, RaftNode

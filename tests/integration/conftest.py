@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest_asyncio
 import uvloop
 
 from kafkalite.broker.broker import Broker
-from kafkalite.protocol.messages import admin, data
-from kafkalite.records.builder import build_batch
+from kafkalite.protocol.messages import data
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 
@@ -30,37 +28,6 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 async def broker() -> AsyncIterator[Broker]:
     async with Broker(log_dirs="/broker", filesystem=MemoryFileSystem()) as running:
         yield running
-
-
-@pytest.fixture
-def new_topic() -> Callable[..., Any]:
-    """The request that creates one topic."""
-
-    def make(name: str, partitions: int = 1, **configs: str) -> admin.CreateTopicsRequest:
-        return admin.CreateTopicsRequest(1000, False, [admin.NewTopic(name, partitions, 1, configs)])
-
-    return make
-
-
-@pytest.fixture
-def batch_of() -> Callable[..., bytearray]:
-    """A record batch of some values, stamped now."""
-
-    def make(*values: bytes, timestamp_ms: int | None = None, **options: Any) -> bytearray:
-        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        return bytearray(build_batch(list(values) or [b"value"], timestamps_ms=now_ms, **options))
-
-    return make
-
-
-@pytest.fixture
-def produce() -> Callable[..., Any]:
-    """The produce request for one batch, to be sent with the batch."""
-
-    def make(batch: bytes | bytearray, topic: str = "t", partition: int = 0, *, acks: int = -1) -> Any:
-        return data.ProduceRequest(acks, 5000, [data.ProducePartition(topic, partition, len(batch))])
-
-    return make
 
 
 @pytest.fixture

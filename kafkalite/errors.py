@@ -25,15 +25,20 @@
     │   ├── RecordTooLargeError      one record over max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
     │   ├── NoOffsetError            no position and auto.offset.reset is none
-    │   └── LogTruncationError       records that were read are not in the log any more
+    │   ├── LogTruncationError       records that were read are not in the log any more
+    │   ├── CommitFailedError        the consumer was expelled: what it holds may be another's by now
+    │   ├── MaxPollIntervalError     nobody asked for records for max.poll.interval.ms: the consumer left
+    │   ├── TransactionAbortedError  the record was part of a transaction that was aborted
+    │   └── TransactionStateError    a call that the producer's transaction does not allow now
     └── BrokerError                  an error code in a response; one class per code
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from kafkalite.error_codes import ErrorCode as ErrorCode
 
 
 class KafkaliteError(Exception):
@@ -177,59 +182,20 @@ class LogTruncationError(ClientError):
         self.diverging_offset = diverging_offset
 
 
-class ErrorCode(enum.IntEnum):
-    """Kafka's numbers and names. 1000 and above are ours."""
+class CommitFailedError(ClientError):
+    """Offsets were not committed, since the consumer is no longer the member that may commit them (R39)."""
 
-    UNKNOWN_SERVER_ERROR = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    MESSAGE_TOO_LARGE = 10
-    INVALID_TOPIC_EXCEPTION = 17
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    KAFKA_STORAGE_ERROR = 56
-    UNKNOWN_PRODUCER_ID = 59
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    INVALID_RECORD = 87
-    THROTTLING_QUOTA_EXCEEDED = 89
-    INVALID_UPDATE_VERSION = 95
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_CLUSTER_ID = 104
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    UNKNOWN_API = 1000
-    SHUTTING_DOWN = 1001
+
+class MaxPollIntervalError(CommitFailedError):
+    """The consumer has left its group, because nobody asked it for records for max.poll.interval.ms."""
+
+
+class TransactionAbortedError(ClientError):
+    """The transaction was aborted before the record was acknowledged: no read_committed reader sees it."""
+
+
+class TransactionStateError(ClientError):
+    """What was called does not go with where the producer's transaction stands."""
 
 
 class BrokerError(KafkaliteError):
@@ -253,13 +219,20 @@ class BrokerError(KafkaliteError):
 _CLASS_BY_CODE: dict[ErrorCode, type[BrokerError]] = {}
 
 
-def broker_error(code: int, message: str = "") -> BrokerError:
-    """The exception for an error code from a response; an unknown number is an UnknownServerError."""
+def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
+    """The exception for an error code from a response; an unknown number is an UnknownServerError.
+
+    The message says what it is ``about``, once. A hint that the broker sent with it, and that the class has
+    too, is not told twice.
+    """
     try:
-        known = ErrorCode(code)
+        cls = _CLASS_BY_CODE[ErrorCode(code)]
     except ValueError:
-        return UnknownServerError(f"error code {code}: {message}")
-    return _CLASS_BY_CODE[known](message)
+        cls, message = UnknownServerError, f"error code {code}: {message}"
+    message = message.removesuffix(f" ({cls.default_hint})")
+    if about and about not in message:
+        message = f"{about}: {message or cls.code.name}"
+    return cls(message)
 
 
 class UnknownServerError(BrokerError):
@@ -492,3 +465,131 @@ class IneligibleReplicaError(BrokerError):
 
 class NewLeaderElectedError(BrokerError):
     code = ErrorCode.NEW_LEADER_ELECTED
+
+
+class CoordinatorLoadInProgressError(BrokerError):
+    code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    retriable = True
+
+
+class CoordinatorNotAvailableError(BrokerError):
+    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    retriable = True
+    default_hint = "the internal topic is being created, or has no leader now"
+
+
+class NotCoordinatorError(BrokerError):
+    code = ErrorCode.NOT_COORDINATOR
+    retriable = True
+
+
+class OffsetMetadataTooLargeError(BrokerError):
+    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+    default_hint = "see offset.metadata.max.bytes"
+
+
+class InvalidGroupIdError(BrokerError):
+    code = ErrorCode.INVALID_GROUP_ID
+
+
+class UnknownMemberIdError(BrokerError):
+    code = ErrorCode.UNKNOWN_MEMBER_ID
+    default_hint = "the member was expelled, or never joined; it must join again"
+
+
+class InvalidTxnStateError(BrokerError):
+    code = ErrorCode.INVALID_TXN_STATE
+
+
+class InvalidProducerIdMappingError(BrokerError):
+    code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    default_hint = "the transactional id belongs to another producer id now, or has expired"
+
+
+class InvalidTransactionTimeoutError(BrokerError):
+    code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    default_hint = "see transaction.timeout.ms, and transaction.max.timeout.ms of the brokers"
+
+
+class ConcurrentTransactionsError(BrokerError):
+    code = ErrorCode.CONCURRENT_TRANSACTIONS
+    retriable = True
+    default_hint = "the transaction before this one is still being ended"
+
+
+class TransactionCoordinatorFencedError(BrokerError):
+    code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+
+class NonEmptyGroupError(BrokerError):
+    code = ErrorCode.NON_EMPTY_GROUP
+    default_hint = "stop the group's consumers first"
+
+
+class GroupIdNotFoundError(BrokerError):
+    code = ErrorCode.GROUP_ID_NOT_FOUND
+    default_hint = "'kl group list' shows the groups there are"
+
+
+class GroupMaxSizeReachedError(BrokerError):
+    code = ErrorCode.GROUP_MAX_SIZE_REACHED
+    default_hint = "see group.max.size"
+
+
+class FencedInstanceIdError(BrokerError):
+    code = ErrorCode.FENCED_INSTANCE_ID
+    default_hint = "another consumer has taken over this group.instance.id"
+
+
+class GroupSubscribedToTopicError(BrokerError):
+    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+
+
+class UnstableOffsetCommitError(BrokerError):
+    code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+    retriable = True
+    default_hint = "a transaction with an offset of this partition is still open"
+
+
+class ProducerFencedError(BrokerError):
+    code = ErrorCode.PRODUCER_FENCED
+    default_hint = "another producer with the same transactional.id has started; close this one"
+
+
+class TransactionalIdNotFoundError(BrokerError):
+    code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    default_hint = "'kl txn list' shows the ids there are"
+
+
+class FencedMemberEpochError(BrokerError):
+    code = ErrorCode.FENCED_MEMBER_EPOCH
+    default_hint = "the member was expelled; it must join again, and what it held may be another's"
+
+
+class UnreleasedInstanceIdError(BrokerError):
+    code = ErrorCode.UNRELEASED_INSTANCE_ID
+    default_hint = "another live consumer has this group.instance.id"
+
+
+class UnsupportedAssignorError(BrokerError):
+    code = ErrorCode.UNSUPPORTED_ASSIGNOR
+    default_hint = "uniform or range"
+
+
+class StaleMemberEpochError(BrokerError):
+    code = ErrorCode.STALE_MEMBER_EPOCH
+    default_hint = "the member must take its newer epoch from its next heartbeat first"
+
+
+class TransactionAbortableError(BrokerError):
+    code = ErrorCode.TRANSACTION_ABORTABLE
+    default_hint = "abort the transaction; the next one can go on"
+
+
+class InvalidRegularExpressionError(BrokerError):
+    code = ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+class FinishedBatchError(BrokerError):
+    code = ErrorCode.FINISHED_BATCH
+    default_hint = "a later batch of this application was decided before"

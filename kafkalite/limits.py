@@ -15,6 +15,7 @@ MIB: Final = 1024 * KIB
 MAX_TOPIC_NAME_LENGTH: Final = 249  # Kafka's: leaves room for "-<partition>" in a 255-byte file name
 MAX_CLIENT_ID_LENGTH: Final = 255
 MAX_ERROR_MESSAGE_LENGTH: Final = 1000
+MAX_TRANSACTIONAL_ID_LENGTH: Final = 1000  # also of an application id, and of a member of its group
 
 # --- frames ----------------------------------------------------------------------------------------
 FRAME_HEADER_BYTES: Final = 8  # u32 envelope length, u32 payload length
@@ -47,6 +48,8 @@ MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; one more is t
 # --- cluster ---------------------------------------------------------------------------------------
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 MAX_TOPICS_PER_REQUEST: Final = 10_000
+MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided at a time: one decision writes a record for each
+MAX_GROUPS_PER_REQUEST: Final = 1_000  # described or deleted: each may have a thousand members to tell of
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # added by one request: bounds one entry of the metadata log
 
 assert MAX_PAYLOAD_BYTES + MAX_ENVELOPE_BYTES < 2**32, "both lengths of a frame fit in 32 bits"

@@ -16,11 +16,15 @@ from kafkalite.limits import MAX_TOPIC_NAME_LENGTH
 BrokerId = NewType("BrokerId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 
+#: What the names of topics begin with that belong to the brokers.
+INTERNAL_PREFIX: Final = "__"
+
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
+MAX_PRODUCER_EPOCH: Final = 2**15 - 1  #: the last of a producer id, 16 bits on the wire
 NO_SEQUENCE: Final = -1
 
 # Timestamps with a meaning of their own in ListOffsets (Kafka's numbers).
@@ -112,6 +116,23 @@ class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
     leader_epoch: int
+
+
+class OffsetAndMetadata(NamedTuple):
+    """What a group commits for a partition (R40)."""
+
+    offset: int  #: of the next record to be read
+    leader_epoch: int = NO_EPOCH  #: of the last record read
+    metadata: str | None = None  #: the application's own words
+
+
+class GroupMetadata(NamedTuple):
+    """Who commits: a member of a group at its epoch, or nobody's member ("" at NO_EPOCH)."""
+
+    group_id: str
+    member_id: str = ""
+    member_epoch: int = NO_EPOCH
+    instance_id: str | None = None
 
 
 R = TypeVar("R")

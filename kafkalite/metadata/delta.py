@@ -308,6 +308,15 @@ class Delta:
                 loads[node_id] = load
         return loads
 
+    def has_reshaped_topics(self) -> bool:
+        """Whether topics came, went or have another number of partitions. Call after ``apply``."""
+        assert self.after is not None, "apply the delta first"
+        for topic_id in self._topics:
+            old, new = self.before.topics_by_id.get(topic_id), self.after.topics_by_id.get(topic_id)
+            if old is None or new is None or len(old.partitions) != len(new.partitions):
+                return True
+        return False
+
     def local_changes(self, broker_id: int) -> LocalChanges:
         """What ``broker_id`` has to do. Call after ``apply``."""
         after = self.after

@@ -105,8 +105,37 @@ TOPIC_OPTIONS: Final = OptionRegistry(
             "cleanup.policy",
             "string",
             "delete",
-            "What happens to old segments. Only delete can be chosen as yet; compact cannot.",
-            choices=("delete",),
+            "What happens to old records: delete removes segments by age and size; compact keeps the latest"
+            " record of each key; compact,delete does both.",
+            choices=("delete", "compact", "compact,delete", "delete,compact"),
+            dynamic=True,
+        ),
+        Option(
+            "min.cleanable.dirty.ratio",
+            "float",
+            0.5,
+            "A log is compacted once this part of its closed segments, by bytes, has not been compacted yet.",
+            minimum=0,
+            maximum=1,
+            dynamic=True,
+        ),
+        Option(
+            "min.compaction.lag.ms",
+            "int",
+            0,
+            "How long a record is not compacted for sure. The active segment never is.",
+            minimum=0,
+            maximum=MAX_INT64,
+            dynamic=True,
+        ),
+        Option(
+            "delete.retention.ms",
+            "int",
+            _DAY_MS,
+            "How long a tombstone, a record without a value, is kept after its first compaction: who reads"
+            " the whole log within that time learns of the deletion.",
+            minimum=0,
+            maximum=MAX_INT64,
             dynamic=True,
         ),
         Option(
@@ -221,6 +250,9 @@ BROKER_DEFAULT_NAMES: Final[Mapping[str, BrokerDefault]] = {
     "log.index.interval.bytes": BrokerDefault("index.interval.bytes"),
     "log.index.size.max.bytes": BrokerDefault("segment.index.bytes"),
     "log.cleanup.policy": BrokerDefault("cleanup.policy"),
+    "log.cleaner.min.cleanable.ratio": BrokerDefault("min.cleanable.dirty.ratio"),
+    "log.cleaner.min.compaction.lag.ms": BrokerDefault("min.compaction.lag.ms"),
+    "log.cleaner.delete.retention.ms": BrokerDefault("delete.retention.ms"),
     "log.segment.delete.delay.ms": BrokerDefault("file.delete.delay.ms"),
     "message.max.bytes": BrokerDefault("max.message.bytes"),
     "log.message.timestamp.type": BrokerDefault("message.timestamp.type"),
@@ -323,7 +355,6 @@ def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
 
 
 _ONLY_CHOICE_BECAUSE: Final = {
-    "cleanup.policy": "compaction is not built yet",
     "compression.type": "the broker keeps batches as they were sent",
 }
 

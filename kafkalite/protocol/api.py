@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from kafkalite.protocol.messages import admin, cluster, data, metadata
+from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
 from kafkalite.protocol.structs import Struct
 
 
@@ -18,24 +18,39 @@ class ApiKey(enum.IntEnum):
     LIST_OFFSETS = 2
     METADATA = 3
     CONTROLLED_SHUTDOWN = 7
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    LIST_GROUPS = 16
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSETS_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     ALTER_CONFIGS = 44  # Kafka's IncrementalAlterConfigs
+    OFFSET_DELETE = 47
     DESCRIBE_QUORUM = 55
     ALTER_PARTITION = 56
     ENVELOPE = 58
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
     BROKER_REGISTRATION = 62
     BROKER_HEARTBEAT = 63
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
     ALLOCATE_PRODUCER_IDS = 67
+    CONSUMER_GROUP_HEARTBEAT = 68
+    DESCRIBE_GROUPS = 69  # Kafka's ConsumerGroupDescribe
     CLUSTER_HELLO = 1000
     CLUSTER_PROOF = 1001
     RAFT_MESSAGES = 1002
@@ -43,6 +58,10 @@ class ApiKey(enum.IntEnum):
     CHECKPOINT_HIGH_WATERMARKS = 1004
     DESCRIBE_METADATA = 1005
     FETCH_METADATA = 1006
+    JOIN_TXN_GROUP = 1007
+    END_TXN_GROUP = 1008
+    DESCRIBE_TXN_GROUP = 1009
+    ABORT_TRANSACTION = 1010
 
 
 #: Spoken between the nodes of a cluster, on a connection that has proved to know its secret (S10).
@@ -57,6 +76,8 @@ CLUSTER_APIS: Final = frozenset(
         ApiKey.REPLICA_FETCH,
         ApiKey.CHECKPOINT_HIGH_WATERMARKS,
         ApiKey.FETCH_METADATA,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.WRITE_TXN_MARKERS,
     }
 )
 
@@ -132,6 +153,73 @@ APIS: Final[dict[int, Api]] = {
             0,
         ),
         Api(ApiKey.FETCH_METADATA, cluster.FetchMetadataRequest, cluster.FetchMetadataResponse, 0, 0),
+        Api(ApiKey.FIND_COORDINATOR, groups.FindCoordinatorRequest, groups.FindCoordinatorResponse, 0, 0),
+        Api(
+            ApiKey.CONSUMER_GROUP_HEARTBEAT,
+            groups.ConsumerGroupHeartbeatRequest,
+            groups.ConsumerGroupHeartbeatResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.OFFSET_COMMIT, groups.OffsetCommitRequest, groups.OffsetCommitResponse, 0, 0),
+        Api(ApiKey.OFFSET_FETCH, groups.OffsetFetchRequest, groups.OffsetFetchResponse, 0, 0),
+        Api(ApiKey.OFFSET_DELETE, groups.OffsetDeleteRequest, groups.OffsetDeleteResponse, 0, 0),
+        Api(ApiKey.LIST_GROUPS, groups.ListGroupsRequest, groups.ListGroupsResponse, 0, 0),
+        Api(ApiKey.DESCRIBE_GROUPS, groups.DescribeGroupsRequest, groups.DescribeGroupsResponse, 0, 0),
+        Api(ApiKey.DELETE_GROUPS, groups.DeleteGroupsRequest, groups.DeleteGroupsResponse, 0, 0),
+        Api(ApiKey.TXN_OFFSET_COMMIT, groups.TxnOffsetCommitRequest, groups.TxnOffsetCommitResponse, 0, 0),
+        Api(
+            ApiKey.ADD_PARTITIONS_TO_TXN,
+            transactions.AddPartitionsToTxnRequest,
+            transactions.AddPartitionsToTxnResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.END_TXN, transactions.EndTxnRequest, transactions.EndTxnResponse, 0, 0),
+        Api(
+            ApiKey.WRITE_TXN_MARKERS,
+            transactions.WriteTxnMarkersRequest,
+            transactions.WriteTxnMarkersResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.LIST_TRANSACTIONS,
+            transactions.ListTransactionsRequest,
+            transactions.ListTransactionsResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.DESCRIBE_TRANSACTIONS,
+            transactions.DescribeTransactionsRequest,
+            transactions.DescribeTransactionsResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.DESCRIBE_PRODUCERS,
+            transactions.DescribeProducersRequest,
+            transactions.DescribeProducersResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.ABORT_TRANSACTION,
+            transactions.AbortTransactionRequest,
+            transactions.AbortTransactionResponse,
+            0,
+            0,
+        ),
+        Api(ApiKey.JOIN_TXN_GROUP, transactions.JoinTxnGroupRequest, transactions.JoinTxnGroupResponse, 0, 0),
+        Api(ApiKey.END_TXN_GROUP, transactions.EndTxnGroupRequest, transactions.EndTxnGroupResponse, 0, 0),
+        Api(
+            ApiKey.DESCRIBE_TXN_GROUP,
+            transactions.DescribeTxnGroupRequest,
+            transactions.DescribeTxnGroupResponse,
+            0,
+            0,
+        ),
     )
 }
 

@@ -62,6 +62,15 @@ class RecordBatch:
         self._buffer = memoryview(buffer)
         self._body: BodyView | None = None
 
+    @classmethod
+    def checked(cls, header: BatchHeader, buffer: memoryview) -> RecordBatch:
+        """The batch of which ``check`` has returned ``header``, without looking again."""
+        batch = cls.__new__(cls)
+        batch.header = header
+        batch._buffer = buffer
+        batch._body = None
+        return batch
+
     def __repr__(self) -> str:
         header = self.header
         offsets = f"{header.base_offset}..{header.last_offset}"
@@ -95,6 +104,11 @@ class RecordBatch:
             [None] * count if body.values is None else body.values.decode(),
             None if body.headers is None else decode_headers(body.headers, count),
         )
+
+    def keys(self) -> list[bytes | None] | None:
+        """The keys alone; None when no record has one. Raises as ``columns``."""
+        body = self._view()
+        return None if body.keys is None else body.keys.decode()
 
     def records(self, topic: str, partition: int, *, from_offset: int | None = None) -> list[Record]:
         """The records from ``from_offset`` on (inclusive; all by default). Raises as ``columns``."""

@@ -44,6 +44,7 @@ from kafkalite.records.header import (
     MAGIC,
     MAX_INT64,
     TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
     Buffer,
     Codec,
     seal,
@@ -261,9 +262,11 @@ class RecordBatchBuilder:
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
         leader_epoch: int = NO_EPOCH,
+        transactional: bool = False,
     ) -> bytearray:
         """The batch of all records so far, in a buffer of its own that a leader may stamp in place.
 
+        ``transactional``: it is part of the producer's open transaction.
         Raises RecordError when there is no record, BatchTooLargeError when the batch breaks a limit.
         """
         singles = self._singles()
@@ -278,6 +281,7 @@ class RecordBatchBuilder:
             producer=(producer_id, producer_epoch, base_sequence),
             base_offset=base_offset,
             leader_epoch=leader_epoch,
+            transactional=transactional,
         )
 
 
@@ -296,6 +300,7 @@ def build_batch(
     base_sequence: int = NO_SEQUENCE,
     leader_epoch: int = NO_EPOCH,
     is_sealed: bool = True,
+    transactional: bool = False,
 ) -> bytearray:
     """One batch of whole columns: the fastest way from lists to bytes.
 
@@ -314,6 +319,7 @@ def build_batch(
         base_offset=base_offset,
         leader_epoch=leader_epoch,
         is_sealed=is_sealed,
+        transactional=transactional,
     )
 
 
@@ -398,6 +404,7 @@ def _build(
     base_offset: int,
     leader_epoch: int,
     is_sealed: bool = True,
+    transactional: bool = False,
 ) -> bytearray:
     """Header and body joined once into the buffer that goes out, then sealed with the CRC."""
     if chunk.count > MAX_RECORDS_PER_BATCH:
@@ -426,6 +433,8 @@ def _build(
     attributes = COLUMNAR | codec << COLUMN_CODEC_SHIFT
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         attributes |= TIMESTAMP_TYPE_BIT
+    if transactional:
+        attributes |= TRANSACTIONAL_BIT
     header = HEADER.pack(
         base_offset,
         HEADER_BYTES + body_bytes - LENGTH_OVERHEAD_BYTES,

@@ -70,8 +70,9 @@ _INT16: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
 # base offset, batch length, magic, last offset delta, max timestamp: what `scan` looks at.
 _SCAN: Final = struct.Struct(">qi4xb6xi8xq")
-# The same, then producer id, producer epoch, base sequence: what `scan_producers` looks at.
-_SCAN_PRODUCERS: Final = struct.Struct(">qi4xb6xi8xqqhi")
+# The same with the attributes before the delta, then producer id, producer epoch, base sequence:
+# what `scan_producers` looks at.
+_SCAN_PRODUCERS: Final = struct.Struct(">qi4xb4xhi8xqqhi")
 
 assert HEADER.size == HEADER_BYTES
 assert LENGTH_POSITION + _INT32.size == LENGTH_OVERHEAD_BYTES
@@ -235,21 +236,33 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
         position += length_bytes
 
 
-def scan_producers(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def scan_producers(
+    buffer: Buffer, position: int, end: int
+) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
     """As ``scan``, for who wrote the batches.
 
-    Yields (base_offset, last_offset_delta, max_timestamp_ms, producer_id, producer_epoch, base_sequence).
+    Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
+    producer_epoch, base_sequence).
     """
     end = min(end, len(buffer))
     unpack_from = _SCAN_PRODUCERS.unpack_from
     last_start = end - HEADER_BYTES
     while position <= last_start:
-        base_offset, batch_length, magic, last_delta, *producer = unpack_from(buffer, position)
+        base_offset, batch_length, magic, attributes, last_delta, *rest = unpack_from(buffer, position)
         length_bytes = batch_length + LENGTH_OVERHEAD_BYTES
         if length_bytes < HEADER_BYTES or position + length_bytes > end or magic != MAGIC or last_delta < 0:
             return
-        max_timestamp_ms, producer_id, producer_epoch, base_sequence = producer
-        yield base_offset, last_delta, max_timestamp_ms, producer_id, producer_epoch, base_sequence
+        max_timestamp_ms, producer_id, producer_epoch, base_sequence = rest
+        yield (
+            position,
+            attributes,
+            base_offset,
+            last_delta,
+            max_timestamp_ms,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+        )
         position += length_bytes
 
 
@@ -299,9 +312,17 @@ def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
 
 
 def stamp_producer(
-    buffer: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int
+    buffer: bytearray | memoryview,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = False,
 ) -> None:
-    """Write who sends the batch, and renew the CRC, which covers it."""
+    """Write who sends the batch, and whether in a transaction, and renew the CRC, which covers it."""
+    (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
+    attributes = attributes | TRANSACTIONAL_BIT if transactional else attributes & ~TRANSACTIONAL_BIT
+    _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes)
     _PRODUCER.pack_into(buffer, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     seal(buffer)
 

@@ -13,7 +13,7 @@ from typing import Final
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from kafkalite.records.checksum import crc32c
 from kafkalite.records.columns import ARRAY_OF_4, NIL, binary_column, binary_parts
-from kafkalite.records.header import COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC
+from kafkalite.records.header import COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, TRANSACTIONAL_BIT
 
 # base offset, batch length, leader epoch, magic, crc | and what the CRC covers of the header.
 _UNCOVERED: Final = Struct(">qiibI")
@@ -26,16 +26,21 @@ assert _UNCOVERED.size + _COVERED.size == HEADER_BYTES
 
 
 def build_single(
-    value: bytes, key: bytes | None, timestamp_ms: int, producer: tuple[int, int, int] = NO_PRODUCER
+    value: bytes,
+    key: bytes | None,
+    timestamp_ms: int,
+    producer: tuple[int, int, int] = NO_PRODUCER,
+    transactional: bool = False,
 ) -> bytes:
     """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, unchecked.
 
-    ``producer`` is its id, epoch and the record's sequence.
+    ``producer`` is its id, epoch and the record's sequence; ``transactional`` as in ``build_batch``.
     """
+    attributes = COLUMNAR | TRANSACTIONAL_BIT if transactional else COLUMNAR
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
     covered = b"".join(
         (
-            _COVERED.pack(COLUMNAR, 0, timestamp_ms, timestamp_ms, *producer, 1),
+            _COVERED.pack(attributes, 0, timestamp_ms, timestamp_ms, *producer, 1),
             _BEFORE_COLUMNS,
             key_column,
             _column_head(len(value)),
@@ -48,6 +53,40 @@ def build_single(
 
 
 _AFTER_VALUE: Final = b"".join((NIL, NIL))  # no validity; no headers
+_NULLS: Final = b"".join((NIL, NIL, NIL))  # no validity of keys; every value is null; no headers
+_COLUMN: Final = b"\x93\xc4\x08" + bytes(4)  # of one value: two offsets of 4 bytes, the first is 0
+_BIN_8: Final = 0xC4
+_KEY_HEAD: Final = Struct(
+    f"<{len(_BEFORE_COLUMNS + _COLUMN)}sIBB"
+)  # and its length, as an offset and as msgpack
+_VALUE_HEAD: Final = Struct(f"<{len(NIL + _COLUMN)}sIBB")
+_BEFORE_KEY: Final = _BEFORE_COLUMNS + _COLUMN
+_BEFORE_VALUE: Final = NIL + _COLUMN
+
+
+def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None] | None:
+    """(key, value) of an uncompressed batch of one record, whose body lies in [start, end) of ``data``.
+
+    None where it has headers, no key, or a key or value of more than 255 bytes: for ``RecordBatch`` to read.
+    The header's fields and the CRC are the caller's to check.
+    """
+    if end - start < _KEY_HEAD.size:
+        return None
+    constant, length, kind, bin_length = _KEY_HEAD.unpack_from(data, start)
+    key_at = start + _KEY_HEAD.size
+    key_end = key_at + length
+    if constant != _BEFORE_KEY or kind != _BIN_8 or bin_length != length:
+        return None
+    if end - key_end < _VALUE_HEAD.size:
+        return (data[key_at:key_end], None) if data[key_end:end] == _NULLS else None
+    constant, length, kind, bin_length = _VALUE_HEAD.unpack_from(data, key_end)
+    value_at = key_end + _VALUE_HEAD.size
+    value_end = value_at + length
+    if constant != _BEFORE_VALUE or kind != _BIN_8 or bin_length != length:
+        return None
+    if data[value_end:end] != _AFTER_VALUE:
+        return None
+    return data[key_at:key_end], data[value_at:value_end]
 
 
 @lru_cache(maxsize=1024)

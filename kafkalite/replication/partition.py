@@ -15,7 +15,9 @@ from kafkalite import mutants
 from kafkalite.errors import (
     InvalidRecordError,
     InvalidRequestError,
+    InvalidRequiredAcksError,
     InvalidTimestampError,
+    InvalidTxnStateError,
     KafkaStorageError,
     MessageTooLargeError,
     NotEnoughReplicasAfterAppendError,
@@ -37,7 +39,14 @@ from kafkalite.model import (
     OffsetAndTimestamp,
 )
 from kafkalite.protocol.messages.cluster import ChangedPartition, PartitionChange
-from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, BatchHeader
+from kafkalite.records.control import build_marker
+from kafkalite.records.header import (
+    CONTROL_BIT,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    parse_header,
+)
 from kafkalite.replication.follower import diverging_at
 from kafkalite.replication.leader import PartitionLeader, ProposedIsr, ReplicaLag
 from kafkalite.replication.replica import PartitionSettings, Replica
@@ -46,11 +55,12 @@ from kafkalite.storage.log import Appended
 
 if TYPE_CHECKING:
     from kafkalite.storage.log import Slice
-    from kafkalite.storage.producer_state import SequencedBatch
+    from kafkalite.storage.producer_state import OpenTransaction, SequencedBatch
 
 __all__ = ["Partition", "PartitionSettings", "ReplicaFetchResult"]
 
-_NOT_FROM_CLIENTS: Final = TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT
+#: What a client's batch has only as part of a transaction, or never.
+_SPECIAL: Final = TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT
 _ACKS_ALL: Final = int(Acks.ALL)
 
 
@@ -76,37 +86,40 @@ class Partition(Replica):
         now_ms: int,
         *,
         acks: int = _ACKS_ALL,
+        is_verified: bool = False,
     ) -> Appended:
         """Append one batch from a client; offset and leader epoch are stamped into ``batch`` itself.
 
         ``header`` is what ``records.header.check`` returned for it, ``now_ms`` the wall clock. With
         ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise at once.
+        ``is_verified``: the coordinator has added this partition to the batch's transaction (R31).
         Raises NotLeaderOrFollowerError, KafkaStorageError (log offline), MessageTooLargeError,
         InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError (acks=all, R6), for batches of
-        idempotent producers what ``ProducerStates.check`` raises, and the log's StorageErrors.
+        idempotent producers what ``ProducerStates.check`` and ``check_open`` raise, for transactional ones
+        also InvalidRequiredAcksError and InvalidTxnStateError, and the log's StorageErrors.
         """
         leader = self._leader or self._leading()
         log = self.log
         if log.offline_reason is not None:
-            raise KafkaStorageError(f"{self.topic_partition} is offline: {log.offline_reason}")
+            raise self._offline()
         if header.length_bytes > self._max_message_bytes:
             raise MessageTooLargeError(
                 f"a batch of {header.length_bytes} bytes for {self.topic_partition},"
                 f" whose max.message.bytes is {self._max_message_bytes}"
             )
-        if header.attributes & _NOT_FROM_CLIENTS:
-            self._refuse_attributes(header)
+        if header.attributes & _SPECIAL:
+            self._check_attributes(header, acks, is_verified)
         if self._is_create_time:
             too_late = header.max_timestamp_ms - now_ms > self._after_max_ms
             if too_late or now_ms - header.base_timestamp_ms > self._before_max_ms:
                 self._refuse_timestamps(header, now_ms)
         if acks == _ACKS_ALL and not leader.has_enough_in_sync:
-            raise NotEnoughReplicasError(
-                f"{self.topic_partition} has {len(leader.isr)} replicas in sync,"
-                f" and min.insync.replicas is {self.settings.min_insync_replicas}"
-            )
+            raise self._not_enough_replicas(leader)
         if header.producer_id != NO_PRODUCER_ID:
-            repeated = log.producers.check(header)
+            producers = log.producers
+            if header.producer_id in producers.open:
+                producers.check_open(header)
+            repeated = producers.check(header)
             if repeated is not None:
                 return self._appended_before(repeated)
         appended = log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
@@ -120,10 +133,30 @@ class Partition(Replica):
         last_offset = NO_OFFSET if "R28-ack-uncommitted" in mutants.ACTIVE else batch.last_offset
         return Appended(batch.base_offset, last_offset, time_ms, self.log.log_end_offset, is_duplicate=True)
 
-    def _refuse_attributes(self, header: BatchHeader) -> None:
-        if header.is_control or header.is_transactional:
-            raise InvalidRecordError(f"clients can't write control or transactional batches here: {header}")
-        raise InvalidTimestampError("only the broker may set the timestamp type LogAppendTime of a batch")
+    def _offline(self) -> KafkaStorageError:
+        return KafkaStorageError(f"{self.topic_partition} is offline: {self.log.offline_reason}")
+
+    def _not_enough_replicas(self, leader: PartitionLeader) -> NotEnoughReplicasError:
+        return NotEnoughReplicasError(
+            f"{self.topic_partition} has {len(leader.isr)} replicas in sync,"
+            f" and min.insync.replicas is {self.settings.min_insync_replicas}"
+        )
+
+    def _check_attributes(self, header: BatchHeader, acks: int, is_verified: bool) -> None:
+        """Refuse what clients may not send; let part of a transaction pass that is known to be one."""
+        if header.is_control:
+            raise InvalidRecordError(f"clients can't write control batches: {header}")
+        if header.attributes & TIMESTAMP_TYPE_BIT:
+            raise InvalidTimestampError("only the broker may set the timestamp type LogAppendTime of a batch")
+        if header.producer_id < 0 or header.producer_epoch < 0:
+            raise InvalidRecordError(f"a transactional batch without a producer: {header}")
+        if acks != _ACKS_ALL:
+            raise InvalidRequiredAcksError(f"a transactional batch needs acks=all; its acks are {acks}")
+        if not is_verified and self.needs_verification(header):
+            raise InvalidTxnStateError(
+                f"producer {header.producer_id} in epoch {header.producer_epoch} has no transaction open in"
+                f" {self.topic_partition}, and its coordinator did not confirm one"
+            )
 
     def _refuse_timestamps(self, header: BatchHeader, now_ms: int) -> None:
         """KIP-937. Of the records only the batch's base and largest timestamp are looked at."""
@@ -136,28 +169,34 @@ class Partition(Replica):
             hint="see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
         )
 
-    def read(self, offset: int, max_bytes: int) -> Slice:
+    def read(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
         """Whole batches from the one that holds ``offset`` on, below the high watermark (R11).
 
-        Empty when there are none yet. The first batch comes whole even if it alone has more than
-        ``max_bytes``. Raises OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        ``is_committed_only``: below the last stable offset, so that every transaction's outcome is known;
+        ``Log.aborted_between`` tells which were aborted. Empty when there are none yet. The first batch comes
+        whole even if it alone has more than ``max_bytes``. Raises OffsetOutOfRangeError,
+        NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         leader = self._leader or self._leading()
         log = self.log
         if offset > log.log_end_offset and not leader.is_settled:
             raise self._unsettled()
-        return log.read(offset, max_bytes=max_bytes, up_to=leader.high_watermark)
+        end = leader.high_watermark
+        if is_committed_only:
+            end = log.last_stable_offset(end)
+        return log.read(offset, max_bytes=max_bytes, up_to=end)
 
     def _unsettled(self) -> OffsetNotAvailableError:
         return OffsetNotAvailableError(
             f"{self.topic_partition}: the new leader does not know yet what is on all in-sync replicas"
         )
 
-    def list_offset(self, timestamp_ms: int) -> OffsetAndTimestamp:
+    def list_offset(self, timestamp_ms: int, is_committed_only: bool = False) -> OffsetAndTimestamp:
         """The offset for a timestamp, or for EARLIEST, LATEST, MAX_TIMESTAMP; see ``ListedOffset``.
 
-        NO_OFFSET when every readable record is older. Raises InvalidRequestError for another negative
-        number, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        With ``is_committed_only`` the readable part ends at the last stable offset. NO_OFFSET when every
+        readable record is older. Raises InvalidRequestError for another negative number,
+        NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
         leader = self._leading()
         log = self.log
@@ -165,14 +204,17 @@ class Partition(Replica):
             return OffsetAndTimestamp(log.log_start_offset, NO_TIMESTAMP, leader.leader_epoch)
         if not leader.is_settled:
             raise self._unsettled()
+        end = leader.high_watermark
+        if is_committed_only:
+            end = log.last_stable_offset(end)
         if timestamp_ms == LATEST:
-            return OffsetAndTimestamp(leader.high_watermark, NO_TIMESTAMP, leader.leader_epoch)
+            return OffsetAndTimestamp(end, NO_TIMESTAMP, leader.leader_epoch)
         if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
             raise InvalidRequestError(f"no offset is defined for the timestamp {timestamp_ms}")
         found = (
             log.max_timestamp() if timestamp_ms == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp_ms)
         )
-        if found is None or found[1] >= leader.high_watermark:
+        if found is None or found[1] >= end:
             return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, leader.leader_epoch)
         return OffsetAndTimestamp(found[1], found[0], leader.leader_epoch)
 
@@ -205,6 +247,72 @@ class Partition(Replica):
                 f" {high_watermark}, not {before_offset}"
             )
         return before_offset
+
+    # --- transactions and coordinators -----------------------------------------------------------------
+
+    def needs_verification(self, header: BatchHeader) -> bool:
+        """Whether the coordinator must add this partition to the batch's transaction before it is appended,
+        because it would be the transaction's first one here (R31). Raises NotLeaderOrFollowerError."""
+        self._leading()
+        if not header.is_transactional or header.is_control or header.producer_id < 0:
+            return False
+        return self.log.producers.needs_verification(header.producer_id, header.producer_epoch)
+
+    def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
+        """Append a coordinator's own batch, as with acks=all.
+
+        A transactional one is of a transaction known to include this partition, and has no sequence. Raises
+        NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError, InvalidRecordError (a control
+        batch), what ``ProducerStates.check_open`` raises, and the log's StorageErrors.
+        """
+        leader = self._appending()
+        if header.is_control:
+            raise InvalidRecordError(f"markers are appended by append_marker: {header}")
+        if header.producer_id != NO_PRODUCER_ID:
+            self.log.producers.check_open(header)
+        return self._append_own(leader, batch, header, now_ms)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, now_ms: int
+    ) -> Appended:
+        """Append the marker that ends the producer's transaction here, as with acks=all (R33).
+
+        ``producer_epoch`` is the one after that of the transaction, and from now on the producer's (R31).
+        When the marker stands in the log already, nothing is appended: what is returned ends with the log,
+        so that it counts as committed when the marker surely is. Raises NotLeaderOrFollowerError,
+        KafkaStorageError, NotEnoughReplicasError, TransactionCoordinatorFencedError (R32),
+        InvalidProducerEpochError, and the log's StorageErrors.
+        """
+        leader = self._appending()
+        log = self.log
+        if not log.producers.check_marker(producer_id, producer_epoch, coordinator_epoch):
+            last_offset = log.log_end_offset - 1
+            return Appended(last_offset, last_offset, NO_TIMESTAMP, log.log_end_offset, is_duplicate=True)
+        log.settle_transactions(leader.high_watermark)
+        batch = build_marker(producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms)
+        return self._append_own(leader, batch, parse_header(batch), now_ms)
+
+    def _appending(self) -> PartitionLeader:
+        """This leadership, if it may append as with acks=all."""
+        leader = self._leading()
+        if self.log.offline_reason is not None:
+            raise self._offline()
+        if not leader.has_enough_in_sync:
+            raise self._not_enough_replicas(leader)
+        return leader
+
+    def _append_own(
+        self, leader: PartitionLeader, batch: bytearray | memoryview, header: BatchHeader, now_ms: int
+    ) -> Appended:
+        appended = self.log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
+        if not self._counts_synced:
+            leader.on_progress(self._broker_id, appended.log_end_offset)
+        return appended
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Those without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
+        self._leading()
+        return self.log.producers.open_transactions()
 
     # --- leading: followers ----------------------------------------------------------------------------
 

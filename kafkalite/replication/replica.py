@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from kafkalite import mutants
 from kafkalite.errors import (
+    CorruptBatchError,
     ErrorCode,
     FencedLeaderEpochError,
     KafkaStorageError,
@@ -23,6 +24,8 @@ from kafkalite.errors import (
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.gaps import joined_at
+from kafkalite.records.header import check, total_length
 from kafkalite.replication.follower import (
     IGNORED,
     FetchPosition,
@@ -146,8 +149,9 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
-        """Where read_committed ends, exclusive. Without transactions that is the high watermark."""
-        return self.high_watermark
+        """Where read_committed ends, exclusive: at the first transaction that has not ended for sure, or the
+        high watermark (R33). Raises the log's StorageErrors: the log may have to be walked for it."""
+        return self.log.last_stable_offset(self.high_watermark)
 
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
         """Lead as the metadata says, or take a changed in-sync set while leading in the same epoch.
@@ -173,6 +177,8 @@ class Replica:
             log.start_epoch(state.leader_epoch)
         if "R27-no-rebuild" in mutants.ACTIVE:
             log.lose_producers()
+        if "R33-index-forgotten" in mutants.ACTIVE:
+            log.lose_aborted()
         self._take_role(state)
         self._leader = PartitionLeader(
             self._broker_id,
@@ -271,6 +277,11 @@ class Replica:
             raise KafkaStorageError(f"{self.topic_partition} is offline: {self.log.offline_reason}")
         return self._follower
 
+    def is_overlapped(self, batches: memoryview) -> bool:
+        """Whether what a leader sent begins before the end of the log, so that the log may have to be cut."""
+        has_offset = len(batches) >= _BASE_OFFSET.size
+        return has_offset and _BASE_OFFSET.unpack_from(batches)[0] < self.log.log_end_offset
+
     def on_fetched(
         self,
         answer: ReplicaFetchedPartition,
@@ -310,18 +321,43 @@ class Replica:
             self._start_over(follower, _BASE_OFFSET.unpack_from(batches)[0])
         before = log.log_end_offset
         if batches:
+            if _BASE_OFFSET.unpack_from(batches)[0] < before:
+                batches = joined_at(batches, before)  # the leader has compacted beyond this log's end
+                if _BASE_OFFSET.unpack_from(batches)[0] < before:
+                    return self._join_at(follower, answer, batches)
             try:
                 log.append_as_follower(batches, now_ms=now_ms, leader_epoch=follower.youngest_epoch)
             finally:
                 if log.log_end_offset != before:
                     self._changed(follower)
         moved = follower.advance(answer.high_watermark, log.log_end_offset)
+        if moved:
+            log.settle_transactions(follower.high_watermark)
         start = min(answer.log_start_offset, log.log_end_offset)
         is_deleting = start > log.log_start_offset
         if is_deleting:
             log.delete_before(start)
             moved = follower.advance(start, start) or moved
         return FollowerStep(len(batches), None, moved, is_deleting)
+
+    def _join_at(
+        self, follower: PartitionFollower, answer: ReplicaFetchedPartition, batches: memoryview
+    ) -> FollowerStep:
+        """Go back to where the leader's first batch begins, in which this log ends: so it does when it comes
+        from another leader, which had compacted that batch. The batch is committed and not whole here, so
+        this replica is not in sync, and nothing that counts is cut off (R8). Raises CorruptBatchError.
+        """
+        log = self.log
+        header = check(batches[: total_length(batches)])
+        if not log.log_end_offset < header.next_offset <= answer.high_watermark:
+            raise CorruptBatchError(
+                f"a batch with offsets from {header.base_offset} to {header.last_offset};"
+                f" the next has offset {log.log_end_offset}"
+            )
+        if header.base_offset < log.log_start_offset:
+            return self._start_over(follower, header.base_offset)
+        self._changed(follower)
+        return self._ends_at(follower, log.truncate_to(header.base_offset))
 
     def _truncate(self, follower: PartitionFollower, answer: ReplicaFetchedPartition) -> FollowerStep:
         log = self.log

@@ -33,6 +33,7 @@ _LEADER_EPOCHS: Final = "leader-epochs"
 _RECOVERY_POINTS: Final = "recovery-points"
 _CLEAN_SHUTDOWN: Final = "clean-shutdown"
 _PRODUCERS: Final = "producers"
+_COMPACTION: Final = "compaction"
 
 
 class LogState(NamedTuple):
@@ -56,6 +57,31 @@ class RecoveryPoint(NamedTuple):
 
     recovery_point: int = 0
     truncations: int = 0
+
+
+class CompactionPoints(NamedTuple):
+    """How far a log was compacted. Offsets are exclusive.
+
+    ``passes``: up to where, and by which wall-clock time in milliseconds; both ascend. One that followed
+    closely on another may be left out: what it compacted counts as compacted later, then.
+    """
+
+    truncations: int = 0
+    compacted_to: int = 0
+    passes: tuple[tuple[int, int], ...] = ()
+
+    def after(self, state: LogState) -> CompactionPoints:
+        """What of it still holds for a log of that state: a truncation voids what was said of its end."""
+        if state.truncations == self.truncations:
+            return self
+        is_next = state.truncations == self.truncations + 1
+        if not is_next or state.truncated_to < self.compacted_to:
+            return CompactionPoints(state.truncations)
+        return self._replace(truncations=state.truncations)
+
+    def horizon(self, now_ms: int, age_ms: int) -> int:
+        """Below it all was compacted ``age_ms`` ago or longer."""
+        return max((offset for offset, wall_ms in self.passes if wall_ms + age_ms <= now_ms), default=0)
 
 
 class CleanEnd(NamedTuple):
@@ -137,6 +163,19 @@ def decode_producers(data: bytes, path: str) -> tuple[ProducerStates, int]:
     """(states, truncations). Raises CorruptLogError, ValueError."""
     head, *lines = decode_lines(_PRODUCERS, data, path)
     return ProducerStates.from_lines(lines), _field(head, "truncations", path)
+
+
+def encode_compaction(points: CompactionPoints) -> bytes:
+    head = (f"truncations {points.truncations}", f"compacted_to {points.compacted_to}")
+    return encode_lines(_COMPACTION, (*head, *(f"{offset} {wall_ms}" for offset, wall_ms in points.passes)))
+
+
+def decode_compaction(data: bytes, path: str) -> CompactionPoints:
+    """Raises CorruptLogError, ValueError."""
+    first, second, *lines = decode_lines(_COMPACTION, data, path)
+    rows = (line.split() for line in lines)
+    passes = tuple((int(offset), int(wall_ms)) for offset, wall_ms in rows)
+    return CompactionPoints(_field(first, "truncations", path), _field(second, "compacted_to", path), passes)
 
 
 def encode_recovery_points(points: Mapping[str, RecoveryPoint]) -> bytes:

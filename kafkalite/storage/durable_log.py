@@ -15,15 +15,17 @@ from typing import Final, Self
 
 from kafkalite.errors import CorruptLogError, DiskFullError, LogOfflineError, StorageError
 from kafkalite.model import NO_EPOCH
-from kafkalite.records.header import BatchHeader
+from kafkalite.records.control import parse_marker
+from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from kafkalite.storage import layout
+from kafkalite.storage.aborted_index import AbortedIndex
 from kafkalite.storage.checkpoints import (
     CleanEnd,
     LogState,
     RecoveryPoint,
     encode_leader_epochs,
 )
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_producers import LogProducers
@@ -34,6 +36,8 @@ from kafkalite.storage.segment_list import SegmentList
 from kafkalite.storage.sync_work import StateWork, SyncWork
 
 logger = logging.getLogger(__name__)
+
+_TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 #: No failed writes: a process without descriptors or memory couldn't begin one.
 _PASSING: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -348,28 +352,63 @@ class DurableLog:
         try:
             states = self._producers.states
             if states is None:
-                states = self._producers.load(self._segments, self._state, self.log_end_offset)
+                states = self._producers.load(
+                    self._segments, self._state, self.log_start_offset, self.log_end_offset
+                )
             return states
         except (CorruptLogError, OSError) as error:
             raise self._read_failed(error) from error
 
     def _note_producer(
-        self, header: BatchHeader, base_offset: int, max_timestamp_ms: int, now_ms: int
+        self, header: BatchHeader, batch: Buffer, base_offset: int, max_timestamp_ms: int, now_ms: int
     ) -> None:
-        """A batch was appended at ``base_offset``. To states not known yet a walk will add it."""
+        """``batch`` was appended at ``base_offset``. To states not known yet a walk will add it."""
         states = self._producers.states
         if states is None:
             self.producers  # noqa: B018 - looked up now, so that a takeover need not walk far
             return
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        if header.attributes & _TRANSACTION_BITS:
+            if header.is_control:
+                is_commit, coordinator_epoch = parse_marker(batch)
+                states.note_marker(
+                    producer_id, epoch, coordinator_epoch, base_offset, now_ms, is_commit=is_commit
+                )
+                return
+            states.note_open(producer_id, epoch, base_offset, now_ms)
+            if header.base_sequence < 0:
+                return
+        last_offset = base_offset + header.last_offset_delta
         states.note(
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-            base_offset,
-            base_offset + header.last_offset_delta,
-            max_timestamp_ms,
-            now_ms,
+            producer_id, epoch, header.base_sequence, base_offset, last_offset, max_timestamp_ms, now_ms
         )
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Up to where the outcome of every transaction is known, exclusive: the high watermark, or the first
+        offset of one that is open, or whose marker is not below the high watermark (R33)."""
+        states = self.producers
+        if not states.open and not states.ended:
+            return high_watermark
+        return max(states.last_stable_offset(high_watermark), self.log_start_offset)
+
+    def known_stable_offset(self, high_watermark: int) -> int:
+        """As ``last_stable_offset`` if that is known without a walk, else the high watermark."""
+        states = self._producers.states
+        if states is None or not (states.open or states.ended):
+            return high_watermark
+        return self.last_stable_offset(high_watermark)
+
+    def settle_transactions(self, high_watermark: int) -> None:
+        """What lies below ``high_watermark`` is committed: of transactions that end there less is kept."""
+        states = self._producers.states
+        if states is not None and states.ended:
+            states.settle(high_watermark)
+
+    def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions with offsets in [``first``, ``end``), by
+        first offset."""
+        found = self.producers.aborted.between(first, end)
+        return [(one.producer_id, one.first_offset) for one in found]
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers that were idle for ``expiration_ms`` (R29). Returns how many."""
@@ -379,6 +418,10 @@ class DurableLog:
     def lose_producers(self) -> None:
         """What R27 forbids: know nothing of the producers in the log. Only a test asks for it."""
         self._producers.states = ProducerStates()
+
+    def lose_aborted(self) -> None:
+        """What R33 forbids: know nothing of the aborted transactions. Only a test asks for it."""
+        self.producers.aborted = AbortedIndex()
 
     # --- failing ---------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_hea
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     decode_clean_shutdown,
+    decode_compaction,
     decode_leader_epochs,
     decode_log_state,
     decode_node,
@@ -174,19 +175,20 @@ def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
     names = fs.list_dir(directory)
     findings: list[Finding] = []
     log_start_offset = _verify_small_files(fs, directory, names, findings)
-    segments = [name for name in map(layout.parse_segment_file_name, names) if name is not None]
-    bases = sorted(name.base_offset for name in segments if name.suffix == layout.LOG_SUFFIX)
+    files = _segment_files(names)
+    bases = sorted(files)
     ends: list[int] = []
     batch_count = record_count = size_bytes = 0
     for number, base_offset in enumerate(bases):
-        tally = _verify_segment(fs, directory, base_offset, number == len(bases) - 1, findings)
+        path = layout.join(directory, files[base_offset])
+        tally = _verify_segment(fs, path, base_offset, number == len(bases) - 1, findings)
         ends.append(tally.end_offset)
         batch_count += tally.batch_count
         record_count += tally.record_count
         size_bytes += tally.size_bytes
     for end, base_offset in zip(ends, bases[1:], strict=False):
         if end != base_offset:
-            path = layout.join(directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
+            path = layout.join(directory, files[base_offset])
             findings.append(Finding(path, 0, f"the segment before it ends at offset {end}"))
     return LogVerdict(
         directory,
@@ -227,6 +229,23 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[
     return findings, (verify_log(fs, directory) for directory in logs)
 
 
+def _segment_files(names: list[str]) -> dict[int, str]:
+    """{base offset: file name} of the segments as the next start will have them: what compaction was about to
+    replace counts no more."""
+    files = {
+        parsed.base_offset: name
+        for name in names
+        if (parsed := layout.parse_segment_file_name(name)) is not None and parsed.suffix == layout.LOG_SUFFIX
+    }
+    for name in names:
+        swap = layout.parse_swap_file_name(name)
+        if swap is not None:
+            for base_offset in [one for one in files if swap.base_offset <= one < swap.next_offset]:
+                del files[base_offset]
+            files[swap.base_offset] = name
+    return files
+
+
 class _Tally(NamedTuple):
     end_offset: int
     batch_count: int
@@ -235,10 +254,9 @@ class _Tally(NamedTuple):
 
 
 def _verify_segment(
-    fs: FileSystem, directory: str, base_offset: int, is_last: bool, findings: list[Finding]
+    fs: FileSystem, path: str, base_offset: int, is_last: bool, findings: list[Finding]
 ) -> _Tally:
     """Batches, then the index entries against them. A bad end of the last segment may be a torn tail."""
-    path = layout.join(directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
     starts: dict[int, int] = {}  # base offset -> position
     timestamps: dict[int, int] = {}  # base offset -> max timestamp
     end_offset, size_bytes, record_count = base_offset, 0, 0
@@ -251,9 +269,11 @@ def _verify_segment(
         timestamps[header.base_offset] = header.max_timestamp_ms
         end_offset = header.next_offset
         size_bytes = position + header.length_bytes
-        record_count += header.record_count
+        record_count += 0 if header.is_control else header.record_count
+    if path.endswith(layout.SWAP_SUFFIX):
+        return _Tally(end_offset, len(starts), record_count, size_bytes)
     for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
-        index_path = layout.join(directory, layout.segment_file_name(base_offset, suffix))
+        index_path = layout.join(layout.parent(path), layout.segment_file_name(base_offset, suffix))
         if fs.exists(index_path):
             _verify_index(fs, index_path, starts, timestamps, end_offset, findings)
     return _Tally(end_offset, len(starts), record_count, size_bytes)
@@ -295,6 +315,9 @@ def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findin
         path = layout.join(directory, layout.LOG_STATE_FILE)
         state = _try_decode(fs, path, decode_log_state, findings)
         log_start_offset = state.log_start_offset if state is not None else 0
+    if layout.COMPACTION_FILE in names:
+        path = layout.join(directory, layout.COMPACTION_FILE)
+        _try_decode(fs, path, decode_compaction, findings, is_damage=False)
     for name in names:
         if layout.parse_producers_file_name(name) is not None:
             _try_decode(fs, layout.join(directory, name), decode_producers, findings, is_damage=False)

@@ -16,6 +16,8 @@
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
         <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
         <any of the first three>.deleted          retired, removed by a later pass
+        compaction                          how far the log was compacted, and when
+        <base offset>-<next offset>.swap    a compacted segment about to replace those of its offsets
       <log directory>.deleted/              retired, removed by a later pass
 """
 
@@ -34,6 +36,7 @@ CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"
 PARTITION_FILE: Final = "partition.json"
 LOG_STATE_FILE: Final = "log-state"
 LEADER_EPOCHS_FILE: Final = "leader-epochs"
+COMPACTION_FILE: Final = "compaction"
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
@@ -42,11 +45,13 @@ PRODUCERS_SUFFIX: Final = ".producers"
 DELETED_SUFFIX: Final = ".deleted"
 DAMAGED_SUFFIX: Final = ".damaged-"  #: and a number: a log that was replaced by a new one
 TEMPORARY_SUFFIX: Final = ".tmp"
+SWAP_SUFFIX: Final = ".swap"
 
 SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 _OFFSET_DIGITS: Final = 20
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex)")
+_SWAP_FILE = re.compile(r"([0-9]{20})-([0-9]{20})\.swap")
 _PRODUCERS_FILE = re.compile(r"([0-9]{20})\.producers")
 _LOG_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
@@ -60,6 +65,13 @@ class LogDirectoryName(NamedTuple):
 class SegmentFileName(NamedTuple):
     base_offset: int
     suffix: str
+
+
+class SwapFileName(NamedTuple):
+    """``next_offset`` is exclusive."""
+
+    base_offset: int
+    next_offset: int
 
 
 def log_directory_name(topic_id: str, partition: int) -> str:
@@ -82,6 +94,16 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
     """The parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
     match = _SEGMENT_FILE.fullmatch(name)
     return None if match is None else SegmentFileName(int(match[1]), match[2])
+
+
+def swap_file_name(base_offset: int, next_offset: int) -> str:
+    return f"{base_offset:0{_OFFSET_DIGITS}d}-{next_offset:0{_OFFSET_DIGITS}d}{SWAP_SUFFIX}"
+
+
+def parse_swap_file_name(name: str) -> SwapFileName | None:
+    """The offsets of a compacted segment that is to replace others, or None for any other name."""
+    match = _SWAP_FILE.fullmatch(name)
+    return None if match is None else SwapFileName(int(match[1]), int(match[2]))
 
 
 def producers_file_name(offset: int) -> str:

@@ -25,10 +25,11 @@ from kafkalite.errors import (
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
-from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time, total_length
+from kafkalite.records.control import check_at
+from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
-from kafkalite.storage.durable_log import DurableLog
+from kafkalite.storage.compactable_log import CompactableLog
 from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
 from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry
@@ -80,7 +81,7 @@ class LogStatistics:
     boundary_bytes_scanned: int
 
 
-class Log(DurableLog):
+class Log(CompactableLog):
     """Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
     deleted before they are synced. ``offline_reason`` is None until the log goes offline, for good."""
 
@@ -136,7 +137,7 @@ class Log(DurableLog):
         if header is None:
             header = check(batch)
         size = len(batch)
-        if size > self._config.max_message_bytes:
+        if size > self._config.max_message_bytes and not header.is_control:
             raise MessageTooLargeError(
                 f"a batch of {size} bytes; this topic takes {self._config.max_message_bytes}"
             )
@@ -157,7 +158,7 @@ class Log(DurableLog):
         self.log_end_offset = end = last_offset + 1
         self._appends += 1
         if header.producer_id != NO_PRODUCER_ID:
-            self._note_producer(header, base_offset, max_timestamp_ms, now_ms)
+            self._note_producer(header, batch, base_offset, max_timestamp_ms, now_ms)
         return Appended(base_offset, last_offset, append_time_ms, end)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
@@ -171,15 +172,14 @@ class Log(DurableLog):
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
         headers: list[tuple[int, BatchHeader]] = []
         while position < len(view):
-            length = total_length(view, position)
-            header = check(view[position : position + length])
+            header = check_at(view, position)
             if header.base_offset != offset or header.leader_epoch < epoch:
                 raise CorruptBatchError(
                     f"a batch with offset {header.base_offset} and leader epoch {header.leader_epoch};"
                     f" the next has offset {offset} and epoch {epoch} or above"
                 )
             headers.append((position, header))
-            position += length
+            position += header.length_bytes
             offset, epoch = header.next_offset, header.leader_epoch
         if leader_epoch is not None and epoch > leader_epoch:
             raise CorruptBatchError(f"a batch of leader epoch {epoch} from a leader of epoch {leader_epoch}")
@@ -195,7 +195,7 @@ class Log(DurableLog):
             self.log_end_offset = header.next_offset
             self._appends += 1
             if header.producer_id != NO_PRODUCER_ID:
-                self._note_producer(header, header.base_offset, header.max_timestamp_ms, now_ms)
+                self._note_producer(header, batch, header.base_offset, header.max_timestamp_ms, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
         """The segment to write a batch of ``size`` bytes to, after a roll if one is due."""

@@ -12,7 +12,8 @@ from kafkalite.model import TimestampType
 FSYNC: Final = "fsync"
 PAGE_CACHE: Final = "page-cache"
 
-_SEVEN_DAYS_MS: Final = 7 * 24 * 60 * 60 * 1000
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+_SEVEN_DAYS_MS: Final = 7 * _DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class LogConfig:
     Performance: ``segment_bytes``, ``segment_ms`` minus up to ``segment_jitter_ms``, ``segment_index_bytes``
     and ``index_interval_bytes`` (one index entry per so many bytes of log); files grow by
     ``preallocate_min_bytes`` first, later by as much as they hold, up to ``preallocate_max_bytes``.
+
+    Compaction, with ``is_compacted``: once ``min_cleanable_dirty_ratio`` of the bytes that may be compacted
+    never were; records younger than ``min_compaction_lag_ms`` are left alone, and a tombstone stays for
+    ``delete_retention_ms`` after all before it was compacted.
     """
 
     segment_bytes: int = 1024 * MIB
@@ -41,6 +46,10 @@ class LogConfig:
     file_delete_delay_ms: int = 60_000
     preallocate_min_bytes: int = 64 * KIB
     preallocate_max_bytes: int = 16 * MIB
+    is_compacted: bool = False
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    delete_retention_ms: int = _DAY_MS
 
     def __post_init__(self) -> None:
         _at_least("segment.bytes", self.segment_bytes, MIN_SEGMENT_BYTES)
@@ -56,6 +65,8 @@ class LogConfig:
         _at_least("retention.bytes", self.retention_bytes, -1)
         _at_least("max.message.bytes", self.max_message_bytes, 0)
         _at_least("file.delete.delay.ms", self.file_delete_delay_ms, 0)
+        _at_least("min.compaction.lag.ms", self.min_compaction_lag_ms, 0)
+        _at_least("delete.retention.ms", self.delete_retention_ms, 0)
         _at_least("preallocate.min.bytes", self.preallocate_min_bytes, 0)
         _at_least("preallocate.max.bytes", self.preallocate_max_bytes, self.preallocate_min_bytes)
         if self.durability not in {FSYNC, PAGE_CACHE}:

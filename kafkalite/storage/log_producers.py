@@ -1,4 +1,4 @@
-"""A log's producers: held in memory once they are needed, saved in snapshots, found again after a restart.
+"""A log's producers and transactions: held in memory once needed, saved in snapshots, found after a restart.
 
 A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its offset.
 One is written when a segment is closed, at an orderly stop, and within the active segment now and then, so
@@ -16,11 +16,13 @@ from typing import Final
 from kafkalite.errors import CorruptLogError, DiskFullError
 from kafkalite.limits import MIB
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
-from kafkalite.records.header import scan_producers
+from kafkalite.records.control import MARKER_BYTES, parse_marker
+from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, decode_producers, encode_producers
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.producer_state import ProducerStates
+from kafkalite.storage.segment import Segment
 from kafkalite.storage.segment_list import SegmentList
 
 logger = logging.getLogger(__name__)
@@ -43,19 +45,16 @@ class LogProducers:
         self._saved_bytes = 0  # size of the active segment at the last snapshot
         self.states: ProducerStates | None = ProducerStates() if offsets is None else None
 
-    def load(self, segments: SegmentList, state: LogState, end_offset: int) -> ProducerStates:
+    def load(
+        self, segments: SegmentList, state: LogState, log_start_offset: int, end_offset: int
+    ) -> ProducerStates:
         """The states as of ``end_offset``, the log's end. Raises CorruptLogError, OSError."""
         states, offset = self._newest(state, end_offset)
         for segment in segments:
             if segment.next_offset <= offset:
                 continue
-            position = segment.find(offset).position if offset > segment.base_offset else 0
-            for base_offset, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
-                segment.view(), position, segment.size_bytes
-            ):
-                if producer_id != NO_PRODUCER_ID and base_offset >= offset:
-                    last_offset = base_offset + last_delta
-                    states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
+            _walk(states, segment, offset)
+        states.aborted.delete_before(log_start_offset)
         self.states = states
         return states
 
@@ -116,6 +115,8 @@ class LogProducers:
 
     def delete_before(self, log_start_offset: int) -> None:
         """Keep, of the snapshots that the log start has passed, only the newest."""
+        if self.states is not None:
+            self.states.aborted.delete_before(log_start_offset)
         passed = [one for one in self._offsets if one <= log_start_offset]
         for offset in passed[:-1]:
             self._remove(offset)
@@ -128,3 +129,26 @@ class LogProducers:
 
     def _path(self, offset: int) -> str:
         return layout.join(self._directory, layout.producers_file_name(offset))
+
+
+def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
+    """Note every batch of ``segment`` from ``offset`` on."""
+    start = segment.find(offset).position if offset > segment.base_offset else 0
+    view = segment.view()
+    for position, attributes, base_offset, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
+        view, start, segment.size_bytes
+    ):
+        if producer_id == NO_PRODUCER_ID or base_offset < offset:
+            continue
+        if attributes & CONTROL_BIT:
+            is_commit, coordinator_epoch = parse_marker(view[position : position + MARKER_BYTES])
+            states.note_marker(
+                producer_id, epoch, coordinator_epoch, base_offset, NO_TIMESTAMP, is_commit=is_commit
+            )
+            continue
+        if attributes & TRANSACTIONAL_BIT:
+            states.note_open(producer_id, epoch, base_offset, NO_TIMESTAMP)
+            if sequence < 0:
+                continue
+        last_offset = base_offset + last_delta
+        states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)

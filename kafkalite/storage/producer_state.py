@@ -1,9 +1,12 @@
-"""What a log knows of its idempotent producers: the last five batches of each, with their sequences.
+"""What a log knows of its producers: the last five batches of each, and which transactions are open here.
 
-A pure function of the log's batches from the oldest snapshot on (R27), but for when a producer was last
-heard of. It answers, for a batch that is to be appended, whether it comes next, was appended before, or
-must be refused (R28). Sequences count a producer's records in this partition from 0, for each epoch anew,
-and wrap from 2^31 - 1 to 0.
+A pure function of the log's batches, markers too, from the oldest snapshot on (R27), but for when a
+producer was last heard of. It answers, for a batch that is to be appended, whether it comes next, was
+appended before, or must be refused (R28). Sequences count a producer's records in this partition from 0,
+for each epoch anew, and wrap from 2^31 - 1 to 0.
+
+A producer's transaction is open here from its first batch to the marker that ends it. The marker has the
+epoch after that of the batches, which so is the producer's from then on: late batches are refused (R31).
 """
 
 from __future__ import annotations
@@ -13,16 +16,22 @@ from typing import Final, NamedTuple
 
 from kafkalite import mutants
 from kafkalite.errors import (
+    ConcurrentTransactionsError,
     InvalidProducerEpochError,
     InvalidRecordError,
+    InvalidTxnStateError,
     OutOfOrderSequenceNumberError,
+    TransactionCoordinatorFencedError,
     UnknownProducerIdError,
 )
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.header import BatchHeader
+from kafkalite.storage.aborted_index import ABORTED, Aborted, AbortedIndex
 
 KEPT_BATCHES: Final = 5  #: as many as a producer may have in flight
 SEQUENCES: Final = 2**31
+
+_ENDED: Final = "ended"
 
 
 class SequencedBatch(NamedTuple):
@@ -35,45 +44,93 @@ class SequencedBatch(NamedTuple):
     max_timestamp_ms: int
 
 
+class EndedTransaction(NamedTuple):
+    """A transaction that has its marker, at ``marker_offset``; both offsets are inclusive."""
+
+    first_offset: int
+    marker_offset: int
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction without its marker here. ``start_offset`` is its first batch's."""
+
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+
+
 class ProducerState:
-    """One producer. Invariant: ``batches`` are its latest of ``epoch``, one to five, in order."""
+    """One producer. Invariant: ``batches`` are its latest of ``epoch``, up to five, in order; none after a
+    marker, and none of batches without a sequence."""
 
-    __slots__ = ("batches", "epoch", "last_append_ms")
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_append_ms", "transaction_start_offset")
 
-    def __init__(self, epoch: int, last_append_ms: int, batches: list[SequencedBatch]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        last_append_ms: int,
+        batches: list[SequencedBatch],
+        coordinator_epoch: int = NO_EPOCH,
+        transaction_start_offset: int = NO_OFFSET,
+    ) -> None:
         self.epoch = epoch
         self.last_append_ms = last_append_ms  #: wall clock here; NO_TIMESTAMP: found in the log
         self.batches = batches
+        self.coordinator_epoch = coordinator_epoch  #: of the last marker; NO_EPOCH before any
+        self.transaction_start_offset = transaction_start_offset  #: NO_OFFSET: none is open here
+
+    def _durable(self) -> tuple[object, ...]:
+        return (self.epoch, self.batches, self.coordinator_epoch, self.transaction_start_offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProducerState):
             return NotImplemented
-        return (self.epoch, self.batches) == (other.epoch, other.batches)
+        return self._durable() == other._durable()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<ProducerState epoch {self.epoch} {self.batches}>"
+        return f"<ProducerState epoch {self.epoch} {self.batches} open from {self.transaction_start_offset}>"
 
 
 class ProducerStates:
-    """{producer id: its state} of one log."""
+    """{producer id: its state} of one log.
 
-    __slots__ = ("_producers",)
+    Invariants: ``open`` has the first offset of each open transaction by producer id, in ascending order of
+    offsets; ``aborted`` has every aborted transaction whose marker the log still has.
+    """
+
+    __slots__ = ("_producers", "aborted", "ended", "open")
 
     def __init__(self, producers: dict[int, ProducerState] | None = None) -> None:
         self._producers = producers if producers is not None else {}
+        opened = (
+            (one.transaction_start_offset, producer_id)
+            for producer_id, one in self._producers.items()
+            if one.transaction_start_offset != NO_OFFSET
+        )
+        self.open: dict[int, int] = {producer_id: first for first, producer_id in sorted(opened)}
+        #: those whose marker was not known to be committed, in the order of the markers
+        self.ended: list[EndedTransaction] = []
+        self.aborted = AbortedIndex()
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProducerStates) and self._producers == other._producers
+        if not isinstance(other, ProducerStates):
+            return NotImplemented
+        return self._producers == other._producers and self.aborted == other.aborted
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __iter__(self) -> Iterator[tuple[int, ProducerState]]:
+        return iter(self._producers.items())
+
     def get(self, producer_id: int) -> ProducerState | None:
         return self._producers.get(producer_id)
+
+    # --- what may be appended --------------------------------------------------------------------------
 
     def check(self, header: BatchHeader) -> SequencedBatch | None:
         """None if the batch comes next; the batch it repeats if it was appended before (R28).
@@ -87,9 +144,10 @@ class ProducerStates:
             raise InvalidRecordError(f"a batch of producer {header.producer_id} without epoch or sequence")
         producer = self._producers.get(header.producer_id)
         if producer is not None and header.producer_epoch == producer.epoch:
-            if first == (producer.batches[-1].last_sequence + 1) % SEQUENCES:
+            batches = producer.batches
+            if first == ((batches[-1].last_sequence + 1) % SEQUENCES if batches else 0):
                 return None
-            found = _repeated(producer.batches, first, (first + header.last_offset_delta) % SEQUENCES)
+            found = _repeated(batches, first, (first + header.last_offset_delta) % SEQUENCES)
             if found is not None:
                 return None if "R28-no-dedup" in mutants.ACTIVE else found
         elif producer is not None and header.producer_epoch < producer.epoch:
@@ -106,12 +164,71 @@ class ProducerStates:
                 f"producer {header.producer_id} is not known here, and the batch begins with sequence {first}"
             )
         expected = 0
-        if header.producer_epoch == producer.epoch:
+        if header.producer_epoch == producer.epoch and producer.batches:
             expected = (producer.batches[-1].last_sequence + 1) % SEQUENCES
         raise OutOfOrderSequenceNumberError(
             f"producer {header.producer_id} in epoch {header.producer_epoch} is expected to go on with"
             f" sequence {expected}; the batch begins with {first}"
         )
+
+    def needs_verification(self, producer_id: int, epoch: int) -> bool:
+        """Whether a batch of that epoch would begin a transaction here: the coordinator must add the
+        partition first (R31). One of an earlier epoch needs none: it is refused."""
+        producer = self._producers.get(producer_id)
+        if producer is None or epoch > producer.epoch:
+            return True
+        return epoch == producer.epoch and producer.transaction_start_offset == NO_OFFSET
+
+    def check_open(self, header: BatchHeader) -> None:
+        """Refuse what does not go with its producer's open transaction, if there is one.
+
+        Raises InvalidTxnStateError: the batch is not part of one; ConcurrentTransactionsError: it is of a
+        later one; InvalidProducerEpochError: of an earlier epoch.
+        """
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return
+        if header.producer_epoch < producer.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {header.producer_id} is in epoch {producer.epoch}; the batch is of"
+                f" {header.producer_epoch}"
+            )
+        if producer.transaction_start_offset == NO_OFFSET:
+            return
+        since = f"producer {header.producer_id} has had a transaction open here since offset"
+        if not header.is_transactional:
+            raise InvalidTxnStateError(
+                f"{since} {producer.transaction_start_offset}; the batch is not part of it",
+                hint="end the transaction first, or use another producer",
+            )
+        if header.producer_epoch > producer.epoch:
+            raise ConcurrentTransactionsError(
+                f"{since} {producer.transaction_start_offset}, in epoch {producer.epoch}; the batch is of"
+                f" epoch {header.producer_epoch}"
+            )
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
+        """Whether a marker is to be appended; False if it was before.
+
+        A marker ends a transaction of an earlier epoch than its own: one of the same epoch is another,
+        later one, which a late repetition of a marker must leave alone. Raises
+        TransactionCoordinatorFencedError, InvalidProducerEpochError.
+        """
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return True
+        if coordinator_epoch < producer.coordinator_epoch and "R32-old-coordinator" not in mutants.ACTIVE:
+            raise TransactionCoordinatorFencedError(
+                f"producer {producer_id} has a marker of coordinator epoch {producer.coordinator_epoch};"
+                f" this one is of {coordinator_epoch}"
+            )
+        if epoch < producer.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {producer_id} is in epoch {producer.epoch}; the marker is of {epoch}"
+            )
+        return epoch > producer.epoch
+
+    # --- what stands in the log ------------------------------------------------------------------------
 
     def note(
         self,
@@ -123,29 +240,105 @@ class ProducerStates:
         max_timestamp_ms: int,
         now_ms: int,
     ) -> None:
-        """A batch of an idempotent producer stands in the log. Called for each one, in order."""
+        """A batch of an idempotent producer stands in the log. Called for each one, in order.
+
+        For one that is part of a transaction, ``note_open`` is called first.
+        """
         last_sequence = (first_sequence + last_offset - base_offset) % SEQUENCES
         batch = SequencedBatch(first_sequence, last_sequence, base_offset, last_offset, max_timestamp_ms)
         producer = self._producers.get(producer_id)
-        if producer is None or producer.epoch != epoch:
+        if producer is None:
             self._producers[producer_id] = ProducerState(epoch, now_ms, [batch])
             return
         producer.last_append_ms = now_ms
+        if producer.epoch != epoch:
+            producer.epoch = epoch
+            producer.batches = [batch]
+            return
         batches = producer.batches
         batches.append(batch)
         if len(batches) > KEPT_BATCHES:
             del batches[0]
 
+    def note_open(self, producer_id: int, epoch: int, base_offset: int, now_ms: int) -> None:
+        """A batch that is part of a transaction stands in the log: the first one opens it here."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
+        producer.last_append_ms = now_ms
+        if producer.epoch != epoch:
+            producer.epoch = epoch
+            producer.batches = []
+        if producer.transaction_start_offset == NO_OFFSET:
+            producer.transaction_start_offset = base_offset
+            self.open[producer_id] = base_offset
+
+    def note_marker(
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        offset: int,
+        now_ms: int,
+        *,
+        is_commit: bool,
+    ) -> None:
+        """A marker stands in the log at ``offset``: the producer's transaction here is ended."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
+        producer.last_append_ms = now_ms  # counts as a sign of life, so that the epochs are not lost (R29)
+        producer.coordinator_epoch = coordinator_epoch
+        if "R31-marker-epoch-ignored" not in mutants.ACTIVE:
+            producer.epoch = epoch
+            producer.batches = []
+        producer.transaction_start_offset = NO_OFFSET
+        first_offset = self.open.pop(producer_id, NO_OFFSET)
+        if first_offset == NO_OFFSET:
+            return
+        self.ended.append(EndedTransaction(first_offset, offset))
+        if not is_commit:
+            bound = next(iter(self.open.values()), offset + 1)
+            self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
+
+    def settle(self, high_watermark: int) -> None:
+        """Forget which transactions have ended by markers below ``high_watermark``, for they are stable."""
+        ended = self.ended
+        count = 0
+        while count < len(ended) and ended[count].marker_offset < high_watermark:
+            count += 1
+        del ended[:count]
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The high watermark, or the first offset of a transaction that is open or whose marker is not
+        committed, if that is less (R33). Exclusive. A high watermark never goes back."""
+        least = high_watermark
+        if self.open and "R33-lso-ignores-open" not in mutants.ACTIVE:
+            least = min(least, next(iter(self.open.values())))
+        if self.ended and "R33-lso-uncommitted-marker" not in mutants.ACTIVE:
+            self.settle(high_watermark)
+            for one in self.ended:
+                least = min(least, one.first_offset)
+        return least
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Those without a marker here, by first offset."""
+        return [
+            OpenTransaction(producer_id, self._producers[producer_id].epoch, first_offset)
+            for producer_id, first_offset in self.open.items()
+        ]
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget who was not heard of for ``expiration_ms`` (R29). Returns how many that were.
 
-        The time of one that was found in the log, not heard, begins now: its records may be dated at will.
+        Never one with an open transaction. The time of one that was found in the log, not heard, begins now:
+        its records may be dated at will.
         """
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
             if producer.last_append_ms == NO_TIMESTAMP:
                 producer.last_append_ms = now_ms
-            elif now_ms - producer.last_append_ms >= expiration_ms:
+            elif now_ms - producer.last_append_ms >= expiration_ms and producer_id not in self.open:
                 gone.append(producer_id)
         for producer_id in gone:
             del self._producers[producer_id]
@@ -154,30 +347,53 @@ class ProducerStates:
     # --- as text ---------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """One line per producer: id, epoch, last append, and its batches with colons between the fields."""
+        """One line per producer: id, epoch, last append, coordinator epoch, first offset of its open
+        transaction, and its batches with colons between the fields. Then the transactions that have ended,
+        ``ended`` first when their marker may be uncommitted, ``aborted`` for the index."""
         for producer_id in sorted(self._producers):
-            producer = self._producers[producer_id]
-            batches = " ".join(":".join(map(str, batch)) for batch in producer.batches)
-            yield f"{producer_id} {producer.epoch} {producer.last_append_ms} {batches}"
+            one = self._producers[producer_id]
+            batches = (":".join(map(str, batch)) for batch in one.batches)
+            fields = (one.epoch, one.last_append_ms, one.coordinator_epoch, one.transaction_start_offset)
+            yield " ".join((str(producer_id), *map(str, fields), *batches))
+        for ended in self.ended:
+            yield f"{_ENDED} {ended.first_offset} {ended.marker_offset}"
+        yield from self.aborted.lines()
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> ProducerStates:
         """Raises ValueError for anything but what ``lines`` gives."""
         producers: dict[int, ProducerState] = {}
+        ended: list[EndedTransaction] = []
+        aborted = AbortedIndex()
         for line in lines:
-            producer_id, epoch, last_append_ms, *texts = line.split()
-            fields = [text.split(":") for text in texts]
-            if not fields or any(len(one) != len(SequencedBatch._fields) for one in fields):
-                raise ValueError(f"not the batches of a producer: {line!r}")
-            batches = [SequencedBatch._make(map(int, one)) for one in fields]
-            producers[int(producer_id)] = ProducerState(int(epoch), int(last_append_ms), batches)
-        return cls(producers)
+            kind, _, rest = line.partition(" ")
+            if kind == _ENDED:
+                first_offset, marker_offset = map(int, rest.split())
+                ended.append(EndedTransaction(first_offset, marker_offset))
+            elif kind == ABORTED:
+                aborted.add_line(rest)
+            else:
+                producers[int(kind)] = _producer(rest)
+        states = cls(producers)
+        states.ended, states.aborted = ended, aborted
+        return states
+
+
+def _producer(text: str) -> ProducerState:
+    epoch, last_append_ms, coordinator_epoch, start_offset, *texts = text.split()
+    fields = [one.split(":") for one in texts]
+    if any(len(one) != len(SequencedBatch._fields) for one in fields):
+        raise ValueError(f"not the batches of a producer: {text!r}")
+    batches = [SequencedBatch._make(map(int, one)) for one in fields]
+    return ProducerState(int(epoch), int(last_append_ms), batches, int(coordinator_epoch), int(start_offset))
 
 
 def _repeated(batches: list[SequencedBatch], first: int, last: int) -> SequencedBatch | None:
     for batch in batches:
         if (batch.first_sequence, batch.last_sequence) == (first, last):
             return batch
+    if not batches:
+        return None
     oldest = batches[0]
     # How far before the oldest one: in a circle, what is less than half of it away counts as before.
     before_oldest = (oldest.first_sequence - 1 - last) % SEQUENCES

@@ -38,6 +38,7 @@ from kafkalite.storage.checkpoints import (
     decode_producers,
     encode_leader_epochs,
 )
+from kafkalite.storage.compaction_swap import finish_swaps
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
@@ -110,7 +111,7 @@ class _Stop(NamedTuple):
 def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> OpenedLog:
     """Open after an orderly stop: lists the directory, reads no batch. Raises CorruptLogError."""
     state = read_log_state(fs, directory)
-    names = fs.list_dir(directory)
+    names = finish_swaps(fs, directory, fs.list_dir(directory))
     bases = _segment_bases(names)
     start, log_end_offset = state.log_start_offset, end.log_end_offset
     first, last = (bases[0], bases[-1]) if bases else (log_end_offset, log_end_offset)
@@ -199,7 +200,7 @@ class _Recovery:
 
     def run(self) -> OpenedLog:
         start = self._state.log_start_offset
-        names = self._fs.list_dir(self._directory)
+        names = finish_swaps(self._fs, self._directory, self._fs.list_dir(self._directory))
         found = _segment_bases(names)
         self._indexed = _index_bases(names)
         self._bases = found[max(bisect_right(found, start) - 1, 0) :]
@@ -516,8 +517,10 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
     """The epochs as the batch headers below ``end_offset`` tell them."""
     epochs = LeaderEpochs()
     for segment in segments:
+        size_bytes = segment.size_bytes
         length = segment.size_bytes = segment.file.size()
         view = segment.view()
+        segment.size_bytes = size_bytes  # what was found: the file may be longer, by zeros allocated ahead
         position, offset = 0, segment.base_offset
         while offset < end_offset and position + HEADER_BYTES <= length:
             try:

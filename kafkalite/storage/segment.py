@@ -160,6 +160,12 @@ class Segment:
             file.truncate(0)
         return segment
 
+    def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
+        """Have ``file``, whose batches were all noted: a segment that was written under another name."""
+        self._file = file
+        self.size_bytes, self.next_offset = size_bytes, next_offset
+        self._set_allocated(size_bytes)
+
     def path(self, suffix: str = layout.LOG_SUFFIX) -> str:
         return layout.join(self._directory, layout.segment_file_name(self.base_offset, suffix))
 

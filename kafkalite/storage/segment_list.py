@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from kafkalite.model import NO_TIMESTAMP
+from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
 from kafkalite.storage.filesystem import FileSystem
@@ -98,10 +99,12 @@ class SegmentList:
         for segment in self.segments:
             was_in_use = segment.is_in_use
             segment.load_indexes()
+            max_timestamp_ms = segment.max_timestamp_ms
+            is_gap = max_timestamp_ms == NO_TIMESTAMP and _is_gap(segment)
             if not was_in_use:
                 segment.release()
             yield SegmentSummary(
-                segment.base_offset, segment.next_offset, segment.size_bytes, segment.max_timestamp_ms
+                segment.base_offset, segment.next_offset, segment.size_bytes, max_timestamp_ms, is_gap
             )
 
     @property
@@ -135,6 +138,15 @@ class SegmentList:
                     self._retired.append((path + layout.DELETED_SUFFIX, None))
             segment.release()
         return retired
+
+    def replace(self, old: list[Segment], new: Segment) -> None:
+        """``new`` has the offsets of ``old``, neighbours here, whose files are gone. Readers keep their
+        views."""
+        number = self.segments.index(old[0])
+        self.segments[number : number + len(old)] = [new]
+        self.bases[number : number + len(old)] = [new.base_offset]
+        for segment in old:
+            segment.release()
 
     def remove_retired(self, now_ms: int, delay_ms: int) -> None:
         """Unlink what was retired ``delay_ms`` before; for what is new the wait begins now."""
@@ -170,3 +182,9 @@ class SegmentList:
                 segment.release()
                 released += 1
         return released
+
+
+def _is_gap(segment: Segment) -> bool:
+    """Whether compaction has left no record of it; a marker counts as one."""
+    headers = scan_producers(segment.view(), 0, segment.size_bytes)
+    return all(one[1] & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT for one in headers)

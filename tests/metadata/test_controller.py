@@ -81,7 +81,7 @@ def test_leaders_go_round_the_brokers(new_metadata):
             "retention.ms is 'soon', but must be",
         ),
         ({"configs": {"retention.mss": "1"}}, ErrorCode.INVALID_CONFIG, "did you mean retention.ms"),
-        ({"configs": {"cleanup.policy": "compact"}}, ErrorCode.INVALID_CONFIG, "one of delete"),
+        ({"configs": {"cleanup.policy": "shrink"}}, ErrorCode.INVALID_CONFIG, "one of delete"),
         (
             {"configs": {"retention.ms": "1", "retention_ms": "2"}},
             ErrorCode.INVALID_CONFIG,

@@ -31,6 +31,9 @@ KAFKA_DEFAULTS = {
     "index.interval.bytes": 4096,
     "segment.index.bytes": 10_485_760,
     "cleanup.policy": "delete",
+    "min.cleanable.dirty.ratio": 0.5,
+    "min.compaction.lag.ms": 0,
+    "delete.retention.ms": 86_400_000,
     "file.delete.delay.ms": 60_000,
     "max.message.bytes": 1_048_588,
     "message.timestamp.type": "CreateTime",
@@ -116,7 +119,8 @@ def test_the_largest_broker_default_is_allowed_for_the_topic(name):
     [
         ("retention.ms", "-2", "-1"),
         ("segment.bytes", "10", "from 1024"),
-        ("cleanup.policy", "compact", "one of delete: compaction is not built yet"),
+        ("cleanup.policy", "shrink", "one of delete, compact, compact,delete, delete,compact"),
+        ("min.cleanable.dirty.ratio", "1.5", "from 0 to 1"),
         ("compression.type", "zstd", "one of producer: the broker keeps batches as they were sent"),
         ("message.timestamp.type", "createtime", "one of CreateTime, LogAppendTime"),
         ("durability", "maybe", "one of fsync, page-cache"),
@@ -133,8 +137,8 @@ def test_a_refused_value_says_key_value_and_what_is_allowed(name, value, allowed
 
 
 def test_a_brokers_default_says_as_much():
-    with pytest.raises(ConfigError, match=r"log\.cleanup\.policy is 'compact'.*not built yet"):
-        parse_broker_config("log.cleanup.policy", "compact")
+    with pytest.raises(ConfigError, match=r"compression\.type is 'zstd'.*keeps batches as they were sent"):
+        parse_broker_config("compression.type", "zstd")
 
 
 def test_overrides_are_stored_under_one_name_in_one_spelling():

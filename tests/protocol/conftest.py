@@ -18,7 +18,7 @@ from kafkalite.protocol.connection import (
     Response,
     ServerConnection,
 )
-from kafkalite.protocol.messages import admin, cluster, data, metadata
+from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
 from kafkalite.protocol.structs import Struct
 
 BATCH = bytes(range(61)) + b"body"  # stands for a record batch: the protocol does not look inside
@@ -99,7 +99,7 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
     size = len(BATCH)
     return {
         ApiKey.PRODUCE: (
-            data.ProduceRequest(-1, 30_000, [data.ProducePartition("orders", 3, size)]),
+            data.ProduceRequest(-1, 30_000, None, [data.ProducePartition("orders", 3, size)]),
             data.ProduceResponse(
                 *ok,
                 [
@@ -110,7 +110,9 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
         ),
         ApiKey.FETCH: (
             data.FetchRequest(500, 1, 1 << 20, 0, [data.FetchPartition("orders", 3, 7, 456_332, 1 << 20)]),
-            data.FetchResponse(*ok, [data.FetchedPartition("orders", 3, *ok, 456_340, 456_340, 17, size)]),
+            data.FetchResponse(
+                *ok, [data.FetchedPartition("orders", 3, *ok, 456_340, 456_340, 17, size, [])]
+            ),
         ),
         ApiKey.LIST_OFFSETS: (
             data.ListOffsetsRequest(0, [data.ListOffsetsPartition("orders", 3, -1, 1_700_000_000_000)]),
@@ -188,6 +190,9 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
             metadata.DescribeClusterResponse(*ok, "cluster-1", 1, 42, [described]),
         ),
         **_examples_of_operating(),
+        **_examples_of_groups(),
+        **_examples_of_transactions(),
+        **_examples_of_transaction_groups(),
         **_examples_within_the_cluster(),
     }
 
@@ -215,6 +220,138 @@ def _examples_of_operating() -> dict[int, tuple[Struct, Struct]]:
         ApiKey.DESCRIBE_METADATA: (
             metadata.DescribeMetadataRequest("/topics", -1, 0),
             metadata.DescribeMetadataResponse(*ok, 4711, [metadata.MetadataNode("/topics/orders", "{}")]),
+        ),
+    }
+
+
+def _examples_of_groups() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    member = "ab" * 16
+    held = [groups.AssignedTopic(TOPIC_ID, "orders", [0, 3])]
+    offset = groups.CommittedOffset("orders", 3, 456_332, 7, "by hand", -1, "", *ok)
+    committed = groups.CommittedOffset("orders", 3, 456_332, 7, "by hand", 1_700_000_000_000, TOPIC_ID, *ok)
+    none = groups.CommittedOffset("orders", 4, -1, -1, None, -1, "", 88, "a transaction is open")
+    partition = groups.GroupPartition("orders", 3)
+    described = groups.DescribedMember(
+        member, "till-1", 5, 4, "shop", "10.0.0.7", ["orders"], None, held, held, [], 700, "Stable"
+    )
+    event = groups.GroupEvent(5, 1_700_000_000_000, "MemberJoined", "till-1 joined", 1, 2)
+    return {
+        ApiKey.FIND_COORDINATOR: (
+            groups.FindCoordinatorRequest(0, ["billing"]),
+            groups.FindCoordinatorResponse(
+                *ok, [groups.Coordinator("billing", *ok, 1, "127.0.0.1:9092", 17)]
+            ),
+        ),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: (
+            groups.ConsumerGroupHeartbeatRequest(
+                "billing", member, 4, "till-1", 300_000, ["orders"], None, "uniform", held, 5_000
+            ),
+            groups.ConsumerGroupHeartbeatResponse(*ok, member, 5, 5_000, 45_000, held),
+        ),
+        ApiKey.OFFSET_COMMIT: (
+            groups.OffsetCommitRequest("billing", member, 5, "till-1", [offset]),
+            groups.OffsetCommitResponse(*ok, [committed]),
+        ),
+        ApiKey.OFFSET_FETCH: (
+            groups.OffsetFetchRequest("billing", member, 5, True, [partition]),
+            groups.OffsetFetchResponse(*ok, [committed, none]),
+        ),
+        ApiKey.OFFSET_DELETE: (
+            groups.OffsetDeleteRequest("billing", [partition]),
+            groups.OffsetDeleteResponse(*ok, [committed]),
+        ),
+        ApiKey.LIST_GROUPS: (
+            groups.ListGroupsRequest(["Stable", "Empty"]),
+            groups.ListGroupsResponse(*ok, [groups.ListedGroup("billing", "Stable", 5, 1)]),
+        ),
+        ApiKey.DESCRIBE_GROUPS: (
+            groups.DescribeGroupsRequest(["billing"], True),
+            groups.DescribeGroupsResponse(
+                *ok,
+                [groups.DescribedGroup("billing", *ok, "Stable", 5, 5, "uniform", [described], [event])],
+            ),
+        ),
+        ApiKey.DELETE_GROUPS: (
+            groups.DeleteGroupsRequest(["billing"]),
+            groups.DeleteGroupsResponse(*ok, [groups.DeletedGroup("billing", 68, "it has members")]),
+        ),
+        ApiKey.TXN_OFFSET_COMMIT: (
+            groups.TxnOffsetCommitRequest("copier", 5000, 3, "billing", member, 5, None, [offset]),
+            groups.TxnOffsetCommitResponse(*ok, [committed]),
+        ),
+    }
+
+
+def _examples_of_transactions() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    partition = transactions.TxnPartition("orders", 3)
+    result = transactions.TxnPartitionResult("orders", 3, *ok)
+    began = 1_700_000_000_000
+    return {
+        ApiKey.ADD_PARTITIONS_TO_TXN: (
+            transactions.AddPartitionsToTxnRequest("copier", 5000, 3, [partition]),
+            transactions.AddPartitionsToTxnResponse(*ok, [result]),
+        ),
+        ApiKey.END_TXN: (
+            transactions.EndTxnRequest("copier", 5000, 3, True),
+            transactions.EndTxnResponse(*ok, 5000, 4),
+        ),
+        ApiKey.WRITE_TXN_MARKERS: (
+            transactions.WriteTxnMarkersRequest([transactions.TxnMarker(5000, 4, 7, True, [partition])]),
+            transactions.WriteTxnMarkersResponse(*ok, [transactions.WrittenMarker(5000, *ok, [result])]),
+        ),
+        ApiKey.LIST_TRANSACTIONS: (
+            transactions.ListTransactionsRequest(["Ongoing"], 1_000),
+            transactions.ListTransactionsResponse(
+                *ok, [transactions.ListedTransaction("copier", 5000, "Ongoing", 1_500)]
+            ),
+        ),
+        ApiKey.DESCRIBE_TRANSACTIONS: (
+            transactions.DescribeTransactionsRequest(["copier"]),
+            transactions.DescribeTransactionsResponse(
+                *ok,
+                [
+                    transactions.DescribedTransaction(
+                        "copier", *ok, 5000, 3, "Ongoing", 60_000, began, [partition], 7
+                    )
+                ],
+            ),
+        ),
+        ApiKey.DESCRIBE_PRODUCERS: (
+            transactions.DescribeProducersRequest([partition]),
+            transactions.DescribeProducersResponse(
+                *ok,
+                [
+                    transactions.DescribedProducers(
+                        "orders", 3, *ok, [transactions.ActiveProducer(5000, 3, 41, began, 7, 456_332)]
+                    )
+                ],
+            ),
+        ),
+        ApiKey.ABORT_TRANSACTION: (
+            transactions.AbortTransactionRequest("orders", 3, 5000, 456_332),
+            transactions.AbortTransactionResponse(*ok, 5000, 4),
+        ),
+    }
+
+
+def _examples_of_transaction_groups() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    partition = transactions.TxnPartition("orders", 3)
+    member = transactions.TxnGroupMember("task-8", 42, 5001, 0, "Ongoing", 1_700_000_000_000, [partition])
+    return {
+        ApiKey.JOIN_TXN_GROUP: (
+            transactions.JoinTxnGroupRequest("stream-1", 42, "task-7", 600_000),
+            transactions.JoinTxnGroupResponse(*ok, 5000, 3, 41, False),
+        ),
+        ApiKey.END_TXN_GROUP: (
+            transactions.EndTxnGroupRequest("stream-1", 42, [transactions.TxnWinner("task-7", 5000, 3)]),
+            transactions.EndTxnGroupResponse(*ok, 42, ["task-7"], False, True),
+        ),
+        ApiKey.DESCRIBE_TXN_GROUP: (
+            transactions.DescribeTxnGroupRequest("stream-1"),
+            transactions.DescribeTxnGroupResponse(*ok, "stream-1", 41, ["task-3"], [member]),
         ),
     }
 

@@ -38,7 +38,10 @@ TABLE = [
     (MetadataRequest(None, True), "92 c0 c3"),
     (MetadataRequest([], False), "92 90 c2"),
     (MetadataRequest(["a", "bc"], False), "92 92a161a26263 c2"),
-    (ProduceRequest(-1, 30000, [ProducePartition("t", 0, 65536)]), "93 ff cd7530 91 93a17400ce00010000"),
+    (
+        ProduceRequest(-1, 30000, None, [ProducePartition("t", 0, 65536)]),
+        "94 ff cd7530 c0 91 93a17400ce00010000",
+    ),
     (
         FetchRequest(500, 1, 1, 0, [FetchPartition("t", 0, -1, 2**63 - 1, -(2**63))]),
         "95 cd01f4 01 01 00 91 95a17400ffcf7fffffffffffffffd38000000000000000",
@@ -90,18 +93,22 @@ def _stream(message: Struct, data: bytes) -> Struct:
 
 
 WRONG: list[tuple[type[Struct], Any, str]] = [
-    (ProduceRequest, 5, r"ProduceRequest: expected an array of 3, found the integer 5"),
-    (ProduceRequest, [1, 2], r"ProduceRequest: expected an array of 3, found an array of 2"),
-    (ProduceRequest, [1, 2, [], 4], r"ProduceRequest: expected an array of 3, found an array of 4"),
-    (ProduceRequest, {}, r"ProduceRequest: expected an array of 3, found a map of 0"),
-    (ProduceRequest, [True, 2, []], r"ProduceRequest\.acks: .* integer, found a boolean"),
-    (ProduceRequest, [None, 2, []], r"ProduceRequest\.acks: .* integer, found nil"),
-    (ProduceRequest, [1.0, 2, []], r"ProduceRequest\.acks: .* integer, found a float"),
-    (ProduceRequest, ["1", 2, []], r"ProduceRequest\.acks: .* integer, found a string of 1 characters"),
-    (ProduceRequest, [2**63, 2, []], r"ProduceRequest\.acks: .* found the integer 9223372036854775808"),
-    (ProduceRequest, [1, 2, {}], r"ProduceRequest\.partitions: expected an array, found a map"),
-    (ProduceRequest, [1, 2, [[]]], r"ProducePartition: expected an array of 3, found an array of 0"),
-    (ProduceRequest, [1, 2, [[b"t", 0, 1]]], r"ProducePartition\.topic: expected a string, found 1 bytes"),
+    (ProduceRequest, 5, r"ProduceRequest: expected an array of 4, found the integer 5"),
+    (ProduceRequest, [1, 2], r"ProduceRequest: expected an array of 4, found an array of 2"),
+    (ProduceRequest, [1, 2, None, [], 5], r"ProduceRequest: expected an array of 4, found an array of 5"),
+    (ProduceRequest, {}, r"ProduceRequest: expected an array of 4, found a map of 0"),
+    (ProduceRequest, [True, 2, None, []], r"ProduceRequest\.acks: .* integer, found a boolean"),
+    (ProduceRequest, [None, 2, None, []], r"ProduceRequest\.acks: .* integer, found nil"),
+    (ProduceRequest, [1.0, 2, None, []], r"ProduceRequest\.acks: .* integer, found a float"),
+    (ProduceRequest, ["1", 2, None, []], r"ProduceRequest\.acks: .* integer, found a string of 1 characters"),
+    (ProduceRequest, [2**63, 2, None, []], r"ProduceRequest\.acks: .* found the integer 9223372036854775808"),
+    (ProduceRequest, [1, 2, None, {}], r"ProduceRequest\.partitions: expected an array, found a map"),
+    (ProduceRequest, [1, 2, None, [[]]], r"ProducePartition: expected an array of 3, found an array of 0"),
+    (
+        ProduceRequest,
+        [1, 2, None, [[b"t", 0, 1]]],
+        r"ProducePartition\.topic: expected a string, found 1 bytes",
+    ),
     (MetadataRequest, [None, 1], r"MetadataRequest\.allow.*: expected a boolean, found the integer 1"),
     (MetadataRequest, ["t", True], r"MetadataRequest\.topics: expected an array, found a string"),
     (MetadataRequest, [[None], True], r"MetadataRequest\.topics\[\]: expected a string, found nil"),
@@ -251,8 +258,8 @@ def test_a_response_body_of_two_is_the_error() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        ProduceRequest(2**64, 1, []),
-        ProduceRequest(object(), 1, []),  # type: ignore[arg-type]
+        ProduceRequest(2**64, 1, None, []),
+        ProduceRequest(object(), 1, None, []),  # type: ignore[arg-type]
         MetadataRequest(["\ud800"], True),
     ],
 )

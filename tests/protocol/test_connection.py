@@ -112,7 +112,7 @@ class TestHandshake:
             feed(server, [struct.pack(">II", 1, 1)])
 
     def test_requests_may_follow_in_the_same_read(self, feed: Feed) -> None:
-        message = ProduceRequest(1, 1, [ProducePartition("t", 0, 70_000)])
+        message = ProduceRequest(1, 1, None, [ProducePartition("t", 0, 70_000)])
         envelope = codec.encode((ApiKey.PRODUCE, 0, 2, None, message))
         events = feed(ServerConnection(), [HELLO, *encode_frame(envelope, [b"x" * 70_000])])
         assert [type(event) for event in events] == [Request, Request]
@@ -128,7 +128,7 @@ class TestHandshake:
             feed(server, [HELLO])
             with pytest.raises(RemoteProtocolError, match=reason):
                 feed(server, [header])
-        message = ProduceRequest(1, 1, [ProducePartition("t", 0, 1000)])
+        message = ProduceRequest(1, 1, None, [ProducePartition("t", 0, 1000)])
         assert isinstance(pair.ask(message, [b"x" * 1000]), Request)
 
     def test_an_older_or_newer_broker(self, feed: Feed) -> None:
@@ -200,7 +200,7 @@ class TestPipelining:
         assert response.throttle_ms == 250
 
     def test_parts_are_sent_as_they_are(self, pair: Any) -> None:
-        message = ProduceRequest(1, 1, [ProducePartition("t", 0, 3), ProducePartition("t", 1, 2)])
+        message = ProduceRequest(1, 1, None, [ProducePartition("t", 0, 3), ProducePartition("t", 1, 2)])
         parts = [b"abc", memoryview(b"de")]
         _, buffers = pair.client.send(message, parts)
         assert [a is b for a, b in zip(buffers[1:], parts, strict=True)] == [True, True]
@@ -256,13 +256,13 @@ BAD = [
     ),
     (
         "payload missing",
-        request_bytes(0, [1, 1, [["t", 0, 5]]]),
+        request_bytes(0, [1, 1, None, [["t", 0, 5]]]),
         ErrorCode.INVALID_REQUEST,
         "the body tells of 5 bytes of payload, the frame has 0",
     ),
     (
         "negative length",
-        request_bytes(0, [1, 1, [["t", 0, 5], ["t", 1, -5]]]),
+        request_bytes(0, [1, 1, None, [["t", 0, 5], ["t", 1, -5]]]),
         ErrorCode.INVALID_REQUEST,
         "a negative length_bytes: -5",
     ),
@@ -381,7 +381,7 @@ class TestBadAnswers:
 
     def test_whose_payload_is_not_what_it_tells(self, pair: Any, feed: Feed, examples: Examples) -> None:
         number, _ = pair.client.send(examples[ApiKey.FETCH][0])
-        answer = FetchResponse(0, None, [FetchedPartition("t", 0, 0, None, 1, 1, 0, 10)])
+        answer = FetchResponse(0, None, [FetchedPartition("t", 0, 0, None, 1, 1, 0, 10, [])])
         with pytest.raises(RemoteProtocolError, match="tells of 10 bytes of payload, the frame has 9"):
             feed(pair.client, encode_frame(codec.encode((number, 0, answer)), [bytes(9)]))
 

@@ -99,7 +99,7 @@ class ScriptedServer:
             case ApiKey.FETCH:
                 topic, number = message.partitions[0][:2]
                 end = BASE_OFFSET + 3
-                fetched = FetchedPartition(topic, number, 0, None, end, end, 0, len(self.batch))
+                fetched = FetchedPartition(topic, number, 0, None, end, end, 0, len(self.batch), [])
                 return FetchResponse(0, None, [fetched]), [self.batch]
         raise AssertionError(request)
 

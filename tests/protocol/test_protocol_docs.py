@@ -127,7 +127,7 @@ class TestWorkedExample:
         client = ClientConnection("demo")
         assert b"".join(map(bytes, client.handshake("demo", "1")[1])) == example["handshake request"]
         batch = bytes(build_batch([b"hello", b"world"], [None, b"k"], [1_700_000_000_000, 1_700_000_000_005]))
-        request = ProduceRequest(1, 1000, [ProducePartition("greetings", 0, len(batch))])
+        request = ProduceRequest(1, 1000, None, [ProducePartition("greetings", 0, len(batch))])
         _, buffers = client._request(APIS[0], 0, request, [batch])
         assert b"".join(map(bytes, buffers)) == example["produce request"]
 

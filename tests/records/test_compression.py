@@ -102,7 +102,8 @@ def test_a_bomb_costs_little_memory(codec: Codec) -> None:
     before = _resident_bytes()
     with pytest.raises(BatchTooLargeError):
         decompress(codec, bomb, MAX_DECOMPRESSED_BYTES)
-    assert _resident_bytes() - before < 16 * MIB + MAX_DECOMPRESSED_BYTES
+    # The output, a window that is filled no further than the output, and the decoder's own state.
+    assert _resident_bytes() - before < 2 * MAX_DECOMPRESSED_BYTES + MIB
 
 
 @pytest.mark.parametrize("codec", REAL)

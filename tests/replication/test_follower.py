@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kafkalite.errors import (
     CorruptBatchError,
@@ -18,10 +21,13 @@ from kafkalite.errors import (
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH, TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.batch import iter_batches
 from kafkalite.records.builder import build_batch
-from kafkalite.records.header import check
+from kafkalite.records.gaps import GAP_BYTES
+from kafkalite.records.header import check, total_length
 from kafkalite.replication.follower import EpochEnd, diverging_at, truncation_target
 from kafkalite.replication.partition import Partition
+from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -304,6 +310,109 @@ def test_a_leaders_log_that_starts_within_a_batch_can_be_followed(pair):
         follower.fetch(leader)
     assert (follower.log.log_start_offset, follower.log.log_end_offset) == (2, 3)
     assert follower.bytes() == leader.bytes()
+
+
+def compacted(node: Node) -> None:
+    """Have all that is committed compacted, here and now."""
+    node.log.roll()
+    work = node.log.begin_sync()
+    work.run()
+    node.log.finish_sync(work, None)
+    done = node.log.begin_compaction(1, node.partition.high_watermark, 1000)
+    steps, result = done.steps(), None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration:
+            break
+        result = None
+        if isinstance(step, SwapWork):
+            node.log.begin_swap(step).run()
+            node.log.finish_swap(step, None)
+        else:
+            result = step()
+    assert done.is_complete
+
+
+def contents(node: Node) -> dict[bytes, bytes]:
+    """The latest value of each key."""
+    found: dict[bytes, bytes] = {}
+    for batch in iter_batches(node.bytes()):
+        if not batch.header.is_control:
+            columns = batch.columns()
+            found.update(zip(columns.keys, columns.values, strict=True))
+    return found
+
+
+def test_r4_a_follower_between_a_compacted_and_another_leader_goes_back_to_where_a_batch_begins():
+    first, second, follower = (Node(number, is_compacted=True) for number in (1, 2, 3))
+    nodes = (first, second, follower)
+    for node in nodes:
+        node.role(1, 0, isr=(1, 2))
+    for keys in ([b"a", b"b"], [b"a", b"b", b"c"], [b"a"], [b"b"]):
+        batch = bytearray(build_batch([bytes(300)] * len(keys), keys, timestamps_ms=NOW_MS))
+        first.partition.append(batch, check(batch), NOW_MS)
+        second.fetch(first)
+        second.fetch(first)
+    compacted(first)  # offsets 0 to 3 are a gap now, and the batch from 2 to 4 is only its last record
+    position = follower.partition.fetch_position()
+    answer, data = follower.ask(first, position)
+    follower.partition.on_fetched(answer, data[:GAP_BYTES], now_ms=NOW_MS, asked=position)
+    assert follower.log.log_end_offset == 4
+    for node in nodes:
+        node.role(2, 1, version=1, isr=(2,))
+    position = follower.partition.fetch_position()
+    answer, data = follower.ask(second, position)
+    assert check(data[: total_length(data)]).base_offset == 2
+    behind = answer._replace(high_watermark=4)  # not known to be committed: it may be anything
+    with pytest.raises(CorruptBatchError, match="the next has offset 4"):
+        follower.partition.on_fetched(behind, data, now_ms=NOW_MS, asked=position)
+    assert follower.fetch(second).truncated_to == 0
+    for _ in range(2):
+        follower.fetch(second)
+    assert follower.bytes() == second.bytes()
+    assert follower.partition.high_watermark == second.partition.high_watermark
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_a_follower_catches_up_while_leaders_that_compacted_differently_take_turns(seed):
+    rng = random.Random(seed)
+    nodes = [Node(number, is_compacted=True, segment_bytes=4096) for number in (1, 2, 3)]
+    leaders, late = nodes[:2], nodes[2]
+    for node in nodes:
+        node.role(1, 0, isr=(1, 2))
+    latest = {}
+    for count in range(60):
+        keys = [b"%d" % rng.randrange(6) for _ in range(rng.randrange(1, 6))]
+        values = [b"%d %d " % (count, number) + bytes(200) for number in range(len(keys))]
+        latest.update(zip(keys, values, strict=True))
+        batch = bytearray(build_batch(values, keys, timestamps_ms=NOW_MS))
+        leaders[0].partition.append(batch, check(batch), NOW_MS)
+        for _ in range(2):
+            leaders[1].fetch(leaders[0])
+        if rng.randrange(12) == 0:
+            compacted(rng.choice(leaders))
+    epoch = 0
+    for _ in range(400):
+        if rng.randrange(4) == 0 and epoch < 30:
+            epoch += 1
+            elected = rng.choice((1, 2))
+            for node in nodes:
+                node.role(elected, epoch, isr=(1, 2))
+        leader = next(one for one in leaders if one.partition.is_leader)
+        other = leaders[leader is leaders[0]]
+        other.fetch(leader)
+        position = late.partition.fetch_position()
+        answer, data = late.ask(leader, position)
+        end = 0
+        for _ in range(rng.randrange(1, 3)):
+            end += total_length(data, end) if end < len(data) else 0
+        late.partition.on_fetched(answer, data[:end], now_ms=NOW_MS, asked=position)
+    assert late.log.log_end_offset == leader.log.log_end_offset
+    assert late.partition.high_watermark == leader.partition.high_watermark
+    for node in nodes:
+        assert contents(node) == latest
 
 
 def test_a_follower_deletes_what_its_leader_has_deleted(pair):

@@ -113,9 +113,9 @@ def test_lines_tell_all():
     states = ProducerStates()
     append(states, 0, 3, offset=10, now_ms=4)
     append(states, 3, 2, offset=20, now_ms=5)
-    assert list(states.lines()) == ["7 0 5 0:2:10:12:50 3:4:20:21:50"]
+    assert list(states.lines()) == ["7 0 5 -1 -1 0:2:10:12:50 3:4:20:21:50"]
     assert ProducerStates.from_lines(states.lines()) == states
-    for bad in ("7 0 5", "7 0", "7 0 5 1:2", "7 0 5 x:1:1:1:1"):
+    for bad in ("7 0 5", "7 0", "7 0 5 -1 -1 1:2", "7 0 5 x:1:1:1:1", "ended 1", "aborted 1 2 3"):
         with pytest.raises(ValueError):
             ProducerStates.from_lines([bad])
 

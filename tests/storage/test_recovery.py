@@ -411,3 +411,20 @@ def test_a_closed_segment_that_is_missing_or_short_is_damage(
     spoil(world, world.path(base_offset))
     with pytest.raises(CorruptLogError):
         world.recover(point)
+
+
+def test_a_closed_segment_that_is_not_cut_to_size_shows_no_zeros_when_the_epochs_are_rebuilt(
+    world: World,
+) -> None:
+    """Killed after a roll, before the cut of the old file was on the disk; then the power failed."""
+    world.fill(40)
+    world.log.roll()
+    point = world.sync()
+    (first, *_), path = world.log._segments.segments, world.path(0)
+    size = first.size_bytes
+    world.drop_indexes()
+    world.fs.open(path).truncate(size + 500)
+    world.fs.unlink(f"{DIRECTORY}/leader-epochs")
+    log = world.recover(point)
+    read = log.read(0, max_bytes=10 * size, up_to=first.next_offset)
+    assert read.size_bytes == log._segments.segments[0].size_bytes == size

@@ -66,6 +66,13 @@ def test_a_segment_without_timestamps_does_not_age() -> None:
     assert plan(segments, retention_bytes=0) == (5, 50)
 
 
+def test_a_segment_without_a_record_goes_with_the_next_that_does() -> None:
+    gap = SegmentSummary(0, 10, 100, NO_TIMESTAMP, is_gap=True)
+    assert plan([gap, *SEGMENTS[1:]], retention_ms=1, now_ms=1_000_000) == (5, 50)
+    assert plan([gap, *SEGMENTS[1:]], retention_ms=10**9, now_ms=1_000_000) == (0, 0)
+    assert plan([gap, *SEGMENTS[1:]], retention_ms=1, now_ms=1_000_000, up_to=10) == (0, 0)
+
+
 def test_an_empty_active_segment_stays() -> None:
     assert plan([SegmentSummary(0, 0, 0, NO_TIMESTAMP)], retention_bytes=0, retention_ms=0, now_ms=9) == (
         0,

@@ -18,6 +18,7 @@ class ProducePartition(Struct):
 class ProduceRequest(Struct):
     acks: int  #: 0, 1 or -1 (all)
     timeout_ms: int  #: how long the leader may wait for the in-sync replicas
+    transactional_id: str | None  #: whose transaction the transactional batches are part of
     partitions: list[ProducePartition]
 
 
@@ -53,6 +54,13 @@ class FetchRequest(Struct):
     partitions: list[FetchPartition]
 
 
+class AbortedTransaction(Struct):
+    """Skip the producer's transactional batches from here to its next abort marker, inclusive."""
+
+    producer_id: int
+    first_offset: int
+
+
 class FetchedPartition(Struct):
     topic: str
     partition: int
@@ -62,6 +70,7 @@ class FetchedPartition(Struct):
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
     length_bytes: int  #: of its whole batches in the payload; the first may begin before fetch_offset
+    aborted: list[AbortedTransaction]  #: with read_committed: those with batches among these, by first offset
 
 
 class FetchResponse(Struct):

@@ -1,0 +1,229 @@
+"""Consumer groups (KIP-848): one heartbeat, committed offsets, and what tools ask about groups.
+
+The coordinator of a group leads the partition of ``__consumer_offsets`` that the group's name hashes to
+(``FindCoordinator``). Any other broker answers NOT_COORDINATOR.
+"""
+
+from __future__ import annotations
+
+from kafkalite.protocol.structs import Struct
+
+
+class FindCoordinatorRequest(Struct):
+    key_type: int  #: 0 a group, 1 a transactional id or a transaction group's application id
+    keys: list[str]
+
+
+class Coordinator(Struct):
+    key: str
+    error_code: int
+    error_message: str | None
+    node_id: int
+    address: str
+    partition: int  #: of the internal topic
+
+
+class FindCoordinatorResponse(Struct):
+    error_code: int
+    error_message: str | None
+    coordinators: list[Coordinator]
+
+
+class AssignedTopic(Struct):
+    """Up to limits.MAX_INTEGERS_PER_LIST partitions; a topic of which there are more takes several."""
+
+    topic_id: str
+    topic: str
+    partitions: list[int]
+
+
+class ConsumerGroupHeartbeatRequest(Struct):
+    """A member says that it lives, what it wants, and what it holds. None: as it said last.
+
+    The first request of a member, and each after a fenced one, tells everything.
+    """
+
+    group_id: str
+    member_id: str  #: chosen by the member: 32 hex digits of chance
+    member_epoch: int  #: 0 joins, -1 leaves, -2 a static member leaves and will be back
+    instance_id: str | None  #: group.instance.id
+    rebalance_timeout_ms: (
+        int  #: max.poll.interval.ms: how long it may take to give a partition back; -1 as said
+    )
+    subscribed_topics: list[str] | None
+    subscribed_pattern: str | None  #: must match a topic's whole name; "" ends it
+    assignor: str | None
+    owned: list[AssignedTopic] | None  #: what it holds now
+    max_wait_ms: int  #: how long the answer may wait for news; 0: answer at once
+
+
+class ConsumerGroupHeartbeatResponse(Struct):
+    error_code: int
+    error_message: str | None
+    member_id: str
+    member_epoch: int
+    heartbeat_interval_ms: int
+    session_timeout_ms: int
+    assignment: list[AssignedTopic] | None  #: what it may hold, all of it; None: unchanged
+
+
+class CommittedOffset(Struct):
+    topic: str
+    partition: int
+    offset: int  #: of the next record to be read; NO_OFFSET in a fetch: none is committed
+    leader_epoch: int  #: of the last record read, or NO_EPOCH (R40)
+    metadata: str | None
+    commit_ms: int  #: when it was committed; set by the coordinator
+    topic_id: str  #: the topic it was committed for; "" in a commit: the one of that name now
+    error_code: int
+    error_message: str | None
+
+
+class OffsetCommitRequest(Struct):
+    group_id: str
+    member_id: str  #: "" by a tool or a consumer without membership: the group must have no members
+    member_epoch: int  #: -1 without membership
+    instance_id: str | None
+    offsets: list[CommittedOffset]
+
+
+class OffsetCommitResponse(Struct):
+    error_code: int
+    error_message: str | None
+    offsets: list[CommittedOffset]
+
+
+class GroupPartition(Struct):
+    topic: str
+    partition: int
+
+
+class OffsetFetchRequest(Struct):
+    group_id: str
+    member_id: str
+    member_epoch: int
+    require_stable: bool  #: UNSTABLE_OFFSET_COMMIT for a partition with an offset in an open transaction
+    partitions: list[GroupPartition] | None  #: None: all that have one
+
+
+class OffsetFetchResponse(Struct):
+    error_code: int
+    error_message: str | None
+    offsets: list[CommittedOffset]
+
+
+class OffsetDeleteRequest(Struct):
+    group_id: str
+    partitions: list[GroupPartition]
+
+
+class OffsetDeleteResponse(Struct):
+    error_code: int
+    error_message: str | None
+    offsets: list[CommittedOffset]
+
+
+class ListGroupsRequest(Struct):
+    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; none: all
+
+
+class ListedGroup(Struct):
+    group_id: str
+    state: str
+    group_epoch: int
+    member_count: int
+
+
+class ListGroupsResponse(Struct):
+    """Only the groups that the asked broker coordinates."""
+
+    error_code: int
+    error_message: str | None
+    groups: list[ListedGroup]
+
+
+class DescribeGroupsRequest(Struct):
+    group_ids: list[str]
+    include_journal: bool
+
+
+class DescribedMember(Struct):
+    member_id: str
+    instance_id: str | None
+    member_epoch: int
+    previous_epoch: int
+    client_id: str
+    host: str
+    subscribed_topics: list[str]
+    subscribed_pattern: str | None
+    assignment: list[AssignedTopic]
+    target: list[AssignedTopic]
+    awaited_revocation: list[AssignedTopic]  #: to be given back by this member before another gets it
+    last_heartbeat_ms_ago: int
+    state: str  #: Stable, Unrevoked (must give back) or Unreleased (waits for others)
+
+
+class GroupEvent(Struct):
+    """Why there is a generation."""
+
+    group_epoch: int
+    time_ms: int  #: wall clock
+    cause: (
+        str  #: MemberJoined, MemberLeft, MemberExpired, MemberFenced, SubscriptionChanged, TopicsChanged ...
+    )
+    detail: str  #: a sentence
+    member_count: int
+    partition_count: int
+
+
+class DescribedGroup(Struct):
+    group_id: str
+    error_code: int
+    error_message: str | None
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: list[DescribedMember]
+    journal: list[GroupEvent]  #: oldest first
+
+
+class DescribeGroupsResponse(Struct):
+    error_code: int
+    error_message: str | None
+    groups: list[DescribedGroup]
+
+
+class DeleteGroupsRequest(Struct):
+    group_ids: list[str]
+
+
+class DeletedGroup(Struct):
+    group_id: str
+    error_code: int
+    error_message: str | None
+
+
+class DeleteGroupsResponse(Struct):
+    error_code: int
+    error_message: str | None
+    groups: list[DeletedGroup]
+
+
+class TxnOffsetCommitRequest(Struct):
+    """Offsets that take effect with a transaction (KIP-98, KIP-447, R35)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+    offsets: list[CommittedOffset]
+
+
+class TxnOffsetCommitResponse(Struct):
+    error_code: int
+    error_message: str | None
+    offsets: list[CommittedOffset]

@@ -1,0 +1,240 @@
+"""Transactions (KIP-98, KIP-890) and transaction groups.
+
+The coordinator of a transactional id leads the partition of ``__transaction_state`` that the id hashes
+to. A producer writes to partition leaders with its id's name in the request; a leader that sees the first
+batch of a transaction has the coordinator add the partition (R31). A transaction group is one unit of work
+written by many producers: each joins (application id, batch id) and writes under the application id as its
+transactional id, and one ``EndTxnGroup`` decides over all of them.
+"""
+
+from __future__ import annotations
+
+from kafkalite.protocol.structs import Struct
+
+
+class TxnPartition(Struct):
+    topic: str
+    partition: int
+
+
+class TxnPartitionResult(Struct):
+    topic: str
+    partition: int
+    error_code: int
+    error_message: str | None
+
+
+class AddPartitionsToTxnRequest(Struct):
+    """A leader asks, before it appends a transaction's first batch, that the transaction end there too."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: list[TxnPartition]
+
+
+class AddPartitionsToTxnResponse(Struct):
+    error_code: int
+    error_message: str | None
+    partitions: list[TxnPartitionResult]
+
+
+class EndTxnRequest(Struct):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+
+
+class EndTxnResponse(Struct):
+    """Answered when the decision is committed (R32), with the identity of the next transaction (R31)."""
+
+    error_code: int
+    error_message: str | None
+    producer_id: int
+    producer_epoch: int
+
+
+class TxnMarker(Struct):
+    producer_id: int
+    producer_epoch: int  #: the one after that of the transaction's batches
+    coordinator_epoch: int  #: leader epoch of the coordinator's partition
+    is_commit: bool
+    partitions: list[TxnPartition]
+
+
+class WriteTxnMarkersRequest(Struct):
+    markers: list[TxnMarker]
+
+
+class WrittenMarker(Struct):
+    producer_id: int
+    error_code: int
+    error_message: str | None
+    partitions: list[TxnPartitionResult]
+
+
+class WriteTxnMarkersResponse(Struct):
+    """Answered when the markers are committed, and offsets among them are in effect (R33, R35)."""
+
+    error_code: int
+    error_message: str | None
+    markers: list[WrittenMarker]
+
+
+class ListTransactionsRequest(Struct):
+    states: list[
+        str
+    ]  #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; none: all
+    min_duration_ms: int
+
+
+class ListedTransaction(Struct):
+    transactional_id: str
+    producer_id: int
+    state: str
+    duration_ms: int  #: since the open transaction began; 0 without one
+
+
+class ListTransactionsResponse(Struct):
+    """Only those that the asked broker coordinates."""
+
+    error_code: int
+    error_message: str | None
+    transactions: list[ListedTransaction]
+
+
+class DescribeTransactionsRequest(Struct):
+    transactional_ids: list[str]
+
+
+class DescribedTransaction(Struct):
+    transactional_id: str
+    error_code: int
+    error_message: str | None
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_ms: int  #: wall clock; NO_TIMESTAMP without an open one
+    partitions: list[TxnPartition]
+    coordinator_epoch: int
+
+
+class DescribeTransactionsResponse(Struct):
+    error_code: int
+    error_message: str | None
+    transactions: list[DescribedTransaction]
+
+
+class DescribeProducersRequest(Struct):
+    partitions: list[TxnPartition]
+
+
+class ActiveProducer(Struct):
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transaction_start_offset: int  #: NO_OFFSET when none is open
+
+
+class DescribedProducers(Struct):
+    topic: str
+    partition: int
+    error_code: int
+    error_message: str | None
+    producers: list[ActiveProducer]
+
+
+class DescribeProducersResponse(Struct):
+    """Answered by the leader of each partition."""
+
+    error_code: int
+    error_message: str | None
+    partitions: list[DescribedProducers]
+
+
+class AbortTransactionRequest(Struct):
+    """End a transaction that hangs in one partition, known to no coordinator (KIP-664). For operators."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    start_offset: int  #: as DescribeProducers told it: nothing is aborted if another one is open by now
+
+
+class AbortTransactionResponse(Struct):
+    error_code: int
+    error_message: str | None
+    producer_id: int
+    producer_epoch: int
+
+
+class JoinTxnGroupRequest(Struct):
+    """Become a writer of a batch. The same member name again is the same attempt, with a new epoch."""
+
+    application_id: str
+    batch_id: int  #: 0 or more; a batch follows those of lower numbers, gaps are allowed
+    member: str  #: unique to the attempt, chosen by the writer
+    timeout_ms: int  #: without an end of the batch by then, the member's records are aborted
+
+
+class JoinTxnGroupResponse(Struct):
+    """With ``is_finished`` the batch was decided before: there is nothing to write, and no producer id."""
+
+    error_code: int
+    error_message: str | None
+    producer_id: int
+    producer_epoch: int
+    last_batch_id: int  #: the last one decided; -1 before any
+    is_finished: bool
+
+
+class TxnWinner(Struct):
+    """A member as it was when it had written everything: a later attempt under its name never wins."""
+
+    member: str
+    producer_id: int
+    producer_epoch: int
+
+
+class EndTxnGroupRequest(Struct):
+    application_id: str
+    batch_id: int
+    winners: list[TxnWinner]  #: whose records are committed; those of all other members are aborted
+
+
+class EndTxnGroupResponse(Struct):
+    """The result of the first call for this batch, also when it is repeated."""
+
+    error_code: int
+    error_message: str | None
+    batch_id: int
+    winners: list[str]  #: names of members, as the call that decided gave them
+    is_repeated: bool
+    is_complete: bool  #: every marker is written
+
+
+class DescribeTxnGroupRequest(Struct):
+    application_id: str
+
+
+class TxnGroupMember(Struct):
+    member: str
+    batch_id: int
+    producer_id: int
+    producer_epoch: int
+    state: str  #: Ongoing, PrepareCommit, PrepareAbort
+    start_ms: int
+    partitions: list[TxnPartition]
+
+
+class DescribeTxnGroupResponse(Struct):
+    error_code: int
+    error_message: str | None
+    application_id: str
+    last_batch_id: int
+    last_winners: list[str]
+    members: list[TxnGroupMember]

@@ -1,0 +1,120 @@
+"""Control batches: the markers that end a producer's transaction in one partition.
+
+A marker is a batch of our columns with one record, uncompressed, flagged as control and transactional, of
+the transaction's producer and without a sequence. Its key is Kafka's: version 0 and type (0 abort, 1 commit),
+two bytes each; and so is its value: version 0, two bytes, and the coordinator's epoch, four. All big-endian.
+Its epoch is the one after that of the batches it ends (R31), so that late ones of those are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from kafkalite.errors import CorruptBatchError
+from kafkalite.model import NO_EPOCH, NO_SEQUENCE
+from kafkalite.records.columns import ARRAY_OF_4, NIL, binary_column, binary_parts
+from kafkalite.records.header import (
+    ATTRIBUTES_POSITION,
+    COLUMNAR,
+    CONTROL_BIT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    check,
+    seal,
+    total_length,
+)
+
+VERSION: Final = 0
+_ABORT: Final = 0
+_COMMIT: Final = 1
+_KEY: Final = struct.Struct(">hh")
+_VALUE: Final = struct.Struct(">hi")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_MARKER_ATTRIBUTES: Final = COLUMNAR | TRANSACTIONAL_BIT | CONTROL_BIT
+_CONTROL_ATTRIBUTES: Final = TRANSACTIONAL_BIT | CONTROL_BIT
+
+
+class Marker(NamedTuple):
+    """What a marker says. ``coordinator_epoch`` is the leader epoch of the coordinator's partition."""
+
+    is_commit: bool
+    coordinator_epoch: int
+
+
+def _column(value: bytes) -> bytes:
+    return b"".join(map(bytes, binary_parts(binary_column([value]))))
+
+
+_TIMESTAMPS: Final = b"".join((ARRAY_OF_4, NIL))
+_HEADERS: Final = NIL
+# The columns of one key and one value of fixed length: always the same bytes around them.
+_KEY_AT: Final = HEADER_BYTES + len(_TIMESTAMPS) + _column(b"\xff" * _KEY.size).index(b"\xff" * _KEY.size)
+_AFTER_KEY: Final = HEADER_BYTES + len(_TIMESTAMPS) + len(_column(bytes(_KEY.size)))
+_VALUE_AT: Final = _AFTER_KEY + _column(b"\xff" * _VALUE.size).index(b"\xff" * _VALUE.size)
+MARKER_BYTES: Final = _AFTER_KEY + len(_column(bytes(_VALUE.size))) + len(_HEADERS)
+
+
+def build_marker(
+    producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, timestamp_ms: int
+) -> bytearray:
+    """The batch, in a buffer of its own that a leader may stamp in place."""
+    key = _KEY.pack(VERSION, _COMMIT if is_commit else _ABORT)
+    header = HEADER.pack(
+        0,
+        MARKER_BYTES - LENGTH_OVERHEAD_BYTES,
+        NO_EPOCH,
+        MAGIC,
+        0,
+        _MARKER_ATTRIBUTES,
+        0,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+        NO_SEQUENCE,
+        1,
+    )
+    value = _VALUE.pack(VERSION, coordinator_epoch)
+    batch = bytearray().join((header, _TIMESTAMPS, _column(key), _column(value), _HEADERS))
+    seal(batch)
+    return batch
+
+
+def parse_marker(batch: Buffer) -> Marker:
+    """What the control batch that ``batch`` is says; its CRC is not checked.
+
+    Raises CorruptBatchError for anything but a marker as ``build_marker`` makes it.
+    """
+    if len(batch) != MARKER_BYTES:
+        raise CorruptBatchError(f"a control batch of {len(batch)} bytes; a marker has {MARKER_BYTES}")
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_POSITION)
+    key_version, kind = _KEY.unpack_from(batch, _KEY_AT)
+    value_version, coordinator_epoch = _VALUE.unpack_from(batch, _VALUE_AT)
+    if (
+        attributes & _CONTROL_ATTRIBUTES != _CONTROL_ATTRIBUTES
+        or (key_version, value_version) != (VERSION, VERSION)
+        or kind not in (_ABORT, _COMMIT)
+    ):
+        raise CorruptBatchError(
+            f"no transaction marker: attributes {attributes:#06x}, versions {key_version} and"
+            f" {value_version}, type {kind}"
+        )
+    return Marker(kind == _COMMIT, coordinator_epoch)
+
+
+def check_at(buffer: memoryview, position: int) -> BatchHeader:
+    """The header of the batch at ``position``, checked: the length, the CRC, and what a marker says.
+
+    Raises CorruptBatchError.
+    """
+    batch = buffer[position : position + total_length(buffer, position)]
+    header = check(batch)
+    if header.is_control and header.is_transactional:
+        parse_marker(batch)
+    return header

@@ -1,0 +1,76 @@
+"""Gap batches: what stands in a compacted log for records that are there no more.
+
+A log's offsets are dense: each batch begins where the one before ends, and whoever finds another offset has
+found damage. So compaction does not leave holes. It puts in their place a batch of our columns that says how
+many offsets are gone: flagged as control, so that consumers pass over it, but not as transactional, which
+tells it from a marker; without producer and without timestamp; its columns are nil. 66 bytes stand for up to
+a million offsets. A gap has the leader epoch of the batches that it stands for, so that the epochs of a log
+follow from its batches as before.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
+from kafkalite.records.columns import ARRAY_OF_4, NIL
+from kafkalite.records.header import (
+    COLUMNAR,
+    CONTROL_BIT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check,
+    seal,
+    total_length,
+)
+
+_ATTRIBUTES: Final = COLUMNAR | CONTROL_BIT
+_BODY: Final = ARRAY_OF_4 + NIL * 4
+GAP_BYTES: Final = HEADER_BYTES + len(_BODY)
+
+
+def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
+    """The batch that stands for ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH."""
+    header = HEADER.pack(
+        base_offset,
+        GAP_BYTES - LENGTH_OVERHEAD_BYTES,
+        leader_epoch,
+        MAGIC,
+        0,
+        _ATTRIBUTES,
+        count - 1,
+        NO_TIMESTAMP,
+        NO_TIMESTAMP,
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+        NO_SEQUENCE,
+        count,
+    )
+    batch = bytearray().join((header, _BODY))
+    seal(batch)
+    return batch
+
+
+def is_gap(header: BatchHeader) -> bool:
+    """Whether the batch of ``header`` stands for removed records; a marker is transactional too."""
+    return header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT
+
+
+def joined_at(batches: memoryview, offset: int) -> memoryview:
+    """``batches`` from ``offset`` on, where the first of them is a gap that begins before it.
+
+    A leader may have compacted further than a follower's log reaches. Where the first batch is anything else
+    they come back as they are, for the log to refuse. Raises CorruptBatchError for a damaged first batch.
+    """
+    length = total_length(batches)
+    if not length or length > len(batches):
+        return batches
+    header = check(batches[:length])
+    if not is_gap(header) or not header.base_offset < offset < header.next_offset:
+        return batches
+    gap = build_gap(offset, header.next_offset - offset, header.leader_epoch)
+    return memoryview(b"".join((gap, batches[length:])))

@@ -1,0 +1,92 @@
+"""AbortedIndex: which transactions of a log were aborted, and where, for readers of committed records.
+
+Ordered by where the transactions end. Each entry also has a *bound*: every transaction that ends later
+began there or behind, so that a lookup knows where to stop. About 32 bytes each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+ABORTED: Final = "aborted"  #: what a line of it begins with, in a snapshot
+_LINE: Final = f"{ABORTED} %d %d %d %d"
+
+
+class Aborted(NamedTuple):
+    """One aborted transaction. ``last_offset``, inclusive, is its marker's; ``bound`` is exclusive of it."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    bound: int
+
+
+class AbortedIndex:
+    """Invariant: last offsets strictly increase, bounds do not decrease."""
+
+    __slots__ = ("_bounds", "_first_offsets", "_last_offsets", "_producer_ids")
+
+    def __init__(self) -> None:
+        self._producer_ids = array("q")
+        self._first_offsets = array("q")
+        self._last_offsets = array("q")
+        self._bounds = array("q")
+
+    def __len__(self) -> int:
+        return len(self._last_offsets)
+
+    def __iter__(self) -> Iterator[Aborted]:
+        return map(Aborted._make, self._rows())
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        columns = (self._producer_ids, self._first_offsets, self._last_offsets, self._bounds)
+        return zip(*columns, strict=True)
+
+    def lines(self) -> Iterator[str]:
+        """One per entry, for a snapshot. There may be very many."""
+        return map(_LINE.__mod__, self._rows())
+
+    def add_line(self, text: str) -> None:
+        """Take what ``lines`` gave, without its first word. Raises ValueError for anything else."""
+        producer_id, first_offset, last_offset, bound = map(int, text.split())
+        self.add(Aborted(producer_id, first_offset, last_offset, bound))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AbortedIndex):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<AbortedIndex {list(self)}>"
+
+    def add(self, entry: Aborted) -> None:
+        """A transaction was aborted. Called for each one, in the order of their markers."""
+        producer_id, first_offset, last_offset, bound = entry
+        self._producer_ids.append(producer_id)
+        self._first_offsets.append(first_offset)
+        self._last_offsets.append(last_offset)
+        self._bounds.append(bound)
+
+    def between(self, first: int, end: int) -> list[Aborted]:
+        """Those with an offset, marker included, in [``first``, ``end``), ordered by first offset."""
+        found = []
+        for number in range(bisect_left(self._last_offsets, first), len(self._last_offsets)):
+            first_offset = self._first_offsets[number]
+            if first_offset < end:
+                last_offset, bound = self._last_offsets[number], self._bounds[number]
+                found.append(Aborted(self._producer_ids[number], first_offset, last_offset, bound))
+            if self._bounds[number] >= end:
+                break
+        found.sort(key=lambda one: one.first_offset)
+        return found
+
+    def delete_before(self, log_start_offset: int) -> None:
+        """Forget those that lie wholly below the log start."""
+        count = bisect_left(self._last_offsets, log_start_offset)
+        for column in (self._producer_ids, self._first_offsets, self._last_offsets, self._bounds):
+            del column[:count]

@@ -1,0 +1,453 @@
+"""Compaction: what is left of a log's batches when only each key's latest record is kept.
+
+Pure: bytes in, bytes out. A pass looks at the closed segments three times, in order of offsets:
+
+1. ``Survey`` reads all headers: which transactions were aborted, which are not decided yet, and which batches
+   the producers' states still need (R27). The pass ends before the first undecided transaction.
+2. ``LatestOffsets`` reads the keys of what was never compacted: {key: offset of its latest record}.
+3. ``Rewriter`` reads everything from the log start on and gives what stays.
+
+Offsets never change. What was removed leaves a gap batch (``records.gaps``), so that a compacted log is as
+dense as any, and damage in it is found as in any (R24). Rules, with their reasons:
+
+* A record goes when its key has a later one that is committed. Records without a key stay.
+* Records of aborted transactions go; committed ones lose their producer and their transactional bit.
+  Undecided ones are never reached.
+* A batch that a producer's state refers to stays whole, byte for byte: a repeated batch is still known, and a
+  producer's next sequence. So does one that would not become smaller.
+* A tombstone goes in the second pass after all before it was compacted ``delete.retention.ms`` ago or
+  longer, so that whoever reads from the start has seen it, and no older record of its key is left in a batch
+  that stayed whole or can't be read.
+* A marker of an abort stays, since the index of aborted transactions leads readers to it. One of a commit
+  goes as a tombstone does, but never a producer's last one: that has its epoch (R31). Nor the last one before
+  one of an abort: a replica that was away since before it must not take that for the end of its transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from kafkalite.errors import KafkaliteError
+from kafkalite.limits import MAX_RECORDS_PER_BATCH
+from kafkalite.model import NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
+from kafkalite.records.batch import Columns, RecordBatch
+from kafkalite.records.builder import build_batch
+from kafkalite.records.control import MARKER_BYTES, parse_marker
+from kafkalite.records.gaps import GAP_BYTES, build_gap, is_gap
+from kafkalite.records.header import (
+    CONTROL_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    check,
+    scan_producers,
+    stamp_producer,
+)
+from kafkalite.storage.producer_state import ProducerStates
+
+#: Keys up to this length stand for themselves in a map; of longer ones a digest that is one byte longer does.
+_SHORT_KEY_BYTES: Final = 32
+_MARKER: Final = TRANSACTIONAL_BIT | CONTROL_BIT
+_ALL_COMMITTED: Final = 2**63 - 1
+
+#: What one key of a map costs in memory, roughly: the bytes, the offset, their places in a dictionary.
+BYTES_PER_KEY: Final = 200
+#: Keys remembered of records that stay although they are superseded; above it tombstones behind them stay.
+_MAX_PINNED_KEYS: Final = 100_000
+#: Keys that one pass remembers for the next one.
+_MAX_REMEMBERED: Final = 100_000
+
+
+def map_key(key: bytes) -> bytes:
+    """What stands for ``key`` in a map: equal for equal keys only."""
+    if len(key) <= _SHORT_KEY_BYTES:
+        return key
+    return hashlib.blake2b(key, digest_size=_SHORT_KEY_BYTES + 1).digest()
+
+
+def _map_keys(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
+    for key in keys:
+        if key is not None and len(key) > _SHORT_KEY_BYTES:
+            return [None if one is None else map_key(one) for one in keys]
+    return keys
+
+
+class Survey:
+    """What the headers of all batches tell, from the log start to the end of the last closed segment."""
+
+    __slots__ = ("_before_aborts", "_last_markers", "_states")
+
+    def __init__(self) -> None:
+        self._states = ProducerStates()
+        self._last_markers: dict[int, int] = {}
+        self._before_aborts: set[int] = set()
+
+    def take(self, batches: memoryview) -> None:
+        """Whole batches, each once and in order. Raises CorruptBatchError for a bad marker."""
+        states = self._states
+        for position, attributes, base, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
+            batches, 0, len(batches)
+        ):
+            if producer_id == NO_PRODUCER_ID:
+                continue
+            if attributes & _MARKER == _MARKER:
+                marker = parse_marker(batches[position : position + MARKER_BYTES])
+                epoch_of_it = marker.coordinator_epoch
+                states.note_marker(
+                    producer_id, epoch, epoch_of_it, base, NO_TIMESTAMP, is_commit=marker.is_commit
+                )
+                if not marker.is_commit and producer_id in self._last_markers:
+                    self._before_aborts.add(self._last_markers[producer_id])
+                self._last_markers[producer_id] = base
+                continue
+            if attributes & TRANSACTIONAL_BIT:
+                states.note_open(producer_id, epoch, base, NO_TIMESTAMP)
+            if sequence >= 0:
+                states.note(producer_id, epoch, sequence, base, base + last_delta, max_ms, NO_TIMESTAMP)
+        states.settle(_ALL_COMMITTED)  # only what is committed is surveyed
+
+    def finish(self, end_offset: int, is_known: Callable[[int], bool]) -> Facts:
+        """``end_offset``, exclusive, is of what was taken; ``is_known``: whether the log knows a producer."""
+        aborted: dict[int, tuple[list[int], list[int]]] = {}
+        for one in self._states.aborted:
+            firsts, lasts = aborted.setdefault(one.producer_id, ([], []))
+            firsts.append(one.first_offset)
+            lasts.append(one.last_offset)
+        kept = {
+            batch.base_offset
+            for producer_id, state in self._states
+            if is_known(producer_id)
+            for batch in state.batches
+        }
+        markers = {offset for producer_id, offset in self._last_markers.items() if is_known(producer_id)}
+        end = min(self._states.open.values(), default=end_offset)
+        return Facts(end, aborted, kept, markers | self._before_aborts)
+
+
+class Facts(NamedTuple):
+    """What a survey found. Before ``end_offset`` (exclusive) every transaction is decided.
+
+    ``aborted``: by producer, first and last offsets of its aborted transactions, ascending and inclusive.
+    ``kept_batches``: base offsets of those that producers' states refer to; ``kept_markers``: offsets.
+    """
+
+    end_offset: int
+    aborted: dict[int, tuple[list[int], list[int]]]
+    kept_batches: set[int]
+    kept_markers: set[int]
+
+    def is_aborted(self, producer_id: int, offset: int) -> bool:
+        """Whether a transactional batch at ``offset`` is part of an aborted transaction."""
+        ranges = self.aborted.get(producer_id)
+        if ranges is None:
+            return False
+        number = bisect_right(ranges[0], offset) - 1
+        return number >= 0 and offset <= ranges[1][number]
+
+
+Remembered = dict[bytes | None, int]
+"""{what stands for a key: the offset of its latest record}, of keys that need the next pass as well: there
+is a superseded record that stayed, or a tombstone that may go."""
+
+
+class LatestOffsets:
+    """{what stands for a key: the offset of its latest record} of the batches taken.
+
+    ``end_offset``, exclusive, is of the last batch taken. ``is_full``: no more keys are to be taken.
+    """
+
+    __slots__ = ("_max_keys", "end_offset", "offsets")
+
+    def __init__(self, max_keys: int, remembered: Remembered) -> None:
+        """``remembered`` by the pass before."""
+        self._max_keys = max(max_keys, 1) + len(remembered)
+        self.offsets: dict[bytes | None, int] = dict(remembered)
+        self.end_offset = NO_OFFSET
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.offsets) >= self._max_keys
+
+    def take(self, batch: memoryview, facts: Facts) -> None:
+        """One whole batch below ``facts.end_offset``. Raises CorruptBatchError when its CRC is wrong."""
+        header = check(batch)
+        self.end_offset = header.next_offset
+        if header.is_control or (
+            header.is_transactional and facts.is_aborted(header.producer_id, header.base_offset)
+        ):
+            return
+        keys = _readable_keys(batch, header)
+        if keys is not None:
+            offsets = range(header.base_offset, header.next_offset)
+            self.offsets.update(zip(_map_keys(keys), offsets, strict=True))
+            self.offsets.pop(None, None)
+
+
+def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None] | None:
+    """None where there is no key, or none that can be read."""
+    if not header.is_columnar:
+        return None
+    try:
+        return RecordBatch.checked(header, batch).keys()
+    except KafkaliteError:  # its CRC is right: the producer wrote it so
+        return None
+
+
+class Written(NamedTuple):
+    """A batch that stays. ``max_timestamp_ms`` is for the time index; ``next_offset`` is exclusive."""
+
+    data: Buffer
+    base_offset: int
+    next_offset: int
+    max_timestamp_ms: int
+
+
+class Horizons(NamedTuple):
+    """Remembered, and markers of commits, below these offsets may go (exclusive)."""
+
+    tombstones: int
+    markers: int
+
+
+class Rewriter:
+    """Takes every batch from the log start on, in order; gives those that stay.
+
+    ``has_changed``: what was given since ``forget`` differs from what was taken. ``removed_records`` counts.
+    """
+
+    __slots__ = (
+        "_end_offset",
+        "_facts",
+        "_gap",
+        "_held",
+        "_horizons",
+        "_keeps_tombstones",
+        "_latest",
+        "_pinned",
+        "_remembered",
+        "has_changed",
+        "remembered",
+        "removed_records",
+    )
+
+    def __init__(
+        self,
+        facts: Facts,
+        latest: LatestOffsets,
+        end_offset: int,
+        horizons: Horizons,
+        remembered: Remembered,
+    ) -> None:
+        """Batches from ``end_offset`` on, a batch's begin, stay as they are. A tombstone may go only if it
+        was ``remembered``: then ``latest`` has kept every older record of its key from staying unseen."""
+        self._facts = facts
+        self._remembered = remembered
+        self.remembered: Remembered = {}  #: for the next pass
+        self._latest = latest.offsets
+        self._end_offset = end_offset
+        self._horizons = horizons
+        self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
+        self._keeps_tombstones = False  # what was passed may hold any key: it can't be read, or is too much
+        self._held: set[int] = set()  # producers of transactional batches that stayed whole, until the marker
+        self._pinned: set[bytes | None] = set()  # keys of which a superseded record stays
+        self.has_changed = False
+        self.removed_records = 0
+
+    def take(self, batch: memoryview) -> list[Written]:
+        """Raises CorruptBatchError when the batch's CRC is wrong."""
+        header = check(batch)
+        if is_gap(header):
+            return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
+        if header.base_offset >= self._end_offset:
+            return self._whole(batch, header)
+        if header.is_control:
+            return self._take_marker(batch, header)
+        is_kept = header.base_offset in self._facts.kept_batches
+        if header.is_transactional and self._facts.is_aborted(header.producer_id, header.base_offset):
+            return self._whole(batch, header) if is_kept else self._remove(header)
+        if not header.is_columnar:
+            return self._opaque(batch, header)
+        try:
+            return self._take_records(batch, header, is_kept=is_kept)
+        except KafkaliteError:  # its CRC is right: the producer wrote it so
+            return self._opaque(batch, header)
+
+    def flush(self) -> list[Written]:
+        """The gap that has not been given yet. Called where a segment ends, too."""
+        gap, self._gap = self._gap, None
+        if gap is None:
+            return []
+        base_offset, next_offset, leader_epoch = gap
+        return [
+            Written(
+                build_gap(first, min(first + MAX_RECORDS_PER_BATCH, next_offset) - first, leader_epoch),
+                first,
+                min(first + MAX_RECORDS_PER_BATCH, next_offset),
+                NO_TIMESTAMP,
+            )
+            for first in range(base_offset, next_offset, MAX_RECORDS_PER_BATCH)
+        ]
+
+    def _skip(self, base_offset: int, next_offset: int, leader_epoch: int) -> list[Written]:
+        """These offsets have no record: joined to the gap before, unless the leader epoch is another."""
+        gap = self._gap
+        if gap is not None and gap[2] == leader_epoch:
+            self._gap = (gap[0], next_offset, leader_epoch)
+            return []
+        before = self.flush()
+        self._gap = (base_offset, next_offset, leader_epoch)
+        return before
+
+    def _remove(self, header: BatchHeader) -> list[Written]:
+        self.has_changed = True
+        if not header.is_control:
+            self.removed_records += header.record_count
+        return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
+
+    def _whole(self, batch: Buffer, header: BatchHeader) -> list[Written]:
+        written = Written(batch, header.base_offset, header.next_offset, header.max_timestamp_ms)
+        return [*self.flush(), written]
+
+    def _take_marker(self, batch: memoryview, header: BatchHeader) -> list[Written]:
+        is_held = header.producer_id in self._held
+        self._held.discard(header.producer_id)
+        if (
+            is_held
+            or header.base_offset in self._facts.kept_markers
+            or header.base_offset >= self._horizons.markers
+            or not parse_marker(batch).is_commit
+        ):
+            return self._whole(batch, header)
+        return self._remove(header)
+
+    def _opaque(self, batch: memoryview, header: BatchHeader) -> list[Written]:
+        self._keeps_tombstones = True
+        return self._keep(batch, header, is_kept=True)
+
+    def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
+        """All records stay. A committed batch becomes one of nobody, unless it is to be kept."""
+        if not header.is_transactional:
+            return self._whole(batch, header)
+        if is_kept:
+            self._held.add(header.producer_id)
+            return self._whole(batch, header)
+        self.has_changed = True
+        plain = bytearray(batch)
+        stamp_producer(plain, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
+        return self._whole(plain, header)
+
+    def _take_records(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
+        records = RecordBatch.checked(header, batch)
+        keys = records.keys()
+        if keys is None:
+            return self._keep(batch, header, is_kept=is_kept)
+        mapped = _map_keys(keys)
+        latest = self._latest.get
+        stays = [
+            latest(key, NO_OFFSET) <= offset
+            for key, offset in zip(mapped, range(header.base_offset, header.next_offset), strict=True)
+        ]
+        columns: Columns | None = None
+        if header.base_offset < self._horizons.tombstones and not self._keeps_tombstones:
+            columns = records.columns()
+            if None in columns.values:
+                self._drop_tombstones(stays, mapped, columns)
+        if all(stays):
+            return self._keep(batch, header, is_kept=is_kept)
+        if not is_kept and not any(stays):
+            return self._remove(header)
+        if not is_kept:
+            pieces = self._pieces(batch, header, columns or records.columns(), stays)
+            if pieces is not None:
+                self.has_changed = True
+                self.removed_records += stays.count(False)
+                return pieces
+        for key, stay in zip(mapped, stays, strict=True):
+            if not stay:
+                self._pin(key)
+        return self._keep(batch, header, is_kept=is_kept)
+
+    def _pin(self, key: bytes | None) -> None:
+        """A superseded record of ``key`` stays."""
+        if len(self._pinned) < _MAX_PINNED_KEYS:
+            self._pinned.add(key)
+            self._remember(key, self._latest[key])
+        elif key not in self._pinned:
+            self._keeps_tombstones = True
+
+    def _drop_tombstones(self, stays: list[bool], mapped: Sequence[bytes | None], columns: Columns) -> None:
+        horizon = self._horizons.tombstones
+        rows = zip(columns.values, mapped, columns.offsets, strict=True)
+        for number, (value, key, offset) in enumerate(rows):
+            if value is not None or key is None or offset >= horizon or not stays[number]:
+                continue
+            if key not in self._pinned and self._remembered.get(key) == offset:
+                stays[number] = False
+            else:
+                self._remember(key, offset)
+
+    def _remember(self, key: bytes | None, offset: int) -> None:
+        if len(self.remembered) < _MAX_REMEMBERED:
+            self.remembered[key] = offset
+
+    def _pieces(
+        self, batch: memoryview, header: BatchHeader, columns: Columns, stays: Sequence[bool]
+    ) -> list[Written] | None:
+        """The batch as one per run of records that stay; None if that would not make it smaller."""
+        runs = list(_runs(stays))
+        gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
+        size_bytes = gap_count * GAP_BYTES
+        if size_bytes + len(runs) * GAP_BYTES >= len(batch):
+            return None
+        pieces: list[Written] = []
+        for start, end in runs:
+            piece = _piece(header, columns, start, end)
+            size_bytes += len(piece.data)
+            pieces.append(piece)
+        if size_bytes >= len(batch):
+            return None
+        written: list[Written] = []
+        offset = header.base_offset
+        for piece in pieces:
+            if piece.base_offset > offset:
+                written += self._skip(offset, piece.base_offset, header.leader_epoch)
+            written += self.flush()
+            written.append(piece)
+            offset = piece.next_offset
+        if offset < header.next_offset:
+            written += self._skip(offset, header.next_offset, header.leader_epoch)
+        return written
+
+
+def _runs(stays: Sequence[bool]) -> Iterable[tuple[int, int]]:
+    """(start, end) of each run of True, the ends exclusive."""
+    start: int | None = None
+    for number, stay in enumerate(stays):
+        if stay and start is None:
+            start = number
+        elif not stay and start is not None:
+            yield start, number
+            start = None
+    if start is not None:
+        yield start, len(stays)
+
+
+def _piece(header: BatchHeader, columns: Columns, start: int, end: int) -> Written:
+    """The records from number ``start`` to ``end`` (exclusive) as a batch of nobody."""
+    timestamps = columns.timestamps
+    base_offset = header.base_offset + start
+    data = build_batch(
+        columns.values[start:end],
+        None if columns.keys is None else columns.keys[start:end],
+        timestamps if isinstance(timestamps, int) else timestamps[start:end],
+        None if columns.headers is None else columns.headers[start:end],
+        header.codec,
+        timestamp_type=header.timestamp_type,
+        base_offset=base_offset,
+        leader_epoch=header.leader_epoch,
+    )
+    max_timestamp_ms = timestamps if isinstance(timestamps, int) else max(timestamps[start:end])
+    return Written(data, base_offset, header.base_offset + end, max_timestamp_ms)

@@ -1,0 +1,300 @@
+"""One pass of compaction over one log's closed segments, step by step.
+
+``CompactionPass.steps`` is a generator: what it yields waits for the disk and may run in any thread, one
+after the other; what it does in between takes a few milliseconds at most, and belongs to the log's thread.
+Reading and writing disturb nobody: closed segments don't change. A ``SwapWork`` is another matter, see
+there.
+
+Segments are swapped in order of offsets, so that a tombstone never goes before the records that it deletes.
+A pass that ends early, by a crash or a truncation, leaves a log that is compacted in part, which is right
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Final
+
+from kafkalite.errors import CorruptBatchError
+from kafkalite.limits import KIB, MAX_SEGMENT_BYTES, MIB
+from kafkalite.records.header import scan, total_length
+from kafkalite.storage import layout
+from kafkalite.storage.compaction import (
+    Facts,
+    Horizons,
+    LatestOffsets,
+    Remembered,
+    Rewriter,
+    Survey,
+    Written,
+)
+from kafkalite.storage.compaction_swap import SwapWork
+from kafkalite.storage.filesystem import Buffer, File, FileSystem
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.segment import Segment
+
+#: Read at once: what is done with so much takes the loop a few milliseconds.
+CHUNK_BYTES: Final = 64 * KIB
+#: Headers alone take a fraction of that.
+SURVEY_CHUNK_BYTES: Final = 256 * KIB
+_WRITE_BYTES: Final = 512 * KIB
+#: Synced at once: the threads that do it are also those that producers wait for.
+_SYNC_BYTES: Final = 8 * MIB
+
+Job = Callable[[], bytes | None]
+Steps = Generator[Job | SwapWork, bytes | None, None]
+
+
+class CompactionPass:
+    """A pass. ``compacted_to`` (exclusive) is up to where it came; it counts only when ``is_complete``.
+
+    ``is_given_up``: the log was truncated, deleted from or closed meanwhile. ``has_more``: the keys did not
+    fit in memory, so that another pass should follow at once.
+    """
+
+    __slots__ = (
+        "_compacted_before",
+        "_config",
+        "_directory",
+        "_fs",
+        "_horizons",
+        "_is_known",
+        "_max_keys",
+        "_temporary_paths",
+        "bytes_after",
+        "bytes_before",
+        "compacted_to",
+        "has_more",
+        "is_complete",
+        "is_given_up",
+        "remembered",
+        "removed_records",
+        "segments",
+        "surveyed_to",
+        "truncations",
+    )
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: LogConfig,
+        segments: Sequence[Segment],
+        *,
+        compacted_before: int,
+        horizons: Horizons,
+        remembered: Remembered,
+        is_known: Callable[[int], bool],
+        max_keys: int,
+        truncations: int,
+    ) -> None:
+        """``segments``, closed and synced, begin with the log's first. ``compacted_before``: up to where
+        earlier passes came. ``is_known``: whether the log still knows a producer."""
+        self._fs = fs
+        self._directory = directory
+        self._config = config
+        self._horizons = horizons
+        self.remembered = remembered  #: by the pass before; afterwards, for the next one
+        self._is_known = is_known
+        self._max_keys = max_keys
+        self._compacted_before = compacted_before
+        self._temporary_paths: list[str] = []
+        self.segments = list(segments)
+        self.truncations = truncations
+        self.surveyed_to = segments[-1].next_offset
+        self.compacted_to = compacted_before
+        self.bytes_before = sum(segment.size_bytes for segment in segments)
+        self.bytes_after = self.bytes_before
+        self.removed_records = 0
+        self.has_more = False
+        self.is_complete = False
+        self.is_given_up = False
+
+    def steps(self) -> Steps:
+        """Raises CorruptLogError for damage, OSError and DiskFullError; then, and when it is closed, what it
+        has written so far is removed."""
+        try:
+            yield from self._run()
+        finally:
+            for path in self._temporary_paths:
+                if self._fs.exists(path):
+                    self._fs.unlink(path)
+
+    def _run(self) -> Steps:
+        survey = Survey()
+        for segment in self.segments:
+            yield from self._each_chunk(segment, SURVEY_CHUNK_BYTES, survey.take)
+        facts = survey.finish(self.surveyed_to, self._is_known)
+        end_offset = facts.end_offset
+        if end_offset <= self._compacted_before:
+            self.is_complete = True
+            return
+        latest = LatestOffsets(self._max_keys, self.remembered)
+        for segment in self.segments:
+            if segment.next_offset > self._compacted_before and segment.base_offset < end_offset:
+                yield from self._each_chunk(segment, CHUNK_BYTES, partial(self._note_keys, latest, facts))
+        if latest.is_full and latest.end_offset < end_offset:
+            end_offset = latest.end_offset
+            self.has_more = True
+        rewriter = Rewriter(facts, latest, end_offset, self._horizons, self.remembered)
+        for group in self._groups():
+            if group[0].base_offset >= end_offset:
+                break
+            yield from self._rewrite(group, rewriter)
+            if self.is_given_up:
+                return
+            self.removed_records = rewriter.removed_records
+        self.compacted_to = end_offset
+        self.remembered = rewriter.remembered
+        self.is_complete = True
+
+    def _note_keys(self, latest: LatestOffsets, facts: Facts, chunk: memoryview) -> None:
+        for position, base_offset, _, _, length in scan(chunk, 0, len(chunk)):
+            if latest.is_full or base_offset >= facts.end_offset:
+                return
+            if base_offset >= self._compacted_before:
+                latest.take(chunk[position : position + length], facts)
+
+    def _each_chunk(
+        self,
+        segment: Segment,
+        chunk_bytes: int,
+        take: Callable[[memoryview], None],
+        write: Callable[[], Job | None] = lambda: None,
+    ) -> Steps:
+        """Have ``take`` called with all batches of ``segment``, whole ones, piece by piece; and what
+        ``write`` gives be run in between."""
+        file, position, want, offset = segment.file, 0, chunk_bytes, segment.base_offset
+        while position < segment.size_bytes:
+            data = yield partial(file.read_at, position, min(want, segment.size_bytes - position))
+            assert data is not None
+            chunk = memoryview(data)
+            end = 0
+            want = chunk_bytes
+            try:
+                for start, base_offset, last_delta, _, length in scan(chunk, 0, len(chunk)):
+                    if base_offset != offset:  # no CRC covers it
+                        raise CorruptBatchError(f"base offset {base_offset} where {offset} is next")
+                    end = start + length
+                    offset += last_delta + 1
+                if end:
+                    take(chunk[:end])
+                elif offset == segment.next_offset:
+                    return  # zeros allocated ahead: lost power can bring them back to a closed segment
+                elif len(chunk) == segment.size_bytes - position or total_length(chunk) <= len(chunk):
+                    raise CorruptBatchError("bytes that are no batch")
+                else:
+                    want = total_length(chunk)  # a batch that is larger than a chunk
+            except CorruptBatchError as error:
+                raise segment.damaged(position, "intact batches", error.message) from error
+            position += end
+            job = write()
+            if job is not None:
+                yield job
+
+    def _groups(self) -> list[list[Segment]]:
+        """Neighbours that fit into one segment together: each group becomes one."""
+        groups: list[list[Segment]] = []
+        size_bytes = 0
+        for segment in self.segments:
+            size_bytes += segment.size_bytes
+            if (
+                not groups
+                or size_bytes > self._config.segment_bytes
+                or segment.next_offset - groups[-1][0].base_offset > MAX_SEGMENT_BYTES
+            ):
+                groups.append([])
+                size_bytes = segment.size_bytes
+            groups[-1].append(segment)
+        return groups
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
+        """Write what is left of ``group`` as one segment, and have it swapped in, if it is another."""
+        first, last = group[0], group[-1]
+        new = Segment(
+            self._fs,
+            self._directory,
+            first.base_offset,
+            self._config,
+            first.state,
+            next_offset=first.base_offset,
+            size_bytes=0,
+        )
+        path = new.path() + layout.TEMPORARY_SUFFIX
+        file = self._fs.open(path, create=True)
+        self._temporary_paths.append(path)
+        file.truncate(0)
+        rewriter.has_changed = False
+        output = _Output(new, file)
+
+        def take(chunk: memoryview) -> None:
+            for position, _, _, _, length in scan(chunk, 0, len(chunk)):
+                output.put(rewriter.take(chunk[position : position + length]))
+
+        for segment in group:
+            yield from self._each_chunk(segment, CHUNK_BYTES, take, output.due)
+        output.put(rewriter.flush())
+        size_bytes = sum(segment.size_bytes for segment in group)
+        if len(group) == 1 and not rewriter.has_changed and output.end == size_bytes:
+            return  # as it was
+        if output.next_offset != last.next_offset:  # it was truncated meanwhile, in another thread
+            raise last.damaged(last.size_bytes, f"batches up to {last.next_offset}", f"{output.next_offset}")
+        rest = output.rest()
+        if rest is not None:
+            yield rest
+        yield file.sync
+        new.take_file(file, output.end, output.next_offset)
+        swap = SwapWork(self._fs, self._directory, group, new, path, self.truncations)
+        yield swap
+        if not swap.is_done:
+            self.is_given_up = True
+            return
+        self.bytes_after += output.end - size_bytes
+
+
+class _Output:
+    """A new segment on its way to its file. ``end`` and ``next_offset`` are exclusive."""
+
+    __slots__ = ("_file", "_parts", "_parts_bytes", "_segment", "_written", "next_offset")
+
+    def __init__(self, segment: Segment, file: File) -> None:
+        self._segment = segment
+        self._file = file
+        self._parts: list[Buffer] = []
+        self._parts_bytes = 0
+        self._written = 0
+        self.next_offset = segment.base_offset
+
+    @property
+    def end(self) -> int:
+        return self._written + self._parts_bytes
+
+    def put(self, batches: Sequence[Written]) -> None:
+        for data, base_offset, next_offset, max_timestamp_ms in batches:
+            assert base_offset == self.next_offset, f"a batch at {base_offset}, not {self.next_offset}"
+            self._segment.note_batch(self.end, base_offset, max_timestamp_ms)
+            self._parts.append(data)
+            self._parts_bytes += len(data)
+            self.next_offset = next_offset
+
+    def due(self) -> Job | None:
+        """The writing of what has gathered, if that is much."""
+        return self.rest() if self._parts_bytes >= _WRITE_BYTES else None
+
+    def rest(self) -> Job | None:
+        """The writing of all that has gathered."""
+        if not self._parts:
+            return None
+        job = partial(self._write, self._written, b"".join(self._parts))
+        self._written += self._parts_bytes
+        self._parts.clear()
+        self._parts_bytes = 0
+        return job
+
+    def _write(self, position: int, data: bytes) -> None:
+        self._file.write_at(position, data)
+        if position // _SYNC_BYTES != (position + len(data)) // _SYNC_BYTES:
+            self._file.sync()

@@ -1,0 +1,1 @@
+"""Consumer groups: who owns which partition, and how far each group has read. Pure."""

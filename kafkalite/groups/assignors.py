@@ -1,0 +1,153 @@
+"""Who is to own what: the assignors ``uniform`` and ``range``.
+
+Both are functions of values, the same for the same values. Each partition of a topic that anybody subscribes
+to goes to exactly one of its subscribers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kafkalite.groups.member import NO_PARTITIONS, Partitions, TopicIdPartition
+
+Subscribers = Mapping[str, frozenset[str]]
+"""Member -> the ids of the topics it subscribes to. Its order is by what keeps: instance id or member id."""
+Counts = Mapping[str, int]
+"""Topic id -> number of partitions."""
+Targets = Mapping[str, Partitions]
+"""Member -> what it is to own."""
+
+
+def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
+    """Balanced and sticky.
+
+    With equal subscriptions no two members differ by more than one partition, and no fewer partitions could
+    change hands. With different ones, no single move would bring two members nearer to each other.
+    """
+    if not members:
+        return {}
+    subscriptions = set(members.values())
+    if len(subscriptions) == 1:
+        return _uniform_alike(members, counts, previous, next(iter(subscriptions)))
+    return _uniform_mixed(members, counts, previous)
+
+
+def _uniform_alike(
+    members: Subscribers, counts: Counts, previous: Targets, topics: frozenset[str]
+) -> dict[str, Partitions]:
+    everything = [
+        TopicIdPartition(topic_id, number)
+        for topic_id in sorted(topics)
+        for number in range(counts.get(topic_id, 0))
+    ]
+    unowned = set(everything)
+    quota, extra = divmod(len(everything), len(members))
+    kept: dict[str, Partitions] = {}
+    for member in members:  # what two had before, as no coordinator decides it, goes to the first
+        kept[member] = previous.get(member, NO_PARTITIONS) & unowned
+        unowned -= kept[member]
+    unowned.update(everything)
+    # Who owns most keeps one more than the quota first: so nothing moves that need not.
+    by_load = sorted(members, key=lambda member: -len(kept[member]))
+    targets: dict[str, Partitions] = {}
+    room: deque[tuple[str, int]] = deque()
+    for rank, member in enumerate(by_load):
+        limit = quota + (rank < extra)
+        mine = kept[member]
+        if len(mine) > limit:
+            mine = frozenset(sorted(mine)[:limit])
+        targets[member] = mine
+        unowned -= mine
+        if len(mine) < limit:
+            room.append((member, limit - len(mine)))
+    gains: dict[str, list[TopicIdPartition]] = {member: [] for member, _ in room}
+    for partition in sorted(unowned):
+        member, free = room.popleft()
+        gains[member].append(partition)
+        if free > 1:
+            room.append((member, free - 1))
+    for member, gained in gains.items():
+        targets[member] = targets[member].union(gained)
+    return targets
+
+
+def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
+    subscribers: dict[str, list[str]] = {}
+    for member, topics in members.items():
+        for topic_id in topics:
+            if topic_id in counts:
+                subscribers.setdefault(topic_id, []).append(member)
+    owned: dict[str, set[TopicIdPartition]] = {member: set() for member in members}
+    unowned: list[TopicIdPartition] = []
+    owner_before = {partition: member for member in members for partition in previous.get(member, ())}
+    # The topics with fewest subscribers first: their partitions have the least choice.
+    for topic_id in sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id)):
+        for number in range(counts[topic_id]):
+            partition = TopicIdPartition(topic_id, number)
+            owner = owner_before.get(partition)
+            if owner is not None and topic_id in members[owner]:
+                owned[owner].add(partition)
+            else:
+                unowned.append(partition)
+    for partition in unowned:
+        member = min(subscribers[partition.topic_id], key=lambda member: len(owned[member]))
+        owned[member].add(partition)
+    _level(owned, subscribers)
+    return {member: frozenset(partitions) for member, partitions in owned.items()}
+
+
+def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
+    """Move partitions from who has more to who has at least two fewer, until there is no such pair.
+
+    Each move lowers the sum of the squared loads, so this ends.
+    """
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for member in sorted(owned, key=lambda member: -len(owned[member])):
+            mine = owned[member]
+            for topic_id in sorted({partition.topic_id for partition in mine}):
+                of_topic = sorted((p for p in mine if p.topic_id == topic_id), reverse=True)
+                for partition in of_topic:
+                    least = min(subscribers[topic_id], key=lambda other: len(owned[other]))
+                    if len(mine) - len(owned[least]) < 2:
+                        break
+                    mine.remove(partition)
+                    owned[least].add(partition)
+                    has_moved = True
+
+
+def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
+    """Each member one stretch of each topic, topics with equal counts and subscribers in the same way.
+
+    So partition n of two such topics is always with the same member, as joins need it (co-partitioned).
+    Members come in the order in which their stretches were before, new ones last: then a change moves few.
+    """
+
+    def rank(member: str) -> tuple[bool, float]:
+        before = [p for p in previous.get(member, ()) if counts.get(p.topic_id)]
+        if not before:
+            return (True, 0.0)
+        return (False, sum(p.partition / counts[p.topic_id] for p in before) / len(before))
+
+    in_order = sorted(members, key=rank)
+    targets: dict[str, list[TopicIdPartition]] = {member: [] for member in members}
+    for topic_id in sorted(counts):
+        subscribed = [member for member in in_order if topic_id in members[member]]
+        if not subscribed:
+            continue
+        quota, extra = divmod(counts[topic_id], len(subscribed))
+        begin = 0
+        for index, member in enumerate(subscribed):
+            end = begin + quota + (index < extra)
+            targets[member].extend(TopicIdPartition(topic_id, number) for number in range(begin, end))
+            begin = end
+    return {member: frozenset(partitions) for member, partitions in targets.items()}
+
+
+ASSIGNORS: Final[Mapping[str, Callable[[Subscribers, Counts, Targets], dict[str, Partitions]]]] = {
+    "uniform": uniform,
+    "range": range_,
+}

@@ -1,0 +1,203 @@
+"""What one decision does to one group: collected as records, while the group itself stays as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from kafkalite import mutants
+from kafkalite.coordination import Instant, StateRecord, TopicShape
+from kafkalite.groups import record_codec
+from kafkalite.groups.assignors import ASSIGNORS
+from kafkalite.groups.group import Group
+from kafkalite.groups.member import (
+    NO_PARTITIONS,
+    NOTHING_HELD,
+    STATIC_LEAVE_EPOCH,
+    CurrentAssignment,
+    Member,
+    Partitions,
+    Subscription,
+)
+from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.record_codec import GroupState
+from kafkalite.groups.settings import GroupSettings
+from kafkalite.model import NO_TIMESTAMP
+from kafkalite.protocol.messages.groups import GroupEvent
+
+
+class GroupChange:
+    """A group as it will be once ``records`` are replayed.
+
+    Call what happens to members first, then ``rebalance`` if it makes a new generation, then ``reconcile``
+    for the member that asks: who it holds what from is decided on the group as it was, without those removed.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        settings: GroupSettings,
+        patterns: Patterns,
+        topics: Mapping[str, TopicShape],
+        now: Instant,
+    ) -> None:
+        self.members = dict(group.members)
+        self.group_epoch = group.group_epoch
+        self.names = group.names
+        self.records: list[StateRecord] = []
+        self._group = group
+        self._settings = settings
+        self._patterns = patterns
+        self._topics = topics
+        self._now = now
+
+    # --- members
+
+    def subscribe(self, member_id: str, subscription: Subscription) -> None:
+        """A member joins, or wants something else than before."""
+        before = self.members.get(member_id)
+        if before is None:
+            self.members[member_id] = Member(subscription, NO_PARTITIONS, NOTHING_HELD)
+        elif before.subscription == subscription:
+            return
+        else:
+            self.members[member_id] = before._replace(subscription=subscription)
+        self.records.append(record_codec.subscription_record(self._group.group_id, member_id, subscription))
+
+    def remove(self, member_ids: Iterable[str]) -> None:
+        """Members leave or are expelled: what they held is free at once."""
+        group_id = self._group.group_id
+        for member_id in member_ids:
+            del self.members[member_id]
+            for kind in (record_codec.SUBSCRIPTION, record_codec.TARGET, record_codec.CURRENT):
+                self.records.append(StateRecord(record_codec.key_of(kind, group_id, member_id), None))
+
+    def step_out(self, member_id: str) -> None:
+        """A static member goes for a while: it holds nothing, and nobody else gets what was its."""
+        away = CurrentAssignment(STATIC_LEAVE_EPOCH, 0, NO_PARTITIONS, NO_PARTITIONS)
+        self._put_current(member_id, away)
+
+    def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
+        """A static member comes back under another member id, and is to own what it owned before."""
+        target = self.members[predecessor_id].target
+        if member_id != predecessor_id:
+            self.remove([predecessor_id])
+            self.subscribe(member_id, subscription)
+            self._put_target(member_id, target)
+        else:
+            self.subscribe(member_id, subscription)
+        if self.members[member_id].current.member_epoch == STATIC_LEAVE_EPOCH:
+            self.members[member_id] = self.members[member_id]._replace(current=NOTHING_HELD)
+
+    def _put_target(self, member_id: str, target: Partitions) -> None:
+        self.members[member_id] = self.members[member_id]._replace(target=target)
+        self.records.append(record_codec.target_record(self._group.group_id, member_id, target, self.names))
+
+    def _put_current(self, member_id: str, current: CurrentAssignment) -> None:
+        self.members[member_id] = self.members[member_id]._replace(current=current)
+        self.records.append(record_codec.current_record(self._group.group_id, member_id, current, self.names))
+
+    # --- the group
+
+    def subscribed_shapes(self) -> dict[str, tuple[str, int]]:
+        """The existing topics that anybody subscribes to: name -> (topic id, partition count)."""
+        names: set[str] = set()
+        for subscription in {member.subscription[4:6]: None for member in self.members.values()}:
+            names.update(subscription[0])
+            names.update(self._patterns.matches(subscription[1], self._topics))
+        topics = self._topics
+        return {
+            name: (topics[name].topic_id, topics[name].partition_count) for name in names if name in topics
+        }
+
+    def rebalance(self, cause: str, detail: str) -> None:
+        """Begin a new generation: the next group epoch, its cause, and everybody's target."""
+        group = self._group
+        self.group_epoch += 1
+        shapes = self.subscribed_shapes()
+        self.names = {**group.names, **{topic_id: name for name, (topic_id, _) in shapes.items()}}
+        assignor = self._choose_assignor()
+        self._assign(assignor, shapes)
+        emptied_ms = NO_TIMESTAMP if self.members else self._now.wall_ms
+        state = GroupState(self.group_epoch, assignor, emptied_ms, shapes)
+        event = GroupEvent(
+            self.group_epoch,
+            self._now.wall_ms,
+            cause,
+            detail,
+            len(self.members),
+            sum(count for _, count in shapes.values()),
+        )
+        self.records.append(record_codec.group_record(group.group_id, state))
+        self.records.append(record_codec.event_record(group.group_id, event))
+
+    def _choose_assignor(self) -> str:
+        """The one that most members ask for; the broker's first when nobody asks, or as many for each."""
+        known = self._settings.assignors
+        votes = Counter(
+            member.subscription.assignor
+            for member in self.members.values()
+            if member.subscription.assignor in known
+        )
+        return max(known, key=lambda name: votes[name])
+
+    def _assign(self, assignor: str, shapes: Mapping[str, tuple[str, int]]) -> None:
+        members = self.members
+        topic_ids: dict[tuple[tuple[str, ...], str | None], frozenset[str]] = {}
+        subscribers: dict[str, frozenset[str]] = {}
+        for member_id in sorted(members, key=lambda id_: (members[id_].subscription.instance_id or id_, id_)):
+            subscription = members[member_id].subscription
+            wanted = (subscription.topics, subscription.pattern)
+            if wanted not in topic_ids:
+                names = {*subscription.topics, *self._patterns.matches(subscription.pattern, self._topics)}
+                topic_ids[wanted] = frozenset([shapes[name][0] for name in names if name in shapes])
+            subscribers[member_id] = topic_ids[wanted]
+        counts = dict(shapes.values())
+        previous = {member_id: member.target for member_id, member in members.items()}
+        targets = ASSIGNORS[assignor](subscribers, counts, previous)
+        for member_id, target in targets.items():
+            if target != members[member_id].target:
+                self._put_target(member_id, target)
+
+    # --- one member
+
+    def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
+        """Bring what a member may hold as near to its target as others allow (R38). Returns what it is now.
+
+        ``stated_epoch`` and ``owned`` are what its heartbeat said. What it was to give back counts as given
+        back when a heartbeat *at its present epoch* says that it holds it no longer: only that one was
+        certainly sent after the member knew, however late or often the network delivers the earlier ones.
+        """
+        member = self.members[member_id]
+        current, target = member.current, member.target
+        revoking = current.revoking
+        if revoking and owned is not None and stated_epoch == current.member_epoch:
+            revoking &= owned
+        assigned = current.assigned
+        if self.group_epoch != current.member_epoch:
+            # To revoke needs an epoch of its own, as said above. Without a new target there is nothing to.
+            revoking |= assigned - target
+            assigned &= target
+        if len(assigned) != len(target):
+            assigned |= self._free(member_id, target - assigned - revoking)
+        if assigned == current.assigned:
+            assigned = current.assigned  # the same object: comparing it costs nothing
+        # A member's first epoch is the oldest that it may name: what has a lower one is of an earlier life.
+        previous_epoch = max(current.previous_epoch, stated_epoch) or self.group_epoch
+        new = CurrentAssignment(self.group_epoch, previous_epoch, assigned, revoking)
+        if new[0] != current[0] or new[2:] != current[2:]:
+            self._put_current(member_id, new)
+            return new
+        return current
+
+    def _free(self, member_id: str, wanted: Partitions) -> Partitions:
+        if "R38-hand-over-early" in mutants.ACTIVE:
+            return wanted
+        owners, members = self._group.owners, self.members
+        return frozenset(
+            [
+                partition
+                for partition in wanted
+                if (owner := owners.get(partition)) is None or owner == member_id or owner not in members
+            ]
+        )

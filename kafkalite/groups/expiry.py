@@ -1,0 +1,200 @@
+"""What time and changed topics do to groups: expelled members, new targets, forgotten offsets and groups."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from kafkalite.coordination import Instant, StateRecord, TopicShape
+from kafkalite.groups.change import GroupChange
+from kafkalite.groups.group import Group
+from kafkalite.groups.offset_rules import offset_tombstone
+from kafkalite.groups.offsets import PendingOffsets
+from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.record_codec import EVENT, GROUP, key_of
+from kafkalite.groups.settings import GroupSettings
+from kafkalite.model import NO_TIMESTAMP
+
+MAX_RECORDS_PER_TICK: Final = 1_000
+MAX_OFFSETS_PER_TICK: Final = 10_000  # that are looked at, at 0.6 µs each
+
+
+class Expiry:
+    """Finds what is due on the groups of one coordinator, a bounded number of records at a time.
+
+    Invariant: no member's deadline is before ``_members_due_ms``.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        pending: PendingOffsets,
+        settings: GroupSettings,
+        patterns: Patterns,
+    ) -> None:
+        self._groups = groups
+        self._pending = pending
+        self._settings = settings
+        self._patterns = patterns
+        self._topics: Mapping[str, TopicShape] | None = None  # those all groups were compared with
+        self._members_due_ms: int | None = None
+        self._retention_due_ms: int | None = None
+        self._to_check: deque[str] = deque()  # groups whose offsets are still to be looked at
+
+    def begin(self, now: Instant) -> None:
+        """The groups are loaded: everything is to be looked at."""
+        self._topics = None
+        self._members_due_ms = now.monotonic_ms
+        self._retention_due_ms = now.monotonic_ms + self._settings.retention_check_interval_ms
+
+    def expect(self, deadline_ms: int) -> None:
+        """A member is to be looked at then, or earlier."""
+        if self._members_due_ms is None or deadline_ms < self._members_due_ms:
+            self._members_due_ms = deadline_ms
+
+    def next_deadline_ms(self) -> int | None:
+        """When something may be due (monotonic)."""
+        dues = [due_ms for due_ms in (self._members_due_ms, self._retention_due_ms) if due_ms is not None]
+        if self._to_check:
+            return 0  # long ago: the rest of a check
+        return min(dues, default=None)
+
+    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> list[StateRecord]:
+        """The records of what is due."""
+        records: list[StateRecord] = []
+        if topics is not self._topics:
+            self._compare_topics(records, now, topics)
+            if records:
+                return records  # of groups whose members may be due too: those come next
+            self._topics = topics
+        if self._members_due_ms is not None and now.monotonic_ms >= self._members_due_ms:
+            self._expel(records, now, topics)
+            if records:
+                return records
+        if self._retention_due_ms is None or now.monotonic_ms >= self._retention_due_ms:
+            self._retention_due_ms = now.monotonic_ms + self._settings.retention_check_interval_ms
+            self._to_check.extend(group_id for group_id, group in self._groups.items() if not group.members)
+        if self._to_check:
+            self._check_retention(records, now, topics)
+        return records
+
+    # --- topics
+
+    def _compare_topics(
+        self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]
+    ) -> None:
+        for group in self._groups.values():
+            if len(records) >= MAX_RECORDS_PER_TICK:
+                return
+            if group.members:
+                change = GroupChange(group, self._settings, self._patterns, topics, now)
+                detail = _difference(group.state.topics, change.subscribed_shapes())
+                if detail:
+                    change.rebalance("TopicsChanged", detail)
+                    records += change.records
+            for topic in group.offsets.topics:
+                if topic not in topics:
+                    room = max(1, MAX_RECORDS_PER_TICK - len(records))
+                    records += [
+                        offset_tombstone(group.group_id, topic, partition)
+                        for partition in group.offsets.partitions(topic)[:room]
+                    ]
+
+    # --- members
+
+    def _expel(self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]) -> None:
+        """Expel who was silent for a session, or has not given back in its rebalance timeout."""
+        timeout_ms = self._settings.session_timeout_ms
+        next_due_ms: int | None = None
+        for group in self._groups.values():
+            silent: list[str] = []
+            slow: list[str] = []
+            for member_id, session in group.sessions.items():
+                deadline_ms = group.session_deadline_ms(member_id, timeout_ms)
+                if deadline_ms > now.monotonic_ms:
+                    next_due_ms = deadline_ms if next_due_ms is None else min(next_due_ms, deadline_ms)
+                elif session.heard_ms + timeout_ms <= now.monotonic_ms:
+                    silent.append(member_id)
+                else:
+                    slow.append(member_id)
+            if not silent and not slow:
+                continue
+            change = GroupChange(group, self._settings, self._patterns, topics, now)
+            change.remove([*silent, *slow])
+            details = []
+            if silent:
+                details.append(f"{_listed(silent)} sent nothing for {timeout_ms} ms")
+            if slow:
+                details.append(f"{_listed(slow)} did not give partitions back in the rebalance timeout")
+            change.rebalance("MemberExpired" if silent else "MemberFenced", "; ".join(details))
+            records += change.records
+            if len(records) >= MAX_RECORDS_PER_TICK:
+                return  # due as before: the rest comes with the next tick
+        if not records:
+            self._members_due_ms = next_due_ms
+
+    # --- offsets
+
+    def _check_retention(
+        self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]
+    ) -> None:
+        looked_at = 0
+        while self._to_check and len(records) < MAX_RECORDS_PER_TICK and looked_at < MAX_OFFSETS_PER_TICK:
+            group = self._groups.get(self._to_check.popleft())
+            if group is None or group.members:
+                continue
+            emptied_ms = group.state.emptied_ms
+            if not group.offsets:
+                is_due = now.wall_ms - emptied_ms >= self._settings.retention_check_interval_ms
+                if is_due and not self._pending.keys_of(group.group_id):
+                    records += self.tombstones(group)
+                continue
+            if emptied_ms != NO_TIMESTAMP and now.wall_ms - emptied_ms < self._settings.offsets_retention_ms:
+                continue
+            looked_at += len(group.offsets)
+            records += self._expired_offsets(group, now)
+
+    def _expired_offsets(self, group: Group, now: Instant) -> list[StateRecord]:
+        """Tombstones of offsets that nobody committed or used for the retention time."""
+        pending = {(key.topic, key.partition) for key in self._pending.keys_of(group.group_id)}
+        expired: list[StateRecord] = []
+        for topic, partition in group.offsets:
+            value = group.offsets.get(topic, partition)
+            assert value is not None, "an offset that is listed is there"
+            since_ms = max(group.state.emptied_ms, value.commit_ms)
+            is_expired = now.wall_ms - since_ms >= self._settings.offsets_retention_ms
+            if is_expired and (topic, partition) not in pending:
+                expired.append(offset_tombstone(group.group_id, topic, partition))
+        return expired
+
+    def tombstones(self, group: Group) -> list[StateRecord]:
+        """What removes a group that has no members; its offsets apart."""
+        group_id = group.group_id
+        keys = [key_of(EVENT, group_id, slot) for slot in group.event_slots]
+        return [StateRecord(key, None) for key in [*keys, key_of(GROUP, group_id)]]
+
+
+def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]) -> str:
+    """In words, what is different about a group's topics; empty when nothing is."""
+    if before == after:
+        return ""
+    parts = []
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) == after.get(name):
+            continue
+        if name not in before:
+            parts.append(f"{name} is there, with {after[name][1]} partitions")
+        elif name not in after:
+            parts.append(f"{name} is gone")
+        elif before[name][0] != after[name][0]:
+            parts.append(f"{name} was created anew, with {after[name][1]} partitions")
+        else:
+            parts.append(f"{name} has {after[name][1]} partitions, not {before[name][1]}")
+    more = f" and {len(parts) - 5} more topics" if len(parts) > 5 else ""
+    return "; ".join(parts[:5]) + more
+
+
+def _listed(member_ids: list[str]) -> str:
+    more = f" and {len(member_ids) - 5} more" if len(member_ids) > 5 else ""
+    return f"member{'s' if len(member_ids) > 1 else ''} {', '.join(member_ids[:5])}{more}"

@@ -1,0 +1,187 @@
+"""One group as its records tell it, and the little that no record tells: when members were last heard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kafkalite.coordination import Instant
+from kafkalite.groups.member import (
+    NO_PARTITIONS,
+    NOTHING_HELD,
+    STATIC_LEAVE_EPOCH,
+    CurrentAssignment,
+    Member,
+    Partitions,
+    Subscription,
+    TopicIdPartition,
+)
+from kafkalite.groups.offsets import Offsets
+from kafkalite.groups.record_codec import GroupState
+from kafkalite.model import NO_TIMESTAMP
+from kafkalite.protocol.messages.groups import GroupEvent
+
+EMPTY: Final = "Empty"
+RECONCILING: Final = "Reconciling"
+STABLE: Final = "Stable"
+DEAD: Final = "Dead"
+
+NO_STATE: Final = GroupState(0, "", NO_TIMESTAMP, {})
+_NO_SUBSCRIPTION: Final = Subscription(None, "", "", 0, (), None, None)
+_NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
+
+
+@dataclass(slots=True)
+class Session:
+    """What is known of a member as long as this coordinator lives. A new one begins all of it anew."""
+
+    heard_ms: int  #: monotonic: the last request or answer
+    revoke_deadline_ms: int | None = None  #: monotonic: by when it must have given back what is awaited
+    named_epoch: int = 0  #: the highest epoch it has named
+    stated: Partitions | None = None  #: what it said last that it holds; None: not yet said
+
+
+class Group:
+    """The state of one group.
+
+    Invariants: ``owners`` maps exactly the partitions that members hold or have yet to give back, each to its
+    one owner (R38); ``instances`` maps the instance ids of ``members`` to member ids; ``sessions`` has the
+    keys of ``members``.
+    """
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.state: GroupState = NO_STATE
+        self.members: dict[str, Member] = {}
+        self.sessions: dict[str, Session] = {}
+        self.instances: dict[str, str] = {}
+        self.owners: dict[TopicIdPartition, str] = {}
+        self.names: dict[str, str] = {}  #: topic id -> name, also of topics that are gone but still held
+        self.offsets = Offsets()
+        self._events: dict[int, GroupEvent] = {}
+
+    @property
+    def group_epoch(self) -> int:
+        return self.state.group_epoch
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no record of it is left: then nobody need know of it."""
+        return not (self.members or self.offsets or self._events) and self.state is NO_STATE
+
+    @property
+    def journal(self) -> list[GroupEvent]:
+        """The causes of the last generations, oldest first."""
+        return sorted(self._events.values(), key=lambda event: event.group_epoch)
+
+    @property
+    def event_slots(self) -> list[int]:
+        return sorted(self._events)
+
+    def describe_state(self) -> str:
+        """Empty, Reconciling or Stable; never Assigning: a target is part of the decision that needs it."""
+        if not self.members:
+            return EMPTY
+        is_settled = all(
+            member.is_settled or member.current.member_epoch == STATIC_LEAVE_EPOCH
+            for member in self.members.values()
+        )
+        return STABLE if is_settled else RECONCILING
+
+    # --- replay
+
+    def replay_group(self, state: GroupState | None) -> None:
+        """The group's own record."""
+        self.state = state or NO_STATE
+        if state is not None:
+            if len(self.names) > 2 * len(state.topics) + 16:
+                held = {partition.topic_id for partition in self.owners}
+                self.names = {id_: name for id_, name in self.names.items() if id_ in held}
+            self.names.update((topic_id, name) for name, (topic_id, _) in state.topics.items())
+
+    def replay_subscription(self, member_id: str, subscription: Subscription | None, now: Instant) -> None:
+        """What a member wants."""
+        member = self._member(member_id, now)
+        instance_id = member.subscription.instance_id
+        if instance_id is not None and self.instances.get(instance_id) == member_id:
+            del self.instances[instance_id]
+        if subscription is not None and subscription.instance_id is not None:
+            self.instances[subscription.instance_id] = member_id
+        self._put(member_id, member._replace(subscription=subscription or _NO_SUBSCRIPTION))
+
+    def replay_target(
+        self, member_id: str, target: Partitions, names: Mapping[str, str], now: Instant
+    ) -> None:
+        """What a member is to own."""
+        self.names.update(names)
+        self._put(member_id, self._member(member_id, now)._replace(target=target))
+
+    def replay_current(
+        self, member_id: str, current: CurrentAssignment, names: Mapping[str, str], now: Instant
+    ) -> None:
+        """What a member may hold."""
+        self.names.update(names)
+        member = self._member(member_id, now)
+        before = member.current
+        owners = self.owners
+        if before.revoking or not before.assigned <= current.assigned:
+            for partition in before.assigned | before.revoking:
+                if owners.get(partition) == member_id:
+                    del owners[partition]
+        owners.update(dict.fromkeys(current.assigned, member_id))
+        owners.update(dict.fromkeys(current.revoking, member_id))
+        session = self.sessions[member_id]
+        if not current.revoking:
+            session.revoke_deadline_ms = None
+        elif session.revoke_deadline_ms is None or before.revoking.isdisjoint(current.revoking):
+            session.revoke_deadline_ms = now.monotonic_ms + member.subscription.rebalance_timeout_ms
+        self._put(member_id, member._replace(current=current))
+
+    def replay_event(self, slot: int, event: GroupEvent | None) -> None:
+        """Why there is a generation."""
+        if event is None:
+            self._events.pop(slot, None)
+        else:
+            self._events[slot] = event
+
+    def _member(self, member_id: str, now: Instant) -> Member:
+        member = self.members.get(member_id)
+        if member is None:
+            self.sessions[member_id] = Session(now.monotonic_ms)
+            return _NEW_MEMBER
+        return member
+
+    def _put(self, member_id: str, member: Member) -> None:
+        # A member has three records, and leaves with three tombstones. A compacted log may lack some of an
+        # earlier life's, so a member goes when nothing of it is left, and not with any one of them.
+        if member == _NEW_MEMBER:
+            self.members.pop(member_id, None)
+            del self.sessions[member_id]
+        else:
+            self.members[member_id] = member
+
+    def on_loaded(self, now: Instant) -> None:
+        """A coordinator takes over: everybody has a whole session, and the whole time to give back."""
+        for member_id, session in self.sessions.items():
+            member = self.members[member_id]
+            session.heard_ms = now.monotonic_ms
+            session.revoke_deadline_ms = (
+                now.monotonic_ms + member.subscription.rebalance_timeout_ms
+                if member.current.revoking
+                else None
+            )
+
+    def durable(self) -> object:
+        """All that the records tell, for comparing two replays."""
+        return (self.state, self.members, self.owners, self.instances, self._events, self.offsets.packed())
+
+    # --- questions
+
+    def session_deadline_ms(self, member_id: str, session_timeout_ms: int) -> int:
+        """When the member is to be expelled, unless it is heard or gives back what is awaited (monotonic)."""
+        session = self.sessions[member_id]
+        deadline_ms = session.heard_ms + session_timeout_ms
+        if session.revoke_deadline_ms is not None:
+            return min(deadline_ms, session.revoke_deadline_ms)
+        return deadline_ms

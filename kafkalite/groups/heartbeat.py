@@ -1,0 +1,360 @@
+"""The one request that members live by (KIP-848): join, hold, give back, leave.
+
+::
+
+    member_epoch   known member                                        unknown member
+    0              told anew where it stands                           joins; or takes its instance's place
+    -1             out at once, its partitions are free                UNKNOWN_MEMBER_ID
+    -2             static: holds nothing, what it owned is kept        UNKNOWN_MEMBER_ID
+    current        reconciled; told if something is new                UNKNOWN_MEMBER_ID
+    previous ...   the answer was lost: told again                     UNKNOWN_MEMBER_ID
+    any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
+
+"Previous ..." are the epochs from the last one that the member itself named: it may have missed several
+answers. A heartbeat of an instance id that another member has by now: FENCED_INSTANCE_ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kafkalite import mutants
+from kafkalite.coordination import Caller, Decision, Instant, TopicShape
+from kafkalite.errors import (
+    ErrorCode,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupMaxSizeReachedError,
+    InvalidGroupIdError,
+    InvalidRequestError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+    UnsupportedAssignorError,
+)
+from kafkalite.groups.change import GroupChange
+from kafkalite.groups.group import Group
+from kafkalite.groups.member import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    CurrentAssignment,
+    Member,
+    Partitions,
+    Subscription,
+    assigned_topics,
+    partitions_of,
+)
+from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.settings import GroupSettings
+from kafkalite.protocol.messages.groups import (
+    AssignedTopic,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+MAX_NAME_LENGTH: Final = 255  # of a group, a member, an instance
+_NONE: Final = int(ErrorCode.NONE)
+
+
+class HeartbeatRules:
+    """Decides heartbeats on the groups of one coordinator."""
+
+    def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: Patterns) -> None:
+        self._groups = groups
+        self._settings = settings
+        self._patterns = patterns
+
+    def decide(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        caller: Caller,
+        now: Instant,
+        topics: Mapping[str, TopicShape],
+    ) -> Decision:
+        """What a heartbeat changes, and its answer. Raises the BrokerError that refuses it."""
+        epoch = request.member_epoch
+        if epoch > JOIN_EPOCH:
+            return self._stay(request, now, topics)
+        _check_names(request)
+        if epoch == JOIN_EPOCH:
+            return self._join(request, caller, now, topics)
+        if epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return self._leave(request, now, topics)
+        raise InvalidRequestError(f"member epoch {epoch} has no meaning")
+
+    def has_news(self, request: ConsumerGroupHeartbeatRequest) -> bool:
+        """Whether the request, or what happened since it came, asks for an answer now.
+
+        False: ``decide`` would answer that nothing is new, and the answer may be held. Deciding it then
+        writes nothing, except that the member's epoch follows the group's.
+        """
+        group = self._groups.get(request.group_id)
+        member = group.members.get(request.member_id) if group is not None else None
+        if group is None or member is None:
+            return True
+        current = member.current
+        if request.member_epoch != current.member_epoch:
+            return True
+        if _subscription(request, member.subscription) is not member.subscription:
+            return True
+        if request.owned is not None:
+            owned = partitions_of(request.owned)
+            if owned != group.sessions[request.member_id].stated or not current.revoking <= owned:
+                return True
+        assigned, target = current.assigned, member.target
+        if assigned == target:
+            return False
+        if not assigned <= target:
+            return True
+        owners = group.owners
+        return any(partition not in owners for partition in target - assigned)
+
+    # --- epochs above 0
+
+    def _stay(
+        self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Mapping[str, TopicShape]
+    ) -> Decision:
+        group = self._groups.get(request.group_id)
+        member = group.members.get(request.member_id) if group is not None else None
+        if group is None or member is None:
+            return self._refuse_unknown(request, group)
+        member_id, epoch, before = request.member_id, request.member_epoch, member.current
+        owned = None if request.owned is None else partitions_of(request.owned)
+        session = group.sessions[member_id]
+        _check_epoch(request, member, max(before.previous_epoch, session.named_epoch), owned)
+        subscription = _subscription(request, member.subscription)
+        is_changed = subscription is not member.subscription
+        if is_changed:
+            self._check_subscription(subscription)
+        session.heard_ms = now.monotonic_ms
+        session.named_epoch = epoch
+        if owned is not None:
+            session.stated = owned = before.assigned if owned == before.assigned else owned
+        if (
+            epoch == before.member_epoch == group.group_epoch
+            and not is_changed
+            and not before.revoking
+            and member.target == before.assigned
+        ):
+            is_told = session.stated is not before.assigned and session.stated != before.assigned
+            return Decision(reply=self._answer(request, before, group.names if is_told else None))
+        change = GroupChange(group, self._settings, self._patterns, topics, now)
+        if is_changed:
+            change.subscribe(member_id, subscription)
+            if subscription[4:] != member.subscription[4:]:
+                change.rebalance("SubscriptionChanged", f"member {member_id} subscribes to something else")
+        current = change.reconcile(member_id, epoch, owned)
+        is_told = (
+            epoch != current.member_epoch
+            or current.assigned is not before.assigned
+            or session.stated != current.assigned
+        )
+        reply = self._answer(request, current, change.names if is_told else None)
+        return Decision(tuple(change.records), reply)
+
+    def _refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
+        if "R38-expelled-stays" in mutants.ACTIVE and request.member_epoch > JOIN_EPOCH:
+            return Decision(
+                reply=ConsumerGroupHeartbeatResponse(
+                    _NONE,
+                    None,
+                    request.member_id,
+                    request.member_epoch,
+                    self._settings.heartbeat_interval_ms,
+                    self._settings.session_timeout_ms,
+                    None,
+                )
+            )
+        check_instance(group, request.instance_id, request.member_id)
+        raise UnknownMemberIdError(f"group {request.group_id!r} has no member {request.member_id}")
+
+    # --- epoch 0
+
+    def _join(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        caller: Caller,
+        now: Instant,
+        topics: Mapping[str, TopicShape],
+    ) -> Decision:
+        group = self._groups.get(request.group_id) or Group(request.group_id)
+        member_id = request.member_id
+        subscription = _first_subscription(request, caller)
+        self._check_subscription(subscription)
+        change = GroupChange(group, self._settings, self._patterns, topics, now)
+        predecessor_id = self._predecessor(group, member_id, subscription.instance_id)
+        if predecessor_id is not None:
+            before = group.members[predecessor_id].subscription
+            change.succeed(member_id, predecessor_id, subscription)
+            if before[4:] != subscription[4:]:
+                change.rebalance(
+                    "SubscriptionChanged", f"{_who(member_id, subscription)} wants something else"
+                )
+        else:
+            if len(group.members) >= self._settings.max_size:
+                raise GroupMaxSizeReachedError(
+                    f"group {group.group_id!r} has {len(group.members)} members, as many as it may have"
+                )
+            change.subscribe(member_id, subscription)
+            change.rebalance("MemberJoined", f"{_who(member_id, subscription)} joined")
+        current = change.reconcile(member_id, JOIN_EPOCH, None)
+        session = group.sessions.get(member_id)
+        if session is not None:
+            session.heard_ms, session.stated = now.monotonic_ms, None
+        return Decision(tuple(change.records), self._answer(request, current, change.names))
+
+    def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
+        """Whose place a joining member takes: its own, that of its instance, or nobody's."""
+        member = group.members.get(member_id)
+        if member is not None:
+            if member.subscription.instance_id != instance_id:
+                raise InvalidRequestError(
+                    f"member {member_id} of group {group.group_id!r} can't change its instance id"
+                )
+            return member_id
+        other_id = group.instances.get(instance_id) if instance_id is not None else None
+        if other_id is not None and group.members[other_id].current.member_epoch != STATIC_LEAVE_EPOCH:
+            raise UnreleasedInstanceIdError(
+                f"instance {instance_id} of group {group.group_id!r} is member {other_id}, which has not left"
+            )
+        return other_id
+
+    # --- epochs -1 and -2
+
+    def _leave(
+        self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Mapping[str, TopicShape]
+    ) -> Decision:
+        group = self._groups.get(request.group_id)
+        member_id = request.member_id
+        member = group.members.get(member_id) if group is not None else None
+        if group is None or member is None:
+            return self._refuse_unknown(request, group)
+        change = GroupChange(group, self._settings, self._patterns, topics, now)
+        if request.member_epoch == LEAVE_EPOCH:
+            change.remove([member_id])
+            change.rebalance("MemberLeft", f"{_who(member_id, member.subscription)} left")
+        else:
+            if member.subscription.instance_id is None:
+                raise InvalidRequestError(
+                    f"member {member_id} has no instance id: it can only leave for good"
+                )
+            change.step_out(member_id)
+            group.sessions[member_id].heard_ms = now.monotonic_ms
+        reply = ConsumerGroupHeartbeatResponse(
+            _NONE,
+            None,
+            member_id,
+            request.member_epoch,
+            self._settings.heartbeat_interval_ms,
+            self._settings.session_timeout_ms,
+            None,
+        )
+        return Decision(tuple(change.records), reply)
+
+    # --- checks and answers
+
+    def _check_subscription(self, subscription: Subscription) -> None:
+        if subscription.assignor is not None and subscription.assignor not in self._settings.assignors:
+            raise UnsupportedAssignorError(
+                f"there is no assignor {subscription.assignor!r} here, only"
+                f" {', '.join(self._settings.assignors)}"
+            )
+        if subscription.pattern is not None:
+            self._patterns.check(subscription.pattern)
+
+    def _answer(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        current: CurrentAssignment,
+        names: Mapping[str, str] | None,
+    ) -> ConsumerGroupHeartbeatResponse:
+        """With ``names`` the answer tells the assignment."""
+        assignment: list[AssignedTopic] | None = None
+        if names is not None:
+            assignment = assigned_topics(current.assigned, names)
+        return ConsumerGroupHeartbeatResponse(
+            _NONE,
+            None,
+            request.member_id,
+            current.member_epoch,
+            self._settings.heartbeat_interval_ms,
+            self._settings.session_timeout_ms,
+            assignment,
+        )
+
+
+def check_instance(group: Group | None, instance_id: str | None, member_id: str) -> None:
+    """Raise FencedInstanceIdError if the instance is another member by now."""
+    if group is None or instance_id is None:
+        return
+    other_id = group.instances.get(instance_id)
+    if other_id is not None and other_id != member_id:
+        raise FencedInstanceIdError(
+            f"instance {instance_id} of group {group.group_id!r} is member {other_id} now, not {member_id}"
+        )
+
+
+def _check_names(request: ConsumerGroupHeartbeatRequest) -> None:
+    if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
+        raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
+    if not 0 < len(request.member_id) <= MAX_NAME_LENGTH:
+        raise InvalidRequestError(f"a member id has 1 to {MAX_NAME_LENGTH} characters")
+    if request.instance_id is not None and not 0 < len(request.instance_id) <= MAX_NAME_LENGTH:
+        raise InvalidRequestError(f"an instance id has 1 to {MAX_NAME_LENGTH} characters")
+
+
+def _check_epoch(
+    request: ConsumerGroupHeartbeatRequest, member: Member, oldest_epoch: int, owned: Partitions | None
+) -> None:
+    epoch, current = request.member_epoch, member.current
+    if request.instance_id is not None and request.instance_id != member.subscription.instance_id:
+        raise FencedInstanceIdError(
+            f"member {request.member_id} of group {request.group_id!r} is not instance {request.instance_id}"
+        )
+    if epoch == current.member_epoch:
+        return
+    is_known = oldest_epoch <= epoch < current.member_epoch
+    if not is_known or (owned is not None and not owned <= current.assigned | current.revoking):
+        raise FencedMemberEpochError(
+            f"member {request.member_id} of group {request.group_id!r} is at epoch {current.member_epoch},"
+            f" not {epoch}"
+        )
+
+
+def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Subscription:
+    if request.subscribed_topics is None and not request.subscribed_pattern:
+        raise InvalidRequestError("a member that joins says what it subscribes to")
+    if request.rebalance_timeout_ms <= 0:
+        raise InvalidRequestError("a member that joins says its rebalance timeout")
+    if request.owned:
+        raise InvalidRequestError("a member that joins holds nothing")
+    return Subscription(
+        request.instance_id,
+        caller.client_id,
+        caller.host,
+        request.rebalance_timeout_ms,
+        tuple(sorted({*(request.subscribed_topics or ())})),
+        request.subscribed_pattern or None,
+        request.assignor,
+    )
+
+
+def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
+    """What the member wants now: ``before`` itself when it says nothing else."""
+    topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
+    timeout_ms = request.rebalance_timeout_ms
+    if topics is None and pattern is None and assignor is None and timeout_ms == -1:
+        return before
+    changed = before._replace(
+        rebalance_timeout_ms=timeout_ms if timeout_ms > 0 else before.rebalance_timeout_ms,
+        topics=tuple(sorted(set(topics))) if topics is not None else before.topics,
+        pattern=(pattern or None) if pattern is not None else before.pattern,
+        assignor=assignor if assignor is not None else before.assignor,
+    )
+    return before if changed == before else changed
+
+
+def _who(member_id: str, subscription: Subscription) -> str:
+    instance = f"instance {subscription.instance_id}, " if subscription.instance_id is not None else ""
+    return f"member {member_id} ({instance}client {subscription.client_id} at {subscription.host})"

@@ -1,0 +1,235 @@
+"""Who may commit offsets, what is kept of them, and what is told (R35, R39, R40)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafkalite import mutants
+from kafkalite.coordination import Decision, Instant, StateRecord, TopicShape
+from kafkalite.errors import (
+    BrokerError,
+    ErrorCode,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    InvalidGroupIdError,
+    InvalidRequestError,
+    OffsetMetadataTooLargeError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+    UnstableOffsetCommitError,
+)
+from kafkalite.groups.group import Group
+from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
+from kafkalite.groups.offsets import OffsetKey, PendingOffsets
+from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.record_codec import OFFSET, OffsetValue, key_of, offset_record
+from kafkalite.groups.settings import GroupSettings
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from kafkalite.protocol.messages.groups import (
+    CommittedOffset,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+_NONE = int(ErrorCode.NONE)
+Topics = Mapping[str, TopicShape]
+
+
+class OffsetRules:
+    """Decides about the committed offsets of one coordinator's groups."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        pending: PendingOffsets,
+        settings: GroupSettings,
+        patterns: Patterns,
+    ) -> None:
+        self._groups = groups
+        self._pending = pending
+        self._settings = settings
+        self._patterns = patterns
+
+    def commit(self, request: OffsetCommitRequest, now: Instant, topics: Topics) -> Decision:
+        """Keep the offsets. Raises when the caller is not who may (R39)."""
+        if "R39-any-member" not in mutants.ACTIVE:
+            self._check_member(request)
+        records, offsets = self._take(request.group_id, request.offsets, now, topics)
+        return Decision(tuple(records), OffsetCommitResponse(_NONE, None, offsets))
+
+    def commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, now: Instant, topics: Topics
+    ) -> Decision:
+        """Keep the offsets until the transaction ends. Raises when the caller is not who may (R35)."""
+        if "R35-member-unchecked" not in mutants.ACTIVE:
+            self._check_member(request)
+        records, offsets = self._take(request.group_id, request.offsets, now, topics)
+        return Decision(
+            tuple(records),
+            TxnOffsetCommitResponse(_NONE, None, offsets),
+            request.producer_id,
+            request.producer_epoch,
+        )
+
+    def _check_member(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
+    ) -> None:
+        group = self._groups.get(request.group_id)
+        if not isinstance(request, OffsetFetchRequest):
+            check_instance(group, request.instance_id, request.member_id)
+        member = group.members.get(request.member_id) if group is not None else None
+        if member is None:
+            if request.member_epoch >= 0 or (group is not None and group.members):
+                who = f"member {request.member_id!r}" if request.member_id else "somebody without membership"
+                raise UnknownMemberIdError(
+                    f"{who} can't commit for group {request.group_id!r}"
+                    + (f", which has {len(group.members)} members" if group is not None else "")
+                )
+            return
+        if "R39-any-epoch" in mutants.ACTIVE:
+            return
+        if request.member_epoch != member.current.member_epoch:
+            raise StaleMemberEpochError(
+                f"member {request.member_id} of group {request.group_id!r} is at epoch"
+                f" {member.current.member_epoch}, not {request.member_epoch}"
+            )
+
+    def _take(
+        self, group_id: str, offsets: list[CommittedOffset], now: Instant, topics: Topics
+    ) -> tuple[list[StateRecord], list[CommittedOffset]]:
+        """(records of what can be kept, an answer for each)."""
+        if not 0 < len(group_id) <= MAX_NAME_LENGTH:
+            raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
+        records: list[StateRecord] = []
+        answers: list[CommittedOffset] = []
+        for entry in offsets:
+            try:
+                topic_id = self._check_offset(entry, topics)
+            except BrokerError as error:
+                answers.append(_answer(entry, entry.topic_id, NO_TIMESTAMP, error))
+                continue
+            value = OffsetValue(entry.offset, entry.leader_epoch, entry.metadata, now.wall_ms, topic_id)
+            records.append(offset_record(group_id, entry.topic, entry.partition, value))
+            answers.append(_answer(entry, topic_id, now.wall_ms, None))
+        return records, answers
+
+    def _check_offset(self, entry: CommittedOffset, topics: Topics) -> str:
+        """The id of the topic that it is committed for."""
+        shape = topics.get(entry.topic)
+        if shape is None or not 0 <= entry.partition < shape.partition_count:
+            raise UnknownTopicOrPartitionError(f"there is no partition {entry.topic}-{entry.partition}")
+        if entry.topic_id and entry.topic_id != shape.topic_id:
+            raise UnknownTopicIdError(
+                f"topic {entry.topic} has the id {shape.topic_id} now, not {entry.topic_id}"
+            )
+        if entry.offset < 0:
+            raise InvalidRequestError(f"{entry.topic}-{entry.partition}: there is no offset {entry.offset}")
+        metadata_bytes = len(entry.metadata.encode()) if entry.metadata else 0
+        if metadata_bytes > self._settings.offset_metadata_max_bytes:
+            raise OffsetMetadataTooLargeError(
+                f"{entry.topic}-{entry.partition}: {metadata_bytes} bytes of metadata, where"
+                f" {self._settings.offset_metadata_max_bytes} are allowed"
+            )
+        return shape.topic_id
+
+    # --- fetch
+
+    def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
+        """What is committed. Raises for a member that is none, or is behind."""
+        if request.member_id and request.member_epoch >= 0:
+            self._check_member(request)
+        group = self._groups.get(request.group_id)
+        if request.partitions is not None:
+            wanted = [(entry.topic, entry.partition) for entry in request.partitions]
+        else:
+            found = set(group.offsets) if group is not None else set()
+            if request.require_stable:
+                found |= {(key.topic, key.partition) for key in self._pending.keys_of(request.group_id)}
+            wanted = sorted(found)
+        offsets: list[CommittedOffset] = []
+        for topic, partition in wanted:
+            value = group.offsets.get(topic, partition) if group is not None else None
+            shape = topics.get(topic)
+            if value is not None and (shape is None or shape.topic_id != value.topic_id):
+                value = None  # it was committed for another topic that had this name
+            key = OffsetKey(request.group_id, topic, partition)
+            if request.require_stable and self._pending.is_pending(key):
+                error = UnstableOffsetCommitError(
+                    f"an open transaction has an offset of group {request.group_id!r} for {topic}-{partition}"
+                )
+                offsets.append(_fetched(topic, partition, None, error))
+            elif value is not None or request.partitions is not None:
+                offsets.append(_fetched(topic, partition, value, None))
+        return Decision(reply=OffsetFetchResponse(_NONE, None, offsets))
+
+    # --- delete
+
+    def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
+        """Forget offsets of topics that no member subscribes to."""
+        group = self._groups.get(request.group_id)
+        if group is None:
+            raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")
+        subscribed: set[str] = set()
+        for member in group.members.values():
+            subscribed.update(member.subscription.topics)
+            subscribed.update(self._patterns.matches(member.subscription.pattern, topics))
+        records: list[StateRecord] = []
+        offsets: list[CommittedOffset] = []
+        for entry in request.partitions:
+            error = None
+            if entry.topic in subscribed:
+                error = GroupSubscribedToTopicError(
+                    f"members of group {request.group_id!r} subscribe to {entry.topic}"
+                )
+            elif group.offsets.get(entry.topic, entry.partition) is not None or self._pending.is_pending(
+                OffsetKey(request.group_id, entry.topic, entry.partition)
+            ):
+                records.append(offset_tombstone(request.group_id, entry.topic, entry.partition))
+            offsets.append(_fetched(entry.topic, entry.partition, None, error))
+        return Decision(tuple(records), OffsetDeleteResponse(_NONE, None, offsets))
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
+    """The record that removes a committed offset."""
+    return StateRecord(key_of(OFFSET, group_id, topic, partition), None)
+
+
+def _answer(
+    entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
+) -> CommittedOffset:
+    return CommittedOffset(
+        entry.topic,
+        entry.partition,
+        entry.offset,
+        entry.leader_epoch,
+        None,  # the caller knows it
+        commit_ms,
+        topic_id,
+        _NONE if error is None else int(error.code),
+        None if error is None else str(error),
+    )
+
+
+def _fetched(
+    topic: str, partition: int, value: OffsetValue | None, error: BrokerError | None
+) -> CommittedOffset:
+    found = value or OffsetValue(NO_OFFSET, NO_EPOCH, None, NO_TIMESTAMP, "")
+    return CommittedOffset(
+        topic,
+        partition,
+        found.offset,
+        found.leader_epoch,
+        found.metadata,
+        found.commit_ms,
+        found.topic_id,
+        _NONE if error is None else int(error.code),
+        None if error is None else str(error),
+    )

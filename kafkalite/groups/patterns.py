@@ -1,0 +1,56 @@
+"""Subscriptions by pattern: which topics each pattern means, as long as no topic has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kafkalite.coordination import TopicShape
+from kafkalite.groups.topic_pattern import TopicPattern
+from kafkalite.model import INTERNAL_PREFIX
+
+_MAX_REMEMBERED: Final = 1_000  # patterns of one coordinator
+
+
+class Patterns:
+    """Compiled patterns, and what they match in the mapping of topics that was asked about last."""
+
+    def __init__(self) -> None:
+        self._topics: Mapping[str, TopicShape] = {}
+        self._names: frozenset[str] = frozenset()
+        self._matches: dict[str, frozenset[str]] = {}  # what each matches of ``_names``
+        self._compiled: dict[str, TopicPattern] = {}
+
+    def check(self, pattern: str) -> None:
+        """Raise InvalidRegularExpressionError for what is no pattern."""
+        self._compile(pattern)
+
+    def matches(self, pattern: str | None, topics: Mapping[str, TopicShape]) -> frozenset[str]:
+        """The names of the existing topics that the pattern matches as a whole."""
+        if not pattern:
+            return frozenset()
+        if topics is not self._topics:
+            self._topics = topics
+            names = frozenset(topics)
+            if names != self._names:
+                self._names = names
+                self._matches.clear()
+        if len(self._matches) >= _MAX_REMEMBERED:
+            self._matches.clear()
+        found = self._matches.get(pattern)
+        if found is None:
+            is_match = self._compile(pattern).matches
+            found = frozenset(  # of the brokers' own topics only who names one gets it
+                [name for name in self._names if not name.startswith(INTERNAL_PREFIX) and is_match(name)]
+            )
+            self._matches[pattern] = found
+        return found
+
+    def _compile(self, pattern: str) -> TopicPattern:
+        compiled = self._compiled.get(pattern)
+        if compiled is None:
+            compiled = TopicPattern(pattern)
+            if len(self._compiled) >= _MAX_REMEMBERED:
+                self._compiled.clear()
+            self._compiled[pattern] = compiled
+        return compiled

@@ -1,0 +1,1 @@
+"""Transactions and transaction groups: what their coordinator decides. Pure."""

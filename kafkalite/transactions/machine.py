@@ -1,0 +1,496 @@
+"""The transaction coordinator of one partition of ``__transaction_state``: requests in, decisions out. Pure.
+
+A plain transactional id has one producer at a time; an application (``group``) has many, decided together.
+Both kinds of names share the key space: a name is what its first use made it, and the other use is refused.
+
+What holds, whatever is late, repeated or lost (KIP-890, R31, R32, R34):
+
+- A request counts only with the identity that is the current one; the decision itself takes the next
+  epoch. So a late request of an earlier transaction never touches a later one.
+- A transaction is decided once. Who decided it and lost the answer is told again; the opposite is refused.
+- Nothing begins under an identity before every marker of the transaction before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafkalite import mutants
+from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.errors import (
+    BrokerError,
+    ConcurrentTransactionsError,
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    FinishedBatchError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidRequestError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    TransactionalIdNotFoundError,
+)
+from kafkalite.limits import MAX_TRANSACTIONAL_ID_LENGTH, MAX_TXN_GROUP_MEMBERS
+from kafkalite.model import MAX_PRODUCER_EPOCH, NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
+from kafkalite.protocol.messages.data import InitProducerIdResponse
+from kafkalite.protocol.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    DescribedTransaction,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    DescribeTxnGroupRequest,
+    DescribeTxnGroupResponse,
+    EndTxnGroupRequest,
+    EndTxnGroupResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    JoinTxnGroupRequest,
+    JoinTxnGroupResponse,
+    ListedTransaction,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TxnGroupMember,
+    TxnPartitionResult,
+)
+from kafkalite.transactions.commands import InitProducerId, MarkersWritten, PendingMarker, WithSpareId
+from kafkalite.transactions.group import TransactionGroup
+from kafkalite.transactions.record_codec import GroupResult, removal, result_record, transaction_record
+from kafkalite.transactions.table import TransactionTable
+from kafkalite.transactions.transaction import (
+    DECIDED,
+    NO_MEMBER,
+    NOBODY,
+    PREPARED,
+    Identity,
+    Transaction,
+    TransactionState,
+    in_order,
+)
+
+MAX_RECORDS_PER_TICK: Final = 1_000
+MAX_BYTES_PER_TICK: Final = 256 * 1024  # well below any max.message.bytes: a tick's records are one batch
+_OK: Final = (int(ErrorCode.NONE), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """How a broker coordinates transactions; each is the option of the same name."""
+
+    max_timeout_ms: int = 900_000  #: transaction.max.timeout.ms
+    transactional_id_expiration_ms: int = 604_800_000  #: transactional.id.expiration.ms
+
+
+class TransactionMachine:
+    """See ``kafkalite.coordination`` for what is called when."""
+
+    def __init__(self, settings: TransactionSettings | None = None) -> None:
+        self._settings = settings or TransactionSettings()
+        self._table = TransactionTable(self._settings.transactional_id_expiration_ms)
+
+    @property
+    def transaction_count(self) -> int:
+        """Transactional ids, and members of groups, that are known."""
+        return len(self._table.transactions) + sum(
+            len(group.members) for group in self._table.groups.values()
+        )
+
+    # --- deciding ----------------------------------------------------------------------------------
+
+    def decide(
+        self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
+    ) -> Decision:
+        """What the command leads to. Raises the BrokerError that refuses it."""
+        spare_id = NO_PRODUCER_ID
+        if isinstance(command, WithSpareId):
+            command, spare_id = command
+        match command:
+            case AddPartitionsToTxnRequest():
+                return self._add_partitions(command, now)
+            case InitProducerId():
+                return self._init_producer_id(command, now)
+            case EndTxnRequest():
+                return self._end(command, spare_id, now)
+            case MarkersWritten():
+                return self._on_markers_written(command, now)
+            case JoinTxnGroupRequest():
+                return self._join(command, spare_id, now)
+            case EndTxnGroupRequest():
+                return self._end_group(command, now)
+            case DescribeTxnGroupRequest():
+                return Decision(reply=self._describe_group(command))
+            case ListTransactionsRequest():
+                return Decision(reply=self._list(command, now))
+            case DescribeTransactionsRequest():
+                described = [self._describe(name) for name in command.transactional_ids]
+                return Decision(reply=DescribeTransactionsResponse(*_OK, described))
+        raise TypeError(f"a transaction coordinator has no answer to {type(command).__name__}")
+
+    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> Decision:
+        """Abort what has timed out (R34), forget what nobody uses."""
+        records: list[StateRecord] = []
+        size_bytes = 0
+        for record in self._due_records(now):
+            records.append(record)
+            size_bytes += len(record.key) + len(record.value or b"")
+            if len(records) >= MAX_RECORDS_PER_TICK or size_bytes >= MAX_BYTES_PER_TICK:
+                break
+        return Decision(tuple(records))
+
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic; when ``tick`` has something to do, None for never."""
+        return self._table.next_deadline_ms()
+
+    def pending_markers(self) -> list[PendingMarker]:
+        """What is decided, as far as the log goes, and where the markers are still to be written."""
+        return list(self._table.pending.values())
+
+    # --- replaying ---------------------------------------------------------------------------------
+
+    def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
+        """The record stands in the log. Raises StorageError for one that no version wrote."""
+        self._table.replay(record, now)
+
+    def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
+        """Nothing: this log has no transactional batches."""
+
+    def on_loaded(self, now: Instant) -> None:
+        """Nothing: a transaction's time-out began when it did, whoever coordinated it then."""
+
+    def durable_state(self) -> Any:
+        """What another coordinator must arrive at from the same records."""
+        return self._table.durable_state()
+
+    # --- one producer ------------------------------------------------------------------------------
+
+    def _init_producer_id(self, command: InitProducerId, now: Instant) -> Decision:
+        name = command.transactional_id
+        self._check_name(name, "transactional.id")
+        self._check_timeout(command.timeout_ms)
+        if name in self._table.groups:
+            raise InvalidTxnStateError(f"{name!r} is an application with a transaction group")
+        asked_by = Identity(command.producer_id, command.producer_epoch)
+        if command.producer_id == NO_PRODUCER_ID:
+            asked_by = NOBODY
+        transaction = self._table.transactions.get(name)
+        if transaction is None:
+            identity = Identity(_given(command.spare_producer_id), 0)
+            transaction = Transaction(
+                name, *identity, TransactionState.EMPTY, command.timeout_ms, NO_TIMESTAMP, now.wall_ms
+            )
+            return _initialized(transaction)
+        if asked_by not in (NOBODY, transaction.identity, transaction.ended):
+            raise _fenced(name, asked_by)
+        if transaction.state in PREPARED:
+            raise ConcurrentTransactionsError(f"the markers of {name!r}'s last transaction are being written")
+        if transaction.state is TransactionState.ONGOING and "R34-init-keeps-open" not in mutants.ACTIVE:
+            aborted = transaction.prepared(now.wall_ms, is_commit=False, ended=asked_by)
+            error = ConcurrentTransactionsError(f"the open transaction of {name!r} is being aborted")
+            return Decision(
+                (transaction_record(aborted),),
+                InitProducerIdResponse(int(error.code), str(error), NO_PRODUCER_ID, NO_PRODUCER_EPOCH),
+            )
+        if (
+            asked_by != NOBODY
+            and transaction.state is TransactionState.EMPTY
+            and asked_by == transaction.ended
+        ):
+            return Decision(reply=InitProducerIdResponse(*_OK, *transaction.identity))  # the lost answer
+        if transaction.needs_producer_id:
+            _given(command.spare_producer_id)
+        return _initialized(
+            transaction.renewed(
+                now.wall_ms,
+                timeout_ms=command.timeout_ms,
+                asked_by=asked_by,
+                spare_producer_id=command.spare_producer_id,
+            )
+        )
+
+    def _add_partitions(self, request: AddPartitionsToTxnRequest, now: Instant) -> Decision:
+        asked_by = Identity(request.producer_id, request.producer_epoch)
+        transaction = self._find(request.transactional_id, asked_by)
+        if asked_by != transaction.identity:
+            raise InvalidProducerEpochError(
+                f"{transaction.name!r} has producer {transaction.identity.producer_id} with epoch "
+                f"{transaction.identity.producer_epoch} now, this is of producer {asked_by.producer_id} with "
+                f"epoch {asked_by.producer_epoch}"
+            )
+        if transaction.state in PREPARED:
+            raise ConcurrentTransactionsError(
+                f"the markers of {transaction.name!r}'s last transaction are being written"
+            )
+        if transaction.is_member and transaction.state is not TransactionState.ONGOING:
+            raise InvalidTxnStateError(f"the transaction of {transaction.member!r} has ended")
+        if transaction.identity.producer_epoch >= MAX_PRODUCER_EPOCH:
+            raise InvalidProducerEpochError(f"{transaction.name!r} must get its next producer id first")
+        results = [TxnPartitionResult(asked.topic, asked.partition, *_OK) for asked in request.partitions]
+        reply = AddPartitionsToTxnResponse(*_OK, results)
+        if transaction.state is TransactionState.ONGOING and transaction.partitions.issuperset(
+            request.partitions
+        ):
+            return Decision(reply=reply)
+        begun = transaction.with_partitions(request.partitions, now.wall_ms)
+        return Decision((transaction_record(begun),), reply)
+
+    def _end(self, request: EndTxnRequest, spare_id: int, now: Instant) -> Decision:
+        asked_by = Identity(request.producer_id, request.producer_epoch)
+        transaction = self._find(request.transactional_id, asked_by)
+        if transaction.is_member and request.is_commit:
+            raise InvalidTxnStateError(
+                f"{transaction.member!r} is a member of a batch of {transaction.name!r}: "
+                "only EndTxnGroup commits it"
+            )
+        may_redecide = False
+        if asked_by == transaction.ended and transaction.state in DECIDED:
+            if transaction.is_commit == request.is_commit:
+                return Decision(reply=_ended(transaction))  # the lost answer
+            may_redecide = "R32-opposite-accepted" in mutants.ACTIVE
+            if not may_redecide:
+                outcome = "committed" if transaction.is_commit else "aborted"
+                raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
+        if asked_by != transaction.identity and not may_redecide:
+            raise _fenced(transaction.name, asked_by)
+        if transaction.state in PREPARED and not may_redecide:
+            raise ConcurrentTransactionsError(
+                f"the markers of {transaction.name!r}'s last transaction are being written"
+            )
+        if transaction.is_member and transaction.state is not TransactionState.ONGOING:
+            raise InvalidTxnStateError(f"the transaction of {transaction.member!r} has ended")
+        next_id = NO_PRODUCER_ID
+        if transaction.needs_producer_id and not transaction.is_member:
+            next_id = _given(spare_id)
+        decided = transaction.prepared(
+            now.wall_ms,
+            is_commit=request.is_commit,
+            ended=asked_by,
+            next_producer_id=next_id,
+            is_bumped=not may_redecide,
+        )
+        return Decision((_latest(decided),), _ended(decided))
+
+    def _on_markers_written(self, command: MarkersWritten, now: Instant) -> Decision:
+        for key in ((command.name, NO_PRODUCER_ID), (command.name, command.producer_id)):
+            pending = self._table.pending.get(key)
+            if pending is None or pending[:3] != command[:3]:  # of an earlier transaction
+                continue
+            written = frozenset(command.partitions)
+            remaining = tuple(one for one in pending.partitions if one not in written)
+            if remaining and "R32-complete-early" not in mutants.ACTIVE:
+                self._table.pending[key] = pending._replace(partitions=remaining)
+                return Decision()
+            transaction = self._table.get(key)
+            assert transaction is not None
+            return Decision((_latest(transaction.completed(now.wall_ms)),))
+        return Decision()
+
+    # --- groups ------------------------------------------------------------------------------------
+
+    def _join(self, request: JoinTxnGroupRequest, spare_id: int, now: Instant) -> Decision:
+        name, batch_id = request.application_id, request.batch_id
+        self._check_group_name(name)
+        self._check_timeout(request.timeout_ms)
+        _check_batch(batch_id)
+        self._check_name(request.member, "member's name")
+        group = self._table.groups.get(name) or TransactionGroup(name)
+        if batch_id <= group.last_batch_id:
+            return Decision(
+                reply=JoinTxnGroupResponse(*_OK, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, group.last_batch_id, True)
+            )
+        records = []
+        earlier = group.attempt(request.member, batch_id)
+        if earlier is not None:
+            records.append(_latest(earlier.prepared(now.wall_ms, is_commit=False)))
+        elif len(group.open) >= MAX_TXN_GROUP_MEMBERS:
+            raise InvalidTxnStateError(
+                f"{name!r} has {len(group.open)} open members, and may have no more",
+                hint="end the batches that are written, or wait for their time-out",
+            )
+        identity = group.free_identity() or Identity(_given(spare_id), 0)
+        member = Transaction(
+            name,
+            *identity,
+            TransactionState.ONGOING,
+            request.timeout_ms,
+            now.wall_ms,
+            now.wall_ms,
+            member=request.member,
+            batch_id=batch_id,
+        )
+        records.append(transaction_record(member))
+        return Decision(tuple(records), JoinTxnGroupResponse(*_OK, *identity, group.last_batch_id, False))
+
+    def _end_group(self, request: EndTxnGroupRequest, now: Instant) -> Decision:
+        name, batch_id = request.application_id, request.batch_id
+        self._check_group_name(name)
+        _check_batch(batch_id)
+        group = self._table.groups.get(name) or TransactionGroup(name)
+        if batch_id == group.last_batch_id:
+            return Decision(
+                reply=EndTxnGroupResponse(*_OK, batch_id, list(group.last_winners), True, group.is_complete)
+            )
+        if batch_id < group.last_batch_id:
+            raise FinishedBatchError(
+                f"batch {batch_id} of {name!r}: batch {group.last_batch_id} was decided before"
+            )
+        winners = group.winners(batch_id, request.winners)
+        names = tuple(dict.fromkeys(winner.member for winner in request.winners))
+        records = [result_record(GroupResult(name, batch_id, names))]
+        is_complete = group.is_complete
+        for member in group.ongoing(batch_id):
+            decided = member.prepared(now.wall_ms, is_commit=member.producer_id in winners)
+            is_complete = is_complete and not decided.is_open
+            records.append(_latest(decided))
+        return Decision(tuple(records), EndTxnGroupResponse(*_OK, batch_id, list(names), False, is_complete))
+
+    def _describe_group(self, request: DescribeTxnGroupRequest) -> DescribeTxnGroupResponse:
+        group = self._table.groups.get(request.application_id)
+        if group is None:
+            raise TransactionalIdNotFoundError(f"there is no transaction group {request.application_id!r}")
+        members = [
+            TxnGroupMember(
+                member.member,
+                member.batch_id,
+                member.producer_id,
+                member.producer_epoch,
+                member.state.value,
+                member.start_ms,
+                in_order(member.partitions),
+            )
+            for member in group.open_members()
+        ]
+        return DescribeTxnGroupResponse(
+            *_OK, group.name, group.last_batch_id, list(group.last_winners), members
+        )
+
+    # --- telling -----------------------------------------------------------------------------------
+
+    def _list(self, request: ListTransactionsRequest, now: Instant) -> ListTransactionsResponse:
+        known = {state.value for state in TransactionState}
+        for state in request.states:
+            if state not in known:
+                raise InvalidRequestError(f"there is no transaction state {state!r}, only {', '.join(known)}")
+        listed = []
+        for transaction in self._table:
+            lasted_ms = max(now.wall_ms - transaction.start_ms, 0) if transaction.is_open else 0
+            is_asked_for = not request.states or transaction.state.value in request.states
+            if is_asked_for and lasted_ms >= request.min_duration_ms:
+                listed.append(
+                    ListedTransaction(
+                        transaction.name, transaction.producer_id, transaction.state.value, lasted_ms
+                    )
+                )
+        return ListTransactionsResponse(*_OK, listed)
+
+    def _describe(self, name: str) -> DescribedTransaction:
+        """The coordinator's epoch is the caller's to fill in."""
+        transaction = self._table.transactions.get(name)
+        if transaction is None:
+            error: BrokerError = TransactionalIdNotFoundError(f"there is no transactional id {name!r}")
+            if name in self._table.groups:
+                error = InvalidTxnStateError(f"{name!r} is an application: ask for its transaction group")
+            return DescribedTransaction(
+                name,
+                int(error.code),
+                str(error),
+                NO_PRODUCER_ID,
+                NO_PRODUCER_EPOCH,
+                "",
+                0,
+                NO_TIMESTAMP,
+                [],
+                NO_EPOCH,
+            )
+        return DescribedTransaction(
+            name,
+            *_OK,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            transaction.state.value,
+            transaction.timeout_ms,
+            transaction.start_ms,
+            in_order(transaction.partitions),
+            NO_EPOCH,
+        )
+
+    # --- time --------------------------------------------------------------------------------------
+
+    def _due_records(self, now: Instant) -> Any:
+        is_bumped = "R34-timeout-no-bump" not in mutants.ACTIVE
+        for transaction in self._table.overdue(now):
+            yield _latest(transaction.prepared(now.wall_ms, is_commit=False, is_bumped=is_bumped))
+        for transaction in self._table.expired(now):
+            yield removal(transaction.key)
+
+    # --- checks ------------------------------------------------------------------------------------
+
+    def _find(self, name: str, asked_by: Identity) -> Transaction:
+        """The transaction of the id, or of the member. Raises InvalidProducerIdMappingError."""
+        group = self._table.groups.get(name)
+        if group is not None:
+            transaction = group.members.get(asked_by.producer_id)
+        else:
+            transaction = self._table.transactions.get(name)
+            if transaction is not None and asked_by.producer_id not in (
+                transaction.producer_id,
+                transaction.identity.producer_id,
+                transaction.ended.producer_id,
+            ):
+                transaction = None
+        if transaction is None:
+            raise InvalidProducerIdMappingError(f"{name!r} does not have producer id {asked_by.producer_id}")
+        return transaction
+
+    def _check_name(self, name: str, what: str) -> None:
+        if not 0 < len(name) <= MAX_TRANSACTIONAL_ID_LENGTH:
+            raise InvalidRequestError(
+                f"a {what} has 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {len(name)}"
+            )
+
+    def _check_group_name(self, name: str) -> None:
+        self._check_name(name, "application id")
+        if name in self._table.transactions:
+            raise InvalidTxnStateError(f"{name!r} is a producer's transactional.id, not an application")
+
+    def _check_timeout(self, timeout_ms: int) -> None:
+        if not 0 < timeout_ms <= self._settings.max_timeout_ms:
+            raise InvalidTransactionTimeoutError(
+                f"a transaction may take 1 to {self._settings.max_timeout_ms} ms, not {timeout_ms}"
+            )
+
+
+def _latest(transaction: Transaction) -> StateRecord:
+    """The record of it; a member that is done and has no epoch left is forgotten."""
+    if transaction.is_member and not transaction.is_open and transaction.needs_producer_id:
+        return removal(transaction.key)
+    return transaction_record(transaction)
+
+
+def _initialized(transaction: Transaction) -> Decision:
+    return Decision((transaction_record(transaction),), InitProducerIdResponse(*_OK, *transaction.identity))
+
+
+def _ended(transaction: Transaction) -> EndTxnResponse:
+    """With the identity of the next transaction; a member has none, it joins again."""
+    return EndTxnResponse(*_OK, *(NOBODY if transaction.member != NO_MEMBER else transaction.identity))
+
+
+def _fenced(name: str, asked_by: Identity) -> ProducerFencedError:
+    return ProducerFencedError(
+        f"producer {asked_by.producer_id} with epoch {asked_by.producer_epoch} is not {name!r}'s any more"
+    )
+
+
+def _given(spare_producer_id: int) -> int:
+    """The spare id. Raises CoordinatorNotAvailableError without one: the caller comes back with one."""
+    if spare_producer_id == NO_PRODUCER_ID:
+        raise CoordinatorNotAvailableError("there is no new producer id to give out just now")
+    return spare_producer_id
+
+
+def _check_batch(batch_id: int) -> None:
+    if batch_id < 0:
+        raise InvalidRequestError(f"a batch id is 0 or more, not {batch_id}")

@@ -1,0 +1,181 @@
+"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays, for keys ``[type, name, …]`` and for values
+``[version, field, …]``.
+
+==============================  ================================================================
+key                             value
+==============================  ================================================================
+``[1, transactional id]``       the transaction
+``[2, application id]``         the last batch that was decided, and the names of its winners
+``[3, application id, id]``     a member's transaction, by its producer id
+==============================  ================================================================
+
+So a record about one member never repeats the others. A reader refuses a type or version it does not know:
+skipping it would make this coordinator forget a decision (R36).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from kafkalite.coordination import StateRecord
+from kafkalite.errors import StorageError
+from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.protocol.messages.transactions import TxnPartition
+from kafkalite.transactions.transaction import (
+    NO_BATCH,
+    NO_MEMBER,
+    Identity,
+    Key,
+    Transaction,
+    TransactionState,
+    in_order,
+)
+
+
+class KeyType(enum.IntEnum):
+    """The numbers on disk: never give one a second meaning."""
+
+    TRANSACTION = 1
+    GROUP = 2
+    MEMBER = 3
+
+
+_VERSION: Final = 0
+_STATES: Final = tuple(TransactionState)
+_NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
+
+
+class GroupResult(NamedTuple):
+    """The last batch of an application that was decided, and who won (R32: what a repeat is answered)."""
+
+    name: str
+    last_batch_id: int
+    winners: tuple[str, ...]
+
+
+def transaction_record(transaction: Transaction) -> StateRecord:
+    """The record that makes ``transaction`` the latest of its key."""
+    value = [
+        _VERSION,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        _NUMBERS[transaction.state],
+        transaction.timeout_ms,
+        transaction.start_ms,
+        transaction.update_ms,
+        *transaction.ended,
+        transaction.next_producer_id,
+        _partitions_to_array(transaction.partitions),
+    ]
+    if transaction.is_member:
+        value += [transaction.member, transaction.batch_id]
+    return StateRecord(_key(transaction.key), msgpack.packb(value))
+
+
+def removal(key: Key) -> StateRecord:
+    """The record that forgets a transactional id or a member."""
+    return StateRecord(_key(key), None)
+
+
+def result_record(result: GroupResult) -> StateRecord:
+    """The record of an application's last decision."""
+    key = msgpack.packb([int(KeyType.GROUP), result.name])
+    return StateRecord(key, msgpack.packb([_VERSION, result.last_batch_id, list(result.winners)]))
+
+
+def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
+    """What the record says; a Key when it forgets one. Raises StorageError for what no version wrote."""
+    try:
+        return _parse(record)
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise StorageError(
+            f"a record of the transaction log can't be read: {error}; key {record.key[:64]!r}",
+            hint="was it written by a newer broker? Then start that version; else the log is damaged",
+        ) from error
+
+
+def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
+    kind, name, *rest = msgpack.unpackb(record.key)
+    if kind not in (KeyType.TRANSACTION, KeyType.GROUP, KeyType.MEMBER) or type(name) is not str:
+        raise ValueError(f"unknown type {kind!r}")
+    if record.value is None:
+        if kind == KeyType.GROUP:
+            raise ValueError("a group's decision is never forgotten")
+        return name, _member_id(rest) if kind == KeyType.MEMBER else NO_PRODUCER_ID
+    version, *fields = msgpack.unpackb(record.value)
+    if version != _VERSION:
+        raise ValueError(f"unknown version {version!r} of type {kind}")
+    if kind == KeyType.GROUP:
+        batch_id, winners = fields
+        return GroupResult(name, batch_id, tuple(winners))
+    member, batch_id = NO_MEMBER, NO_BATCH
+    if kind == KeyType.MEMBER:
+        *fields, member, batch_id = fields
+    (
+        producer_id,
+        epoch,
+        state,
+        timeout_ms,
+        start_ms,
+        update_ms,
+        ended_id,
+        ended_epoch,
+        next_id,
+        topics,
+    ) = fields
+    return Transaction(
+        name,
+        producer_id,
+        epoch,
+        _STATES[state],
+        timeout_ms,
+        start_ms,
+        update_ms,
+        _partitions_from_array(topics),
+        Identity(ended_id, ended_epoch),
+        next_id,
+        member,
+        batch_id,
+    )
+
+
+def _member_id(rest: list[Any]) -> int:
+    (producer_id,) = rest
+    if type(producer_id) is not int or producer_id < 0:
+        raise ValueError(f"a member has no producer id {producer_id!r}")
+    return producer_id
+
+
+def _key(key: Key) -> bytes:
+    name, producer_id = key
+    if producer_id == NO_PRODUCER_ID:
+        packed: bytes = msgpack.packb([int(KeyType.TRANSACTION), name])
+    else:
+        packed = msgpack.packb([int(KeyType.MEMBER), name, producer_id])
+    return packed
+
+
+def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
+    """``(topic, [first, count, first, count, …])``, in order: who writes to all of a topic takes little room,
+    and the same set always gives the same bytes."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in in_order(partitions):
+        runs = topics.setdefault(topic, [])
+        if runs and runs[-2] + runs[-1] == number:
+            runs[-1] += 1
+        else:
+            runs += (number, 1)
+    return list(topics.items())
+
+
+def _partitions_from_array(topics: list[tuple[str, list[int]]]) -> frozenset[TxnPartition]:
+    return frozenset(
+        TxnPartition(topic, number)
+        for topic, runs in topics
+        for first, count in zip(runs[::2], runs[1::2], strict=True)
+        for number in range(first, first + count)
+    )

@@ -1,0 +1,148 @@
+"""What the records say, by name, and what of it waits for something: for the time, or for markers.
+
+All of it but the deadlines, and what ``pending`` says of markers written, is a function of the records
+replayed (R36).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from kafkalite.coordination import Instant, StateRecord
+from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.transactions.commands import PendingMarker
+from kafkalite.transactions.group import TransactionGroup
+from kafkalite.transactions.record_codec import GroupResult, parse_record
+from kafkalite.transactions.transaction import PREPARED, Key, Transaction, TransactionState, in_order
+
+_SPARE_DEADLINES: Final = 64  # outdated entries of the heap that are not worth rebuilding it
+
+
+class TransactionTable:
+    """Invariant: a name is in ``transactions`` or in ``groups``, never in both."""
+
+    def __init__(self, expiration_ms: int) -> None:
+        self.transactions: dict[str, Transaction] = {}
+        self.groups: dict[str, TransactionGroup] = {}
+        self._expiration_ms = expiration_ms
+        #: of each prepared one, where its marker is not known to be written. That is lost with this object:
+        #: the next coordinator writes the markers once more, which changes nothing (R33)
+        self.pending: dict[Key, PendingMarker] = {}
+        self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
+        self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated ones
+        self._idle: dict[Key, int] = {}  # deadline of those not open; the longest idle first
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> Transaction | None:
+        """The latest transaction of a transactional id, or of a member."""
+        name, producer_id = key
+        if producer_id == NO_PRODUCER_ID:
+            return self.transactions.get(name)
+        group = self.groups.get(name)
+        return None if group is None else group.members.get(producer_id)
+
+    def __iter__(self) -> Iterator[Transaction]:
+        """Every transactional id's and every member's."""
+        yield from self.transactions.values()
+        for group in self.groups.values():
+            yield from group.members.values()
+
+    def overdue(self, now: Instant) -> Iterator[Transaction]:
+        """Ongoing ones that have lasted longer than their time-out, the longest overdue first."""
+        due = sorted(key for key in self._timeouts if self._timeouts[key][0] <= now.monotonic_ms)
+        due.sort(key=lambda key: self._timeouts[key][0])
+        for key in due:
+            transaction = self.get(key)
+            assert transaction is not None
+            yield transaction
+
+    def expired(self, now: Instant) -> Iterator[Transaction]:
+        """Those that nobody has used for the expiration time, the longest idle first."""
+        for key, deadline_ms in self._idle.items():
+            if deadline_ms > now.monotonic_ms:
+                return
+            transaction = self.get(key)
+            assert transaction is not None
+            yield transaction
+
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic; when ``overdue`` or ``expired`` has something."""
+        heap = self._heap
+        while heap and self._timeouts.get(heap[0][1], (None,))[0] != heap[0][0]:
+            heapq.heappop(heap)
+        deadlines = [heap[0][0]] if heap else []
+        deadlines += list(islice(self._idle.values(), 1))
+        return min(deadlines, default=None)
+
+    def durable_state(self) -> Any:
+        """What another coordinator must arrive at from the same records."""
+        return self.transactions, {name: group.durable_state() for name, group in self.groups.items()}
+
+    # --- replaying ---------------------------------------------------------------------------------
+
+    def replay(self, record: StateRecord, now: Instant) -> None:
+        """Raises StorageError for a record that no version wrote."""
+        item = parse_record(record)
+        if isinstance(item, Transaction):
+            self._put(item, now)
+        elif isinstance(item, GroupResult):
+            group = self.groups.setdefault(item.name, TransactionGroup(item.name))
+            group.last_batch_id, group.last_winners = item.last_batch_id, item.winners
+        else:
+            self._forget(item)
+
+    def _put(self, transaction: Transaction, now: Instant) -> None:
+        key = transaction.key
+        if transaction.is_member:
+            group = self.groups.setdefault(transaction.name, TransactionGroup(transaction.name))
+            group.put(transaction)
+        else:
+            self.transactions[transaction.name] = transaction
+        self._idle.pop(key, None)
+        if transaction.state is TransactionState.ONGOING:
+            self._set_timeout(transaction, now)
+        else:
+            self._timeouts.pop(key, None)
+        if transaction.state in PREPARED:
+            self.pending[key] = PendingMarker(
+                transaction.name,
+                transaction.producer_id,
+                transaction.producer_epoch,
+                transaction.is_commit,
+                tuple(in_order(transaction.partitions)),
+            )
+        else:
+            self.pending.pop(key, None)
+        if not transaction.is_open:
+            idle_ms = max(now.wall_ms - transaction.update_ms, 0)
+            self._idle[key] = now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
+
+    def _forget(self, key: Key) -> None:
+        name, producer_id = key
+        if producer_id == NO_PRODUCER_ID:
+            self.transactions.pop(name, None)
+        elif (group := self.groups.get(name)) is not None:
+            group.remove(producer_id)
+            if group.is_empty:
+                del self.groups[name]
+        self._idle.pop(key, None)
+        self._timeouts.pop(key, None)
+        self.pending.pop(key, None)
+
+    def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
+        """Measured from here when it began here; what a predecessor left of the time, by the wall clock."""
+        key = transaction.key
+        known = self._timeouts.get(key)
+        if known is not None and known[1] == transaction.start_ms:
+            return
+        lasted_ms = min(max(now.wall_ms - transaction.start_ms, 0), transaction.timeout_ms)
+        deadline_ms = now.monotonic_ms + transaction.timeout_ms - lasted_ms
+        self._timeouts[key] = (deadline_ms, transaction.start_ms)
+        heapq.heappush(self._heap, (deadline_ms, key))
+        if len(self._heap) > 2 * len(self._timeouts) + _SPARE_DEADLINES:
+            self._heap = [(ms, key) for key, (ms, _) in self._timeouts.items()]
+            heapq.heapify(self._heap)

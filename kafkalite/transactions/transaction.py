@@ -1,0 +1,188 @@
+"""One transaction and its states: pure values, each transition a function to the next one.
+
+    Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
+                             └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
+
+Each transaction has a (producer id, epoch) of its own (KIP-890, R31): ``prepare`` takes the next epoch, the
+markers carry it, and it is the epoch of the next transaction. So whatever comes late of the earlier one is
+known by its epoch, and refused.
+
+===============  =======================================================================================
+Empty            has an identity, nothing written. AddPartitions begins
+Ongoing          AddPartitions adds; EndTxn, a new producer, or the time-out prepares
+PrepareX         decided (R32). Markers go to every partition; whoever begins or ends is told to come back
+CompleteX        every marker is written. As Empty; a repeated EndTxn is answered as the first one
+===============  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from kafkalite import mutants
+from kafkalite.model import MAX_PRODUCER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
+from kafkalite.protocol.messages.transactions import TxnPartition
+
+NO_BATCH: Final = -1
+NO_MEMBER: Final = ""
+
+Key = tuple[str, int]
+"""(name, NO_PRODUCER_ID) of a transactional id; (application id, producer id) of a group's member."""
+
+
+class TransactionState(enum.Enum):
+    """The names are the protocol's, the order is the record's: never give a number a second meaning."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+
+
+PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+COMMITTING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
+DECIDED: Final = PREPARED | {TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT}
+OPEN: Final = PREPARED | {TransactionState.ONGOING}
+_COMPLETED: Final = {
+    TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
+    TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
+}
+
+
+def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
+    """By topic, then by number."""
+    return sorted(partitions, key=itemgetter(0, 1))
+
+
+class Identity(NamedTuple):
+    """Who may write: to ``producer_id``, only with exactly this epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+NOBODY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
+class Transaction(NamedTuple):
+    """A transactional id's, or a group member's, latest transaction.
+
+    Invariant: only an open one has partitions and a start; only a prepared one has a next producer id.
+    """
+
+    name: str  #: the transactional id; a member's application id
+    producer_id: int
+    producer_epoch: int  #: Ongoing: of its batches. Prepared: of its markers. Else: of the next one's batches
+    state: TransactionState
+    timeout_ms: int  #: an open one is aborted this long after its start
+    start_ms: int  #: wall clock; NO_TIMESTAMP when none is open
+    update_ms: int  #: wall clock, of the last record
+    partitions: frozenset[TxnPartition] = frozenset()  #: that get a marker
+    #: the producer that made the decision, or asked for the identity: its lost answer is given again.
+    #: NOBODY when the decision was made over its head: then it is fenced
+    ended: Identity = NOBODY
+    next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: whose epoch 0 is next
+    member: str = NO_MEMBER
+    batch_id: int = NO_BATCH
+
+    @property
+    def is_member(self) -> bool:
+        return self.batch_id != NO_BATCH
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.producer_id if self.batch_id != NO_BATCH else NO_PRODUCER_ID
+
+    @property
+    def identity(self) -> Identity:
+        """Whose requests are taken now."""
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return Identity(self.next_producer_id, 0)
+        return Identity(self.producer_id, self.producer_epoch)
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN
+
+    @property
+    def is_commit(self) -> bool:
+        """What was decided. Only of a decided one."""
+        return self.state in COMMITTING
+
+    @property
+    def needs_producer_id(self) -> bool:
+        """Whether the next epoch is the last one, so that another id must follow (KIP-360).
+
+        Only markers bear the last one, so that there always is one to fence with.
+        """
+        return self.producer_epoch + 1 >= MAX_PRODUCER_EPOCH
+
+    # --- transitions -----------------------------------------------------------------------------
+
+    def with_partitions(self, partitions: Iterable[TxnPartition], wall_ms: int) -> Transaction:
+        """Begun if it was not, with these partitions too."""
+        begins = self.state is not TransactionState.ONGOING
+        return self._replace(
+            state=TransactionState.ONGOING,
+            start_ms=wall_ms if begins else self.start_ms,
+            update_ms=wall_ms,
+            partitions=self.partitions.union(partitions),
+            ended=NOBODY,
+        )
+
+    def prepared(
+        self,
+        wall_ms: int,
+        *,
+        is_commit: bool,
+        ended: Identity = NOBODY,
+        next_producer_id: int = NO_PRODUCER_ID,
+        is_bumped: bool = True,
+    ) -> Transaction:
+        """Decided, with the next epoch (R31). Without a partition there is no marker to wait for."""
+        state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
+        if "R31-no-epoch-bump" in mutants.ACTIVE:
+            is_bumped = False
+        decided = self._replace(
+            state=state,
+            producer_epoch=self.producer_epoch + 1 if is_bumped else self.producer_epoch,
+            update_ms=wall_ms,
+            ended=ended,
+            next_producer_id=next_producer_id,
+        )
+        return decided if self.partitions else decided.completed(wall_ms)
+
+    def completed(self, wall_ms: int) -> Transaction:
+        """Every partition has its marker."""
+        producer_id, producer_epoch = self.identity
+        return self._replace(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            state=_COMPLETED[self.state],
+            start_ms=NO_TIMESTAMP,
+            update_ms=wall_ms,
+            partitions=frozenset(),
+            next_producer_id=NO_PRODUCER_ID,
+        )
+
+    def renewed(
+        self, wall_ms: int, *, timeout_ms: int, asked_by: Identity, spare_producer_id: int
+    ) -> Transaction:
+        """Empty, for a producer that begins: with the next epoch, or epoch 0 of the spare id (R34)."""
+        identity = Identity(self.producer_id, self.producer_epoch + 1)
+        if self.needs_producer_id:
+            identity = Identity(spare_producer_id, 0)
+        return Transaction(
+            self.name,
+            *identity,
+            TransactionState.EMPTY,
+            timeout_ms,
+            NO_TIMESTAMP,
+            wall_ms,
+            ended=asked_by,
+        )

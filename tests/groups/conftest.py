@@ -1,0 +1,41 @@
+"""Shared by the group tests: one machine with its log, and members that behave as consumers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim.group_world import Consumer, Coordinator
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    """With one topic of three partitions, t."""
+    return Coordinator(t=3)
+
+
+@pytest.fixture
+def consumer(coordinator: Coordinator) -> Callable[..., Consumer]:
+    """A new consumer of the topic t, that has joined the group g."""
+
+    def join(member_id: str, *topics: str, **options: Any) -> Consumer:
+        new = Consumer(coordinator, member_id, *(topics or ("t",)), **options)
+        new.join()
+        return new
+
+    return join
+
+
+@pytest.fixture
+def mutant() -> Iterator[Callable[[str], None]]:
+    """Removes rules for the length of a test."""
+
+    def remove(name: str) -> None:
+        assert name in mutants.MUTANTS
+        mutants.ACTIVE.add(name)
+
+    yield remove
+    mutants.ACTIVE.clear()

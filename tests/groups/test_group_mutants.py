@@ -1,0 +1,19 @@
+"""Each rule of groups has a schedule that needs it (R35, R38, R39)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim.group_directed import DIRECTED
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_a_schedule_breaks_only_without_its_rule(name, mutant):
+    assert DIRECTED[name]() is None
+    mutant(name)
+    assert DIRECTED[name]() is not None
+
+
+def test_every_rule_of_groups_has_a_schedule():
+    assert DIRECTED.keys() == {name for name in mutants.MUTANTS if name.startswith(("R35", "R38", "R39"))}

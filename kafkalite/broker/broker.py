@@ -13,6 +13,9 @@ from kafkalite import mutants
 from kafkalite.broker.answers import Answer, Pending
 from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
 from kafkalite.broker.controller_channel import ControllerChannel
+from kafkalite.broker.controller_settings import controller_settings
+from kafkalite.broker.coordinator_topics import GROUP, TRANSACTION
+from kafkalite.broker.coordinators import Coordinators
 from kafkalite.broker.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.events import Fields
 from kafkalite.broker.handlers import HANDLERS
@@ -27,10 +30,10 @@ from kafkalite.broker.server import Server
 from kafkalite.broker.services import Client, Services
 from kafkalite.broker.sync_scheduler import SyncScheduler
 from kafkalite.broker.tasks import TaskSet
+from kafkalite.broker.transactions import Transactions
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError
-from kafkalite.metadata.controller import ControllerSettings
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
@@ -174,6 +177,8 @@ class Broker:
             fetched_bytes=metrics.fetched_bytes,
             sync_rounds=self._scheduler.round_count,
             synced_logs=self._scheduler.synced_count,
+            group_count=services.coordinators.count(GROUP),
+            transaction_count=services.coordinators.count(TRANSACTION),
             waiting_requests=len(services.waiters),
             task_count=len(self._request_tasks) + len(self._service_tasks),
         )
@@ -182,6 +187,11 @@ class Broker:
     def partitions(self) -> Partitions:
         """What this broker hosts: for tests and tools in the same process."""
         return self._services.partitions
+
+    @property
+    def coordinators(self) -> Coordinators:
+        """The coordinators of groups and transactions here: for tests and tools in the same process."""
+        return self._services.coordinators
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -415,6 +425,10 @@ class Broker:
         controller.publishers.append(partitions.publish)
         cluster = self._cluster
         channel = self._channel(controller, "broker")
+        coordinators = partitions.observer = Coordinators(
+            config, self._clock, self._waiters, self._service_tasks, channel, self.fail
+        )
+        controller.publishers.append(coordinators.publish)
         self._services = Services(
             config,
             self._store.identity.cluster_id,
@@ -428,15 +442,19 @@ class Broker:
             channel,
             ProducerIds(self._allocate_producer_ids),
             self._incarnation_id,
+            coordinators,
             authenticator=None if cluster is None else cluster.authenticator,
             peers=None if cluster is None else cluster.peers(controller),
             raft=None if cluster is None else cluster.raft,
         )
+        self._services.transactions = Transactions(self._services, self._service_tasks)
         self._has_services = True
+        coordinators.judge_isolation_by(lambda: self._services.is_isolated)
         self._dispatcher = Dispatcher(self._services, HANDLERS, self._request_tasks, self.fail)
         self._started.append(("controller", self._close_controller))
         await controller.start()
         self._service_tasks.start(controller.watch(), name="watch the controller")
+        self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
         if self._cluster is not None:
@@ -460,6 +478,8 @@ class Broker:
         return await services.channel.send(request, PRODUCER_IDS_TIMEOUT_MS)
 
     async def _close_controller(self) -> None:
+        await self._services.coordinators.close()
+        await self._services.transactions.close()
         await self._request_tasks.cancel()
         await self._service_tasks.cancel()
         await self._scheduler.drain(discard=not self._is_clean)
@@ -521,6 +541,8 @@ class Broker:
         self._services.is_stopping = True
         self._server.end()
         self._waiters.release()
+        self._services.coordinators.end()
+        self._services.transactions.end()
         await self._server.wait_closed(STOP_GRACE_MS)
 
     async def _register(self) -> None:
@@ -553,18 +575,14 @@ class Broker:
         await manager.start()
 
     async def _begin_housekeeping(self) -> None:
-        config = self.config
-        self._housekeeping = Housekeeping(
+        self._housekeeping = Housekeeping.begin(
+            self.config,
             self._clock,
             self._services.partitions,
             self._store,
-            initial_delay_ms=config.log_initial_task_delay_ms,
-            retention_interval_ms=config.log_retention_check_interval_ms,
-            checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
-            producer_expiration_ms=config.producer_id_expiration_ms,
+            self._scheduler,
+            self._service_tasks,
         )
-        self._service_tasks.start(self._housekeeping.retain_forever(), name="retention")
-        self._service_tasks.start(self._housekeeping.checkpoint_forever(), name="checkpoints")
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 
     def _request_stop(self) -> None:
@@ -576,18 +594,3 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=self._failure is None), name="stop"
             )
-
-
-def controller_settings(config: BrokerConfig) -> ControllerSettings:
-    """What the controller's decisions depend on, of a node's settings."""
-    return ControllerSettings(
-        config.num_partitions,
-        config.default_replication_factor,
-        topic_defaults=config.topic_defaults(),
-        node_id=config.node_id,
-        is_single_node=not config.has_peers,
-        session_timeout_ms=config.broker_session_timeout_ms,
-        auto_leader_rebalance=config.auto_leader_rebalance_enable,
-        imbalance_check_interval_ms=config.leader_imbalance_check_interval_seconds * 1_000,
-        imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
-    )

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.cluster_config import ClusterConfig, option_field, parse_address, split_list
+from kafkalite.broker.cluster_config import option_field, parse_address, split_list
+from kafkalite.broker.coordinator_config import CoordinatorConfig
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,
@@ -51,7 +52,7 @@ def _topic_default(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig(ClusterConfig):
+class BrokerConfig(CoordinatorConfig):
     """A broker's settings. Bounds are checked on the way in (``from_settings``), relations always."""
 
     # --- behaviour: where the data is
@@ -139,6 +140,9 @@ class BrokerConfig(ClusterConfig):
     log_index_interval_bytes: int = _topic_default("log.index.interval.bytes")
     log_index_size_max_bytes: int = _topic_default("log.index.size.max.bytes")
     log_cleanup_policy: str = _topic_default("log.cleanup.policy")
+    log_cleaner_min_cleanable_ratio: float = _topic_default("log.cleaner.min.cleanable.ratio")
+    log_cleaner_min_compaction_lag_ms: int = _topic_default("log.cleaner.min.compaction.lag.ms")
+    log_cleaner_delete_retention_ms: int = _topic_default("log.cleaner.delete.retention.ms")
     log_segment_delete_delay_ms: int = _topic_default("log.segment.delete.delay.ms")
     log_message_timestamp_type: str = _topic_default("log.message.timestamp.type")
     log_message_timestamp_before_max_ms: int = _topic_default("log.message.timestamp.before.max.ms")
@@ -165,6 +169,23 @@ class BrokerConfig(ClusterConfig):
         "How often segments are rolled by age and deleted.",
         minimum=1,
     )
+    log_cleaner_enable: bool = option_field(
+        "log.cleaner.enable", "bool", True, "Whether logs with cleanup.policy=compact are compacted."
+    )
+    log_cleaner_backoff_ms: int = option_field(
+        "log.cleaner.backoff.ms",
+        "int",
+        15_000,
+        "How often logs are looked for that are to be compacted.",
+        minimum=1,
+    )
+    log_cleaner_dedupe_buffer_size: int = option_field(
+        "log.cleaner.dedupe.buffer.size",
+        "int",
+        128 * MIB,
+        "Memory for the keys of a compaction, about 200 bytes each; for more keys it takes several passes.",
+        minimum=MIB,
+    )
     producer_id_expiration_ms: int = option_field(
         "producer.id.expiration.ms",
         "int",
@@ -188,7 +209,7 @@ class BrokerConfig(ClusterConfig):
     )
 
     def __post_init__(self) -> None:
-        for name in ("process_roles", "controller_quorum_voters"):
+        for name in ("process_roles", "controller_quorum_voters", "group_consumer_assignors"):
             values = getattr(self, name)
             object.__setattr__(self, name, split_list(values) if isinstance(values, str) else tuple(values))
         for name in ("listeners", "advertised_listeners", "controller_listeners"):
@@ -204,6 +225,7 @@ class BrokerConfig(ClusterConfig):
     def _check_relations(self) -> None:
         """Raises ConfigError where two settings cannot both hold."""
         self.check_cluster(self.listeners, self.advertised_listeners)
+        self.check_coordinators()
         if self.is_broker and not self.listeners:
             raise ConfigError(key="listeners", value="", allowed="at least one address")
         if self.advertised_listeners and len(self.advertised_listeners) != len(self.listeners):

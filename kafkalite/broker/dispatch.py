@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeAlias
 
 from kafkalite.broker.answers import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
 from kafkalite.broker.events import Fields
@@ -17,7 +17,7 @@ from kafkalite.protocol.connection import BadRequest, Request
 
 logger = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | Awaitable[Answer]"]
+Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | Coroutine[Any, Any, Answer]"]
 
 Interceptor: TypeAlias = Callable[[Request, Client], "Answer | Pending | None"]
 """Sees a request before its handler does. None lets it pass; anything else is the answer. For faults."""
@@ -70,13 +70,15 @@ class Dispatcher:
         if isinstance(answer, (Reply, Pending, Refusal)):
             return answer
         pending = Pending()
-        self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")
+        task = self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")
+        # Cancelled before its first step, ``_finish`` never awaits the handler: say that nobody will.
+        task.add_done_callback(lambda _: answer.close())
         return pending
 
-    async def _finish(self, awaitable: Awaitable[Answer], pending: Pending) -> None:
+    async def _finish(self, handler: Coroutine[Any, Any, Answer], pending: Pending) -> None:
         """Await a handler to its end, whether its client still waits or not: what it commits, it commits."""
         try:
-            answer = await awaitable
+            answer = await handler
         except Exception as error:
             answer = self._failed(error)
         pending.resolve(answer)

@@ -12,13 +12,21 @@ from typing import Any, Final, NamedTuple, Protocol
 from kafkalite.broker.events import Fields
 from kafkalite.broker.sync_scheduler import SyncScheduler, SyncWork
 from kafkalite.broker.waiters import Waiters
-from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerError, StorageError
+from kafkalite.errors import (
+    BrokerError,
+    InvalidTopicError,
+    LogOfflineError,
+    NotLeaderOrFollowerError,
+    StorageError,
+)
 from kafkalite.metadata.image import PartitionState
-from kafkalite.model import NO_EPOCH, Acks
+from kafkalite.model import INTERNAL_PREFIX, NO_EPOCH, Acks
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.control import MARKER_BYTES
 from kafkalite.records.header import BatchHeader
 from kafkalite.replication.follower import IGNORED, FetchPosition, FollowerStep
 from kafkalite.replication.partition import Partition
+from kafkalite.storage.compaction_swap import SwapWork as SegmentSwap
 from kafkalite.storage.log import Appended
 from kafkalite.storage.sync_work import StateWork
 
@@ -54,15 +62,25 @@ class _Errand:
         self.future: Future[FollowerStep] | None = None  #: None: a sync of the log has to end first
 
 
-class _Deletion:
-    """A log start to be moved. ``then`` is called with what went wrong."""
+class _Removal:
+    """A log start to be moved, or segments to be replaced by a compacted one: one at a time, beside the loop.
 
-    __slots__ = ("future", "offset", "then", "work")
+    ``begin`` gives what is to be run, or None; ``finish`` takes its outcome. Both may raise, and are the
+    loop's. ``then`` is called with what went wrong.
+    """
 
-    def __init__(self, offset: int, then: Callable[[Exception | None], None]) -> None:
-        self.offset = offset
+    __slots__ = ("begin", "finish", "future", "then", "work")
+
+    def __init__(
+        self,
+        begin: Callable[[], StateWork | SegmentSwap | None],
+        finish: Callable[[Any, Exception | None], None],
+        then: Callable[[Exception | None], None],
+    ) -> None:
+        self.begin = begin
+        self.finish = finish
         self.then = then
-        self.work: StateWork | None = None
+        self.work: StateWork | SegmentSwap | None = None
         self.future: Future[None] | None = None
 
 
@@ -74,12 +92,13 @@ class HostedPartition:
     """
 
     __slots__ = (
-        "_deletions",
         "_errand",
         "_is_syncing",
+        "_removals",
         "_scheduler",
         "_unread_bytes",
         "_waiters",
+        "is_internal",
         "key",
         "log",
         "on_follower_synced",
@@ -95,6 +114,7 @@ class HostedPartition:
         self.partition = partition
         self.log = partition.log
         self.key = partition.topic_partition
+        self.is_internal = self.key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
         self.replica_count = 1
         self.watchers: dict[int, Watcher] = {}  #: by the follower's node id
         self.on_follower_synced: Callable[[], None] | None = None  #: the fetcher's, while following
@@ -104,7 +124,7 @@ class HostedPartition:
         self._unread_bytes = 0  # appended since the high watermark was last at the log end
         self._is_syncing = False
         self._errand: _Errand | None = None
-        self._deletions: deque[_Deletion] = deque()  # the first one is under way
+        self._removals: deque[_Removal] = deque()  # the first one is under way
 
     def __str__(self) -> str:
         return str(self.key)
@@ -114,35 +134,69 @@ class HostedPartition:
         return self.partition.high_watermark
 
     @property
+    def last_stable_offset(self) -> int:
+        """``Partition.last_stable_offset``."""
+        return self.partition.last_stable_offset
+
+    @property
     def log_start_offset(self) -> int:
         return self.log.log_start_offset
 
     # --- leading
 
     def append(
-        self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int, acks: int
+        self,
+        batch: bytearray | memoryview,
+        header: BatchHeader,
+        now_ms: int,
+        acks: int,
+        is_verified: bool = False,
     ) -> tuple[Appended, int]:
         """``Partition.append``; tells followers and readers, at once or when the batch is on the disk.
 
         Returns with it up to where the log counts as acknowledged now for a producer with these ``acks``.
+        Raises InvalidTopicError for a partition of an internal topic.
         """
-        partition, log = self.partition, self.log
-        appended = partition.append(batch, header, now_ms, acks=acks)
-        high_watermark = partition.high_watermark
+        if self.is_internal:
+            raise InvalidTopicError(f"{self.key} is internal: only brokers write to it")
+        appended = self.partition.append(batch, header, now_ms, acks=acks, is_verified=is_verified)
+        high_watermark = self._on_appended(appended, len(batch))
+        if acks == _ACKS_LEADER:
+            log = self.log
+            return appended, log.synced_end_offset if log.config.synced_only else log.log_end_offset
+        return appended, high_watermark
+
+    def append_state(
+        self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int
+    ) -> tuple[Appended, int]:
+        """``Partition.append_state``; the rest as ``append``, with acks=all."""
+        appended = self.partition.append_state(batch, header, now_ms)
+        return appended, self._on_appended(appended, len(batch))
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, now_ms: int
+    ) -> tuple[Appended, int]:
+        """``Partition.append_marker``; the rest as ``append``, with acks=all."""
+        appended = self.partition.append_marker(
+            producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms
+        )
+        return appended, self._on_appended(appended, MARKER_BYTES)
+
+    def _on_appended(self, appended: Appended, size_bytes: int) -> int:
+        """Tell whoever waits for records, and have them synced. Returns the high watermark."""
+        high_watermark = self.partition.high_watermark
         if not appended.is_duplicate:
             if high_watermark > appended.last_offset:
                 self._unread_bytes = 0
-                self._waiters.on_high_watermark(self.key, high_watermark, len(batch))
+                self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
             else:
-                self._unread_bytes += len(batch)
-                if log.config.synced_only:
+                self._unread_bytes += size_bytes
+                if self.log.config.synced_only:
                     self._scheduler.mark(self)
             if self.watchers:
                 for watcher in self.watchers.values():
-                    watcher.on_appended(len(batch))
-        if acks == _ACKS_LEADER:
-            return appended, log.synced_end_offset if log.config.synced_only else log.log_end_offset
-        return appended, high_watermark
+                    watcher.on_appended(size_bytes)
+        return high_watermark
 
     def on_high_watermark_moved(self) -> None:
         """Tell whoever waits for it. The bytes told may be more than can be read: readers look again."""
@@ -165,72 +219,81 @@ class HostedPartition:
 
     def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
         """Move the log start up to ``offset``, durably, beside the loop; ``then`` with what went wrong."""
-        self._deletions.append(_Deletion(offset, then))
-        if len(self._deletions) == 1:
-            self._begin_deletions()
+        self._remove(_Removal(partial(self.log.begin_delete, offset), self._finish_delete, then))
 
-    def _begin_deletions(self) -> None:
-        while self._deletions:
-            deletion = self._deletions[0]
+    def _finish_delete(self, work: StateWork, failure: Exception | None) -> None:
+        self.log.finish_delete(work, failure)
+        self._on_log_start_moved()
+
+    def swap(self, work: SegmentSwap, then: Callable[[Exception | None], None]) -> None:
+        """Have a compacted segment take its place, beside the loop; ``then`` with what went wrong."""
+        self._remove(_Removal(partial(self.log.begin_swap, work), self.log.finish_swap, then))
+
+    def _remove(self, removal: _Removal) -> None:
+        self._removals.append(removal)
+        if len(self._removals) == 1 and self._errand is None:
+            self._begin_removals()
+
+    def _begin_removals(self) -> None:
+        while self._removals:
+            removal = self._removals[0]
             try:
-                work = deletion.work = self.log.begin_delete(deletion.offset)
-            except (BrokerError, OSError) as error:
-                self._deletions.popleft()
+                work = removal.work = removal.begin()
+            except (BrokerError, StorageError, OSError) as error:
+                self._removals.popleft()
                 self._check_offline()
-                deletion.then(error)
+                removal.then(error)
                 continue
             if work is None:
-                self._deletions.popleft()
-                deletion.then(None)
+                self._removals.popleft()
+                removal.then(None)
                 continue
-            future = deletion.future = self._scheduler.submit(work.run)
+            future = removal.future = self._scheduler.submit(work.run)
             if not future.done():
-                future.add_done_callback(partial(self._on_deletion_run, deletion))
+                future.add_done_callback(partial(self._on_removal_run, removal))
                 return
-            self._finish_deletion(deletion)
+            self._finish_removal(removal)
 
-    def _on_deletion_run(self, deletion: _Deletion, _: Future[None]) -> None:
+    def _on_removal_run(self, removal: _Removal, _: Future[None]) -> None:
         """In the executor's thread."""
-        self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, deletion))
+        self._scheduler.call_soon_threadsafe(partial(self._go_on_removing, removal))
 
-    def _go_on_deleting(self, deletion: _Deletion) -> None:
-        if self._deletions and self._deletions[0] is deletion:
-            self._finish_deletion(deletion)
-            self._begin_deletions()
+    def _go_on_removing(self, removal: _Removal) -> None:
+        assert removal.future is not None
+        if self._removals and self._removals[0] is removal and not removal.future.cancelled():
+            self._finish_removal(removal)
+            self._begin_removals()
 
-    def _finish_deletion(self, deletion: _Deletion) -> None:
-        self._deletions.popleft()
-        assert deletion.future is not None and deletion.work is not None
-        failure = deletion.future.exception()
-        if failure is not None and not isinstance(failure, BrokerError | OSError):
+    def _finish_removal(self, removal: _Removal) -> None:
+        self._removals.popleft()
+        assert removal.future is not None
+        failure = removal.future.exception()
+        if failure is not None and not isinstance(failure, BrokerError | StorageError | OSError):
             raise failure
         error: Exception | None = None
         try:
-            self.log.finish_delete(deletion.work, failure)
-        except (BrokerError, OSError) as refusal:
+            removal.finish(removal.work, failure)
+        except (BrokerError, StorageError, OSError) as refusal:
             error = refusal
             self._check_offline()
-        else:
-            self._on_log_start_moved()
-        deletion.then(error)
+        removal.then(error)
 
-    def _settle_deletions(self) -> None:
+    def _settle_removals(self) -> None:
         """Return when the log belongs to the loop; what has not begun is given up."""
-        if not self._deletions:
+        if not self._removals:
             return
-        first = self._deletions[0]
-        assert first.future is not None
-        if not first.future.cancel():
+        first = self._removals[0]
+        if first.future is not None and not first.future.cancel():
             wait((first.future,))
-            self._finish_deletion(first)
-        given_up, self._deletions = self._deletions, deque()
-        for deletion in given_up:
-            deletion.then(NotLeaderOrFollowerError(f"the role of {self.key} changes; ask its leader again"))
+            self._finish_removal(first)
+        given_up, self._removals = self._removals, deque()
+        for removal in given_up:
+            removal.then(NotLeaderOrFollowerError(f"the role of {self.key} changes; ask its leader again"))
 
     @property
     def is_deleting(self) -> bool:
-        """Whether the log start is being moved."""
-        return bool(self._deletions)
+        """Whether the log start is being moved, or segments are being replaced."""
+        return bool(self._removals)
 
     def _on_log_start_moved(self) -> None:
         for watcher in self.watchers.values():
@@ -297,13 +360,15 @@ class HostedPartition:
         another log start, runs beside the loop; nobody else may touch the log until ``then``. An answer that
         comes meanwhile is ignored, and so asked for again.
         """
-        if self._errand is not None:
+        syncs = answer.error_code or (
+            answer.diverging_epoch != NO_EPOCH
+            or answer.log_start_offset > self.log.log_start_offset
+            or self.partition.is_overlapped(batches)
+        )
+        if self._errand is not None or (syncs and self._removals):
             then(IGNORED, None)
             return
         job = partial(self.partition.on_fetched, answer, batches, now_ms=wall_ms, asked=asked)
-        syncs = answer.error_code or (
-            answer.diverging_epoch != NO_EPOCH or answer.log_start_offset > self.log.log_start_offset
-        )
         if syncs:
             self._errand = _Errand(job, then)
             if not self._is_syncing:
@@ -327,7 +392,7 @@ class HostedPartition:
 
     def settle(self) -> None:
         """Return when the log belongs to the loop: an errand that has not begun is given up."""
-        self._settle_deletions()
+        self._settle_removals()
         errand = self._errand
         if errand is None:
             return
@@ -351,6 +416,8 @@ class HostedPartition:
         if self._errand is errand:
             self._errand = None
             self._finish_errand(errand)
+            if self._removals and self._errand is None:
+                self._begin_removals()
 
     def _finish_errand(self, errand: _Errand) -> None:
         assert errand.future is not None

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from kafkalite.broker.cleaner import Cleaner
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.events import Fields
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.partitions import Partitions
+from kafkalite.broker.sync_scheduler import SyncScheduler
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import StorageError
 from kafkalite.storage.log_store import LogStore
@@ -45,6 +49,40 @@ class Housekeeping:
         self._retention_interval_ms = retention_interval_ms
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._producer_expiration_ms = producer_expiration_ms
+        self.cleaner: Cleaner | None = None  #: None with log.cleaner.enable=false
+
+    @classmethod
+    def begin(
+        cls,
+        config: BrokerConfig,
+        clock: Clock,
+        partitions: Partitions,
+        store: LogStore,
+        scheduler: SyncScheduler[HostedPartition],
+        tasks: TaskSet,
+    ) -> Housekeeping:
+        """Start all passes of a broker as tasks, compaction among them."""
+        housekeeping = cls(
+            clock,
+            partitions,
+            store,
+            initial_delay_ms=config.log_initial_task_delay_ms,
+            retention_interval_ms=config.log_retention_check_interval_ms,
+            checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
+            producer_expiration_ms=config.producer_id_expiration_ms,
+        )
+        tasks.start(housekeeping.retain_forever(), name="retention")
+        tasks.start(housekeeping.checkpoint_forever(), name="checkpoints")
+        if config.log_cleaner_enable:
+            housekeeping.cleaner = Cleaner(
+                clock,
+                partitions,
+                scheduler,
+                backoff_ms=config.log_cleaner_backoff_ms,
+                buffer_bytes=config.log_cleaner_dedupe_buffer_size,
+            )
+            tasks.start(housekeeping.cleaner.clean_forever(), name="cleaner")
+        return housekeeping
 
     async def retain_forever(self) -> None:
         """The retention pass, every ``log.retention.check.interval.ms``."""

@@ -57,5 +57,7 @@ class BrokerStatistics:
     fetched_bytes: int
     sync_rounds: int
     synced_logs: int
+    group_count: int  #: consumer groups that this broker coordinates
+    transaction_count: int  #: transactional ids and members of transaction groups that it coordinates
     waiting_requests: int  #: parked long polls and produces now
     task_count: int

@@ -7,6 +7,7 @@ be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -50,6 +51,18 @@ class Followers(Protocol):
         ...
 
 
+class RoleObserver(Protocol):
+    """Who acts on what this broker leads: its coordinators."""
+
+    def on_leading(self, hosted: HostedPartition) -> None:
+        """This broker leads ``hosted`` from now on, or still does, with another in-sync set."""
+        ...
+
+    def on_not_leading(self, hosted: HostedPartition) -> None:
+        """It does not, or no more."""
+        ...
+
+
 class Partitions:
     """{TopicPartition: HostedPartition}, as the metadata image says."""
 
@@ -76,6 +89,7 @@ class Partitions:
         self._takes_roles = incarnation_id is None or "R22-stale-metadata" in mutants.ACTIVE
         self._clock = clock or SystemClock()
         self.followers: Followers | None = None  #: who fetches for what follows
+        self.observer: RoleObserver | None = None  #: who hears what is led here, and what no more
         self._store = store
         self.path = path  #: the data directory
         self._node_id = node_id
@@ -88,6 +102,7 @@ class Partitions:
         self._reasons: dict[tuple[str, int], str] = {}  # of what is unopened
         self._roleless: dict[TopicPartition, None] = {}  # what could not take the role of its state
         self._image = ClusterImage()
+        self.has_compacted = asyncio.Event()  #: set when one comes; whoever finds none left clears it
         self._is_complete = False  # the image knows every partition that an earlier life had here
 
     def __len__(self) -> int:
@@ -95,6 +110,10 @@ class Partitions:
 
     def __iter__(self) -> Iterator[HostedPartition]:
         return iter(self._hosted.values())
+
+    def find(self, key: TopicPartition) -> HostedPartition | None:
+        """The partition, if it is open here, whatever its role."""
+        return self._hosted.get(key)
 
     @property
     def offline_count(self) -> int:
@@ -232,8 +251,12 @@ class Partitions:
                         self.followers.unfollow(hosted)
                     known = high_watermarks.get((topic_id, key.partition), 0)
                     hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
+                    if self.observer is not None:
+                        self.observer.on_leading(hosted)
                 else:
                     hosted.follow(state)
+                    if self.observer is not None:
+                        self.observer.on_not_leading(hosted)
                     if hosted.log.is_damaged and self._is_needless(hosted, state):
                         hosted = self._replace_damaged(hosted, topic_id, image)
                         hosted.follow(state)
@@ -277,6 +300,8 @@ class Partitions:
         if self.followers is not None:
             self.followers.unfollow(hosted)
         hosted.resign(error)
+        if self.observer is not None:
+            self.observer.on_not_leading(hosted)
 
     def mark_unsynced(self) -> None:
         """Let the next round sync whatever is not: of page-cache logs, and after a disk was full."""
@@ -309,6 +334,8 @@ class Partitions:
         partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
         hosted = HostedPartition(partition, self._waiters, self._scheduler)
         self._hosted[key] = self._by_id[topic_id, key.partition] = hosted
+        if log.config.is_compacted:
+            self.has_compacted.set()
 
     def _delete(self, local: LocalPartition) -> None:
         key = local.topic_partition
@@ -331,6 +358,8 @@ class Partitions:
         same image: between the two, nothing may be committed that neither image would have (R9)."""
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
+        if config.is_compacted:
+            self.has_compacted.set()
         for number in range(len(image.topics[topic].partitions)):
             hosted = self._hosted.get((topic, number))
             if hosted is None:
@@ -344,24 +373,30 @@ class Partitions:
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:
     """What the log needs to know of a topic's settings in force."""
     segment_bytes = settings["segment.bytes"].value
-    preallocated: dict[str, int] = {}
+    preallocated: dict[str, Any] = {}
     if settings["preallocate"].value:
         preallocated = {"preallocate_min_bytes": segment_bytes, "preallocate_max_bytes": segment_bytes}
     kind = settings["message.timestamp.type"].value
+    policies = settings["cleanup.policy"].value.split(",")
+    deletes = "delete" in policies
     return LogConfig(
         segment_bytes=segment_bytes,
         segment_ms=settings["segment.ms"].value,
         segment_jitter_ms=settings["segment.jitter.ms"].value,
         segment_index_bytes=max(settings["segment.index.bytes"].value, 8),
         index_interval_bytes=settings["index.interval.bytes"].value,
-        retention_ms=settings["retention.ms"].value,
-        retention_bytes=settings["retention.bytes"].value,
+        retention_ms=settings["retention.ms"].value if deletes else -1,
+        retention_bytes=settings["retention.bytes"].value if deletes else -1,
         max_message_bytes=settings["max.message.bytes"].value,
         timestamp_type=(
             TimestampType.LOG_APPEND_TIME if kind == "LogAppendTime" else TimestampType.CREATE_TIME
         ),
         durability=settings["durability"].value,
         file_delete_delay_ms=settings["file.delete.delay.ms"].value,
+        is_compacted="compact" in policies,
+        min_cleanable_dirty_ratio=settings["min.cleanable.dirty.ratio"].value,
+        min_compaction_lag_ms=settings["min.compaction.lag.ms"].value,
+        delete_retention_ms=settings["delete.retention.ms"].value,
         **preallocated,
     )
 

@@ -18,8 +18,10 @@ from kafkalite.errors import ClusterAuthorizationFailedError, RequestTimedOutErr
 if TYPE_CHECKING:
     from kafkalite.broker.cluster_auth import Authenticator, Challenge
     from kafkalite.broker.controller_channel import ControllerChannel
+    from kafkalite.broker.coordinators import Coordinators
     from kafkalite.broker.peers import PeerConnections
     from kafkalite.broker.producer_ids import ProducerIds
+    from kafkalite.broker.transactions import Transactions
     from kafkalite.raft.controller_node import ControllerNode
     from kafkalite.raft.raft_quorum import RaftQuorum
 
@@ -42,6 +44,7 @@ class Services:
     channel: ControllerChannel  #: to the active controller, wherever it is
     producer_ids: ProducerIds
     incarnation_id: str  #: of this process: 32 hex digits
+    coordinators: Coordinators  #: of groups and transactions, as far as they are here
     authenticator: Authenticator | None = None  #: None: a cluster of its own
     peers: PeerConnections | None = None
     raft: RaftQuorum | None = None  #: None: this node does not vote
@@ -49,6 +52,7 @@ class Services:
     broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration
     sessions: dict[int, Client] = field(default_factory=dict)  #: on which each broker's heartbeats came last
     is_stopping: bool = False
+    transactions: Transactions = field(init=False)  #: of the composition root, which joins it to the others
     is_isolated: bool = (
         False  #: no controller was reached for longer than a session lasts: perhaps fenced (R23)
     )

@@ -26,14 +26,24 @@ class ReachedWaiter:
 
 
 class AppendedWaiter:
-    """Waits until ``missing_bytes`` more can be read from any of its partitions, or its time is over."""
+    """Waits until ``missing_bytes`` more can be read from any of its partitions, or its time is over.
 
-    __slots__ = ("_waiters", "callback", "is_woken", "keys", "missing_bytes", "timer")
+    With ``is_readable`` it then goes on waiting until that says so of a partition whose high watermark has
+    moved: a reader of committed records sees less than others.
+    """
+
+    __slots__ = ("_waiters", "callback", "is_readable", "is_woken", "keys", "missing_bytes", "timer")
 
     def __init__(
-        self, waiters: Waiters, keys: tuple[Key, ...], missing_bytes: int, callback: Callable[[], None]
+        self,
+        waiters: Waiters,
+        keys: tuple[Key, ...],
+        missing_bytes: int,
+        callback: Callable[[], None],
+        is_readable: Callable[[Key], bool] | None = None,
     ) -> None:
         self._waiters = waiters
+        self.is_readable = is_readable
         self.keys = keys
         self.missing_bytes = missing_bytes
         self.callback = callback
@@ -131,10 +141,18 @@ class Waiters:
         return waiter
 
     def appended(
-        self, keys: Iterable[Key], missing_bytes: int, max_wait_s: float, callback: Callable[[], None]
+        self,
+        keys: Iterable[Key],
+        missing_bytes: int,
+        max_wait_s: float,
+        callback: Callable[[], None],
+        is_readable: Callable[[Key], bool] | None = None,
     ) -> AppendedWaiter:
-        """Call ``callback`` once: after ``missing_bytes`` became readable, or after ``max_wait_s``."""
-        waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback)
+        """Call ``callback`` once: after ``missing_bytes`` became readable, or after ``max_wait_s``.
+
+        ``is_readable`` as in ``AppendedWaiter``; it must not raise.
+        """
+        waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback, is_readable)
         for key in waiter.keys:
             self._appended.setdefault(key, {})[waiter] = None
         waiter.timer = self.loop.call_later(max_wait_s, waiter.wake)
@@ -150,7 +168,7 @@ class Waiters:
         if waiting is not None:
             for fetch in list(waiting):
                 fetch.missing_bytes -= readable_bytes
-                if fetch.missing_bytes <= 0:
+                if fetch.missing_bytes <= 0 and (fetch.is_readable is None or fetch.is_readable(key)):
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:

@@ -15,7 +15,7 @@ from kafkalite.errors import ErrorCode
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
-from kafkalite.protocol.messages import admin, data, metadata
+from kafkalite.protocol.messages import admin, data, groups, metadata
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
 
@@ -48,6 +48,7 @@ async def test_each_partition_is_on_its_own(wire: WireClient, new_topic: Make, b
     request = data.ProduceRequest(
         -1,
         1000,
+        None,
         [
             data.ProducePartition("t", 0, len(bad)),
             data.ProducePartition("t", 1, len(good)),
@@ -359,13 +360,13 @@ async def test_metadata_names_brokers_topics_and_leaders(
     wire: WireClient, broker: Broker, new_topic: Make
 ) -> None:
     await wire.call(new_topic("b", 2))
-    await wire.call(new_topic("__a"))
+    await wire.call(groups.FindCoordinatorRequest(0, ["g"]))
     answer = await wire.call(metadata.MetadataRequest(None, False))
     assert answer.cluster_id == broker.cluster_id
     assert answer.controller_id == 1
     assert [(b.node_id, b.address) for b in answer.brokers] == [(1, broker.address)]
     assert [(t.name, t.is_internal, len(t.partitions)) for t in answer.topics] == [
-        ("__a", True, 1),
+        ("__consumer_offsets", True, 50),
         ("b", False, 2),
     ]
     assert {(p.leader_id, p.leader_epoch, *p.isr) for t in answer.topics for p in t.partitions} == {(1, 0, 1)}

@@ -245,7 +245,7 @@ async def produce(
     batch = batch_of(*values)
     async with WireClient(node.address) as wire:
         asked = data.ProducePartition(topic, partition, len(batch))
-        return (await wire.call(data.ProduceRequest(acks, timeout_ms, [asked]), batch)).partitions[0]
+        return (await wire.call(data.ProduceRequest(acks, timeout_ms, None, [asked]), batch)).partitions[0]
 
 
 async def test_acks_all_is_on_every_replica_byte_for_byte(net: Net) -> None:

@@ -361,7 +361,7 @@ def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) ->
 
 def test_large_payloads_give_their_budget_back(peer: Peer, server: Server) -> None:
     payload = bytes(200_000)
-    message = data.ProduceRequest(1, 1, [data.ProducePartition("t", 0, len(payload))])
+    message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, len(payload))])
     peer.receive(*peer.wire.send(message, [payload])[1])
     assert len(peer.answers()) == 1
     assert server.free_bytes == 2**20

@@ -6,12 +6,13 @@ KAFKA_STORAGE_ERROR.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
+from typing import Any
 
 from kafkalite.broker.answers import Answer
 from kafkalite.broker.services import Client, Services, submit
 from kafkalite.protocol.connection import Request
 
 
-def handle(services: Services, request: Request, _client: Client) -> Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Coroutine[Any, Any, Answer]:
     return submit(services, request.message, timeout_ms=0)

@@ -9,14 +9,15 @@ node's name).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
+from typing import Any
 
 from kafkalite.broker.answers import Answer
 from kafkalite.broker.services import Client, Services, decide_for
 from kafkalite.protocol.connection import Request
 
 
-def handle(services: Services, request: Request, client: Client) -> Awaitable[Answer]:
+def handle(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Answer]:
     if not client.is_session and client.node_id is not None:
         former = services.sessions.get(client.node_id)
         if former is not None:

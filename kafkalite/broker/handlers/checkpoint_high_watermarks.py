@@ -5,12 +5,13 @@ Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (in another node's name), a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
+from typing import Any
 
 from kafkalite.broker.answers import Answer
 from kafkalite.broker.services import Client, Services, decide_for
 from kafkalite.protocol.connection import Request
 
 
-def handle(services: Services, request: Request, client: Client) -> Awaitable[Answer]:
+def handle(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Answer]:
     return decide_for(services, request.message, client)

@@ -7,8 +7,8 @@ Errors: INVALID_REQUEST (there is no such broker), REQUEST_TIMED_OUT, and what k
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.services import Client, Services
@@ -19,7 +19,7 @@ from kafkalite.protocol.messages.admin import ControlledShutdownRequest, Control
 TIMEOUT_MS: Final = 10_000
 
 
-def handle(services: Services, request: Request, _client: Client) -> Answer | Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Answer | Coroutine[Any, Any, Answer]:
     message: ControlledShutdownRequest = request.message
     node_id = message.node_id
     if node_id == services.config.node_id:

@@ -6,7 +6,7 @@ start, durably, so that whoever leads next starts there too; or after ``timeout_
 the records are deleted here, and elsewhere a little later. Asked again, it waits for that.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE (above the high watermark or
-below -1), KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
+below -1), KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT, INVALID_TOPIC_EXCEPTION (an internal topic).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 from functools import partial
 
 from kafkalite.broker.answers import Pending, Reply
+from kafkalite.broker.coordinator_topics import refuse_internal
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
@@ -37,6 +38,7 @@ def handle(services: Services, request: Request, _client: Client) -> Pending:
     deletion = _Deletion(services.waiters, message.partitions)
     for number, asked in enumerate(message.partitions):
         try:
+            refuse_internal(asked.topic)
             hosted = services.partitions.leader(asked.topic, asked.partition)
             deletion.begin(number, hosted, hosted.partition.deletion_end(asked.before_offset))
         except Exception as error:

@@ -6,8 +6,8 @@ Errors: INVALID_REQUEST (there is no such path).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.metadata_tree import describe
@@ -19,7 +19,7 @@ from kafkalite.protocol.messages.metadata import DescribeMetadataRequest, Descri
 MAX_WAIT_MS: Final = 30_000
 
 
-def handle(services: Services, request: Request, _client: Client) -> Answer | Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Answer | Coroutine[Any, Any, Answer]:
     message: DescribeMetadataRequest = request.message
     image = services.controller.image
     if message.after_offset >= image.metadata_offset and message.max_wait_ms > 0:

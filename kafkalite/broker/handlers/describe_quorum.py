@@ -8,8 +8,8 @@ Errors: REQUEST_TIMED_OUT (such a node reaches no leader).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.services import Client, Services
@@ -19,7 +19,7 @@ from kafkalite.protocol.messages.metadata import DescribeQuorumRequest, Describe
 LEADER_PATIENCE_MS: Final = 2_000
 
 
-def handle(services: Services, request: Request, _client: Client) -> Answer | Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Answer | Coroutine[Any, Any, Answer]:
     config = services.config
     if services.raft is not None:
         status = services.raft.status()

@@ -6,7 +6,7 @@ REQUEST_TIMED_OUT (the outcome is not known).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
@@ -29,7 +29,7 @@ FORWARDED: Final = frozenset(
 )
 
 
-def handle(services: Services, request: Request, _client: Client) -> Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Coroutine[Any, Any, Answer]:
     message: EnvelopeRequest = request.message
     if message.api_key not in FORWARDED:
         raise InvalidRequestError(f"api {message.api_key} is not passed on")

@@ -5,11 +5,15 @@ answer comes whole however large. With fewer than ``min_bytes``, the request wai
 ``max_wait_ms``, and reads again. A partition that fails is answered at once with its error, next to
 the data of the others. The payload is views of the segments' maps: nothing is copied here.
 
-Deviations from Kafka: no fetch sessions. Without transactions both isolation levels read the same.
+With ``read_committed`` each partition is read below its last stable offset, and the answer tells which of the
+transactions among its batches were aborted (R11, R33); the reader leaves those out.
+
+Deviations from Kafka: no fetch sessions. Without ``read_committed`` the last stable offset is told as far as
+it is known: finding it may need a walk over the log, which is not begun for that.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
 OFFSET_NOT_AVAILABLE (a new leader does not know yet), OFFSET_OUT_OF_RANGE (with the log start and the high
-watermark), KAFKA_STORAGE_ERROR.
+watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an isolation level nobody knows).
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ from typing import Any, Final, NamedTuple
 from kafkalite.broker.answers import Pending, Refusal, Reply
 from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
-from kafkalite.broker.waiters import AppendedWaiter
-from kafkalite.errors import ErrorCode
-from kafkalite.model import NO_OFFSET
+from kafkalite.broker.waiters import AppendedWaiter, Key
+from kafkalite.errors import BrokerError, ErrorCode, InvalidRequestError, StorageError
+from kafkalite.model import NO_OFFSET, IsolationLevel
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
+    AbortedTransaction,
     FetchedPartition,
     FetchPartition,
     FetchRequest,
@@ -33,11 +38,20 @@ from kafkalite.protocol.messages.data import (
 MAX_WAIT_MS: Final = 2**31 - 1
 CLOCK_GRAIN_S: Final = 0.001  # a timer may come this much early
 
+_LEVELS: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
+
 
 class _Read(NamedTuple):
     reply: Reply
     size_bytes: int
     has_error: bool
+
+    def missing_bytes(self, message: FetchRequest) -> int:
+        """How many more must become readable; 1 if some are there that an open transaction holds back."""
+        partitions = self.reply.message.partitions
+        if any(one.last_stable_offset < one.high_watermark for one in partitions):
+            return min(1, message.min_bytes - self.size_bytes)
+        return message.min_bytes - self.size_bytes
 
 
 def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
@@ -51,28 +65,43 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
     ):
         services.metrics.fetched_bytes += read.size_bytes
         return read.reply
-    return _Poll(services, message).begin(message.min_bytes - read.size_bytes)
+    return _Poll(services, message).begin(read)
 
 
 class _Poll:
     """A fetch that waits for more: reads again when there may be enough, and when time is over."""
 
-    __slots__ = ("_deadline_s", "_keys", "_message", "_pending", "_services", "_waiter")
+    __slots__ = ("_deadline_s", "_keys", "_message", "_pending", "_services", "_stable", "_waiter")
 
     def __init__(self, services: Services, message: FetchRequest) -> None:
         self._services = services
         self._message = message
         self._keys = [(asked.topic, asked.partition) for asked in message.partitions]
         self._deadline_s = services.waiters.loop.time() + min(message.max_wait_ms, MAX_WAIT_MS) / 1000
+        self._stable: dict[Key, int] = {}  # the last stable offsets that were read, with read_committed
         self._waiter: AppendedWaiter | None = None
         self._pending = Pending(self._cancel)
 
-    def begin(self, missing_bytes: int) -> Pending:
-        self._wait(missing_bytes, self._deadline_s - self._services.waiters.loop.time())
+    def begin(self, read: _Read) -> Pending:
+        self._wait(read, self._deadline_s - self._services.waiters.loop.time())
         return self._pending
 
-    def _wait(self, missing_bytes: int, left_s: float) -> None:
-        self._waiter = self._services.waiters.appended(self._keys, missing_bytes, left_s, self._on_woken)
+    def _wait(self, read: _Read, left_s: float) -> None:
+        waiters = self._services.waiters
+        missing_bytes = self._message.min_bytes - read.size_bytes
+        is_readable = None
+        if _LEVELS[self._message.isolation_level]:
+            missing_bytes = read.missing_bytes(self._message)
+            partitions = read.reply.message.partitions
+            self._stable = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
+            is_readable = self._has_more_stable
+        self._waiter = waiters.appended(self._keys, missing_bytes, left_s, self._on_woken, is_readable)
+
+    def _has_more_stable(self, key: Key) -> bool:
+        try:
+            return self._services.partitions.leader(*key).last_stable_offset > self._stable[key]
+        except (BrokerError, StorageError):
+            return True  # reading again tells
 
     def _cancel(self) -> None:
         if self._waiter is not None:
@@ -92,7 +121,7 @@ class _Poll:
         if missing_bytes > 0 and not read.has_error and not services.is_stopping:
             left_s = self._deadline_s - services.waiters.loop.time()
             if left_s > CLOCK_GRAIN_S:
-                self._wait(missing_bytes, left_s)
+                self._wait(read, left_s)
                 return
         services.metrics.fetched_bytes += read.size_bytes
         self._pending.resolve(read.reply)
@@ -104,9 +133,12 @@ def _read(services: Services, message: FetchRequest) -> _Read:
     buffers: list[Any] = []
     size_bytes = 0
     has_error = False
+    is_committed_only = _LEVELS.get(message.isolation_level)
+    if is_committed_only is None:
+        raise InvalidRequestError(f"isolation level {message.isolation_level} is neither 0 nor 1")
     for asked in message.partitions:
         try:
-            result, parts = _read_partition(services, asked, left_bytes, size_bytes)
+            result, parts = _read_partition(services, asked, left_bytes, size_bytes, is_committed_only)
         except Exception as error:
             has_error = True
             results.append(_refused(services, asked, error))
@@ -120,18 +152,27 @@ def _read(services: Services, message: FetchRequest) -> _Read:
 
 
 def _read_partition(
-    services: Services, asked: FetchPartition, left_bytes: int, earlier_bytes: int
+    services: Services, asked: FetchPartition, left_bytes: int, earlier_bytes: int, is_committed_only: bool
 ) -> tuple[FetchedPartition, list[memoryview]]:
     """One partition's part of the answer. Not its first data: then no batch beyond ``left_bytes``."""
     topic, number, leader_epoch, fetch_offset, max_bytes = asked
     hosted = services.partitions.leader(topic, number, leader_epoch)
-    read = hosted.partition.read(fetch_offset, min(max_bytes, left_bytes))
+    log = hosted.log
+    read = hosted.partition.read(fetch_offset, min(max_bytes, left_bytes), is_committed_only)
     high_watermark = hosted.high_watermark
     length_bytes, buffers = read.size_bytes, read.buffers
     if earlier_bytes and length_bytes > left_bytes:
         length_bytes, buffers = 0, []
+    aborted: list[AbortedTransaction] = []
+    if is_committed_only:
+        stable = log.last_stable_offset(high_watermark)
+        if buffers:
+            found = log.aborted_between(fetch_offset, read.next_offset)
+            aborted = [AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in found]
+    else:
+        stable = log.known_stable_offset(high_watermark)
     result = FetchedPartition(
-        topic, number, 0, None, high_watermark, high_watermark, hosted.log_start_offset, length_bytes
+        topic, number, 0, None, high_watermark, stable, hosted.log_start_offset, length_bytes, aborted
     )
     return result, buffers
 
@@ -143,5 +184,5 @@ def _refused(services: Services, asked: FetchPartition, error: Exception) -> Fet
         hosted = services.partitions.leader(asked.topic, asked.partition)
         log_start_offset, high_watermark = hosted.log_start_offset, hosted.high_watermark
     return FetchedPartition(
-        asked.topic, asked.partition, code, message, high_watermark, high_watermark, log_start_offset, 0
+        asked.topic, asked.partition, code, message, high_watermark, high_watermark, log_start_offset, 0, []
     )

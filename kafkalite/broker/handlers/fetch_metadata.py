@@ -8,8 +8,8 @@ Errors: INVALID_REQUEST (this node keeps no metadata log of a quorum).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.services import Client, Services
@@ -25,7 +25,7 @@ MAX_WAIT_MS: Final = 5_000
 MAX_BYTES: Final = 16 * MIB
 
 
-def handle(services: Services, request: Request, _client: Client) -> Awaitable[Answer]:
+def handle(services: Services, request: Request, _client: Client) -> Coroutine[Any, Any, Answer]:
     if services.raft is None:
         raise InvalidRequestError("this node is no voter")
     return _fetch(services, request.message)

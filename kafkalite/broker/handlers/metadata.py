@@ -2,8 +2,8 @@
 
 Behaviour: this broker goes by the address the client used, unless ``advertised.listeners`` says otherwise;
 the others by what they advertise for their listener of the same number. Fenced brokers are left out. A topic
-that is not there is created when both ``allow_auto_topic_creation`` and ``auto.create.topics.enable`` say so;
-the answer waits for it.
+that is not there is created when both ``allow_auto_topic_creation`` and ``auto.create.topics.enable`` say so,
+and its name is not internal; the answer waits for it.
 
 Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and what creating it may answer; per
 partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
@@ -11,8 +11,8 @@ partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.outcomes import Outcome
@@ -20,7 +20,7 @@ from kafkalite.broker.services import Client, Services
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.image import BrokerState, ClusterImage, TopicImage
-from kafkalite.model import topic_name_problem
+from kafkalite.model import INTERNAL_PREFIX, topic_name_problem
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from kafkalite.protocol.messages.metadata import (
@@ -31,12 +31,11 @@ from kafkalite.protocol.messages.metadata import (
     TopicMetadata,
 )
 
-INTERNAL_PREFIX: Final = "__"
 NO_NODE: Final = -1
 CREATE_TIMEOUT_MS: Final = 15_000
 
 
-def handle(services: Services, request: Request, client: Client) -> Answer | Awaitable[Answer]:
+def handle(services: Services, request: Request, client: Client) -> Answer | Coroutine[Any, Any, Answer]:
     message: MetadataRequest = request.message
     image = services.controller.image
     if message.topics is None:
@@ -51,7 +50,7 @@ def handle(services: Services, request: Request, client: Client) -> Answer | Awa
             problem = topic_name_problem(name)
             if problem is not None:
                 refused[name] = Outcome(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
-            else:
+            elif not name.startswith(INTERNAL_PREFIX):
                 missing.append(name)
     may_create = message.allow_auto_topic_creation and services.config.auto_create_topics_enable
     if missing and may_create:

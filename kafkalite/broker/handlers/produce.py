@@ -4,15 +4,20 @@ Behaviour: each partition is on its own; one that is refused does not keep the o
 ``acks=0`` is answered when the batch is handed to the operating system, though its producer does not wait;
 ``acks=1`` when the leader has it, ``all`` when every replica in sync has it: with ``durability=fsync`` on
 the disk. Or after ``timeout_ms`` with REQUEST_TIMED_OUT: the batch stays in the log, and may be
-acknowledged to one who sends it again (R6, R28). A repeated batch is answered with its first offset.
+acknowledged to one who sends it again (R6, R28). A repeated batch is answered with its first offset. The
+first batch of a transaction in a partition is appended when the coordinator of ``transactional_id`` has
+added the partition to the transaction (R31).
 
 Deviation from Kafka: ``acks=0`` is answered too, and so tells of errors.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also when the leadership ended while the batch
 waited), CORRUPT_MESSAGE (header, length, CRC), UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE,
-INVALID_TIMESTAMP, INVALID_RECORD (control or transactional batch), NOT_ENOUGH_REPLICAS (nothing appended),
-NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH,
-KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of the whole request INVALID_REQUIRED_ACKS.
+INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
+NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
+UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
+REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
+INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
+whole request INVALID_REQUIRED_ACKS.
 """
 
 from __future__ import annotations
@@ -21,12 +26,14 @@ import asyncio
 from typing import Final
 
 from kafkalite.broker.answers import Pending, Reply
+from kafkalite.broker.coordinator_topics import refuse_internal
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.outcomes import translate
 from kafkalite.broker.services import Client, Services
 from kafkalite.broker.waiters import ReachedWaiter, Waiters
 from kafkalite.errors import (
     CorruptBatchError,
+    InvalidRecordError,
     InvalidRequiredAcksError,
     RequestTimedOutError,
     UnsupportedCompressionTypeError,
@@ -45,9 +52,11 @@ _ACKS_ALL: Final = int(Acks.ALL)
 
 def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
     message: ProduceRequest = request.message
-    acks, timeout_ms, partitions = message
+    acks, timeout_ms, transactional_id, partitions = message
     if acks not in _ACKS:
         raise InvalidRequiredAcksError(f"acks must be one of 0, 1, -1 (all); it is {acks}")
+    if transactional_id is not None:
+        return _produce_transactional(services, message, request.payload, transactional_id)
     now_ms = services.clock.wall_ms()
     metrics, payload, find = services.metrics, request.payload, services.partitions.leader
     results: list[ProducedPartition] = []
@@ -79,16 +88,79 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
     return waiting.begin(timeout_ms)
 
 
+def _produce_transactional(
+    services: Services, message: ProduceRequest, payload: memoryview, transactional_id: str
+) -> Pending:
+    """As ``handle``, with batches among them that may have to wait for their transaction's coordinator."""
+    acks, timeout_ms, _, partitions = message
+    results = [
+        ProducedPartition(topic, number, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
+        for topic, number, _ in partitions
+    ]
+    waiting = _Acknowledgement(services.waiters, acks, results)
+    start = 0
+    for index, (_, _, length_bytes) in enumerate(partitions):
+        end = start + length_bytes
+        _append_transactional(services, waiting, index, payload[start:end], transactional_id, acks)
+        start = end
+    return waiting.begin(timeout_ms)
+
+
+def _append_transactional(
+    services: Services,
+    waiting: _Acknowledgement,
+    index: int,
+    batch: memoryview,
+    transactional_id: str,
+    acks: int,
+) -> None:
+    """Append one batch when its coordinator knows of it: at once, if it does; ``waiting`` hears of it."""
+    topic, number = waiting.expect(index)
+    try:
+        refuse_internal(topic)  # before its coordinator takes the partition for a part of the transaction
+        hosted = services.partitions.leader(topic, number)
+        header = check(batch)
+    except Exception as error:
+        waiting.on_refused(index, error)
+        return
+
+    def on_appended(appended: tuple[Appended, int] | None, error: Exception | None) -> None:
+        if appended is None:
+            assert error is not None, "one of the two"
+            waiting.on_refused(index, error)
+            return
+        services.metrics.appended_batches += 1
+        services.metrics.appended_bytes += len(batch)
+        waiting.on_appended(index, hosted, *appended)
+
+    try:
+        appended = services.transactions.verifications.append(
+            hosted, batch, header, transactional_id, acks, on_appended
+        )
+    except Exception as error:
+        waiting.on_refused(index, error)
+    else:
+        if appended is not None:
+            on_appended(appended, None)
+
+
 def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> tuple[Appended, int]:
     """Check one batch and append it; with the end of what is acknowledged already.
 
     Raises what the module's errors say.
     """
+    header = check(batch)
+    if header.attributes & batch_header.TRANSACTIONAL_BIT:
+        raise InvalidRecordError("a transactional batch comes with its producer's transactional id")
+    return hosted.append(batch, header, now_ms, acks)
+
+
+def check(batch: memoryview) -> batch_header.BatchHeader:
+    """The header of one whole batch. Raises CorruptBatchError, UnsupportedCompressionTypeError."""
     try:
-        header = batch_header.check(batch)
+        return batch_header.check(batch)
     except CorruptBatchError as error:
         raise _unknown_codec(batch) or error from None
-    return hosted.append(batch, header, now_ms, acks)
 
 
 def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
@@ -115,13 +187,15 @@ def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:
 class _Acknowledgement:
     """A produce request that waits until its batches are acknowledged, as its ``acks`` want it (R6)."""
 
-    __slots__ = ("_loop", "_pending", "_results", "_timer", "_wait", "_waiting")
+    __slots__ = ("_has_begun", "_loop", "_pending", "_results", "_timer", "_wait", "_waiting")
 
     def __init__(self, waiters: Waiters, acks: int, results: list[ProducedPartition]) -> None:
         self._loop = waiters.loop
         self._wait = waiters.committed if acks == _ACKS_ALL else waiters.synced
         self._results = results
-        self._waiting: dict[int, ReachedWaiter] = {}
+        #: By index of the result; None: not appended yet, it waits for a coordinator (R31).
+        self._waiting: dict[int, ReachedWaiter | None] = {}
+        self._has_begun = False
         self._pending = Pending(self._release)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -136,20 +210,61 @@ class _Acknowledgement:
 
         self._waiting[index] = self._wait(hosted.key, offset, on_reached)
 
+    def expect(self, index: int) -> tuple[str, int]:
+        """``results[index]`` is told by ``on_appended`` or ``on_refused``. Returns its topic and
+        partition."""
+        self._waiting[index] = None
+        topic, number, *_ = self._results[index]
+        return topic, number
+
+    def on_refused(self, index: int, error: Exception) -> None:
+        """A batch that was expected is not in the log."""
+        if self._take(index):
+            self._fail(index, error)
+            self._finish_when_complete()
+
+    def on_appended(
+        self, index: int, hosted: HostedPartition, appended: Appended, acknowledged_end: int
+    ) -> None:
+        """A batch that was expected is in the log, acknowledged up to ``acknowledged_end``."""
+        if self._take(index):
+            base_offset, last_offset, append_time_ms, _, _ = appended
+            log_start_offset = hosted.log.log_start_offset
+            self._results[index] = ProducedPartition(
+                *hosted.key, 0, None, base_offset, append_time_ms, log_start_offset
+            )
+            if acknowledged_end <= last_offset:
+                self.add(hosted, last_offset + 1, index)
+            self._finish_when_complete()
+
+    def _take(self, index: int) -> bool:
+        """Whether somebody still waits for what was expected; if so, not any more."""
+        if self._waiting.get(index, self) is None:
+            del self._waiting[index]
+            return True
+        return False
+
     def begin(self, timeout_ms: int) -> Pending:
-        seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
-        self._timer = self._loop.call_later(seconds, self._expire, timeout_ms)
+        """All is appended or expected: the answer, which comes after ``timeout_ms`` at the latest."""
+        self._has_begun = True
+        if self._waiting:
+            seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
+            self._timer = self._loop.call_later(seconds, self._expire, timeout_ms)
+        self._finish_when_complete()
         return self._pending
 
     def _finish_when_complete(self) -> None:
-        if not self._waiting:
+        if self._has_begun and not self._waiting:
             self._pending.resolve(Reply(ProduceResponse(0, None, self._results)))
 
     def _expire(self, timeout_ms: int) -> None:
         error = RequestTimedOutError(f"not acknowledged within {timeout_ms} ms; the batch is in the log")
         for index, waiter in self._waiting.items():
-            waiter.is_cancelled = True
-            self._fail(index, error)
+            if waiter is None:
+                self._fail(index, RequestTimedOutError(f"no coordinator answered within {timeout_ms} ms"))
+            else:
+                waiter.is_cancelled = True
+                self._fail(index, error)
         self._waiting.clear()
         self._finish_when_complete()
 
@@ -162,5 +277,6 @@ class _Acknowledgement:
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():
-            waiter.is_cancelled = True
+            if waiter is not None:
+                waiter.is_cancelled = True
         self._waiting.clear()

@@ -14,8 +14,18 @@ if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig as BrokerConfig
     from kafkalite.client.admin import Admin as Admin
     from kafkalite.client.consumer import Consumer as Consumer
+    from kafkalite.client.deduplication import Deduplicator as Deduplicator
     from kafkalite.client.producer import Producer as Producer
+    from kafkalite.client.rebalance import RebalanceListener as RebalanceListener
+    from kafkalite.client.txn_group import TransactionGroup as TransactionGroup
+    from kafkalite.client.txn_group import TransactionGroupWriter as TransactionGroupWriter
     from kafkalite.errors import KafkaliteError as KafkaliteError
+    from kafkalite.model import (
+        GroupMetadata as GroupMetadata,
+    )
+    from kafkalite.model import (
+        OffsetAndMetadata as OffsetAndMetadata,
+    )
     from kafkalite.model import (
         OffsetAndTimestamp as OffsetAndTimestamp,
     )
@@ -41,15 +51,21 @@ _HOME = {
     "Broker": "kafkalite.broker.broker",
     "BrokerConfig": "kafkalite.broker.config",
     "Consumer": "kafkalite.client.consumer",
+    "Deduplicator": "kafkalite.client.deduplication",
+    "GroupMetadata": "kafkalite.model",
     "KafkaliteError": "kafkalite.errors",
+    "OffsetAndMetadata": "kafkalite.model",
     "OffsetAndTimestamp": "kafkalite.model",
     "Producer": "kafkalite.client.producer",
+    "RebalanceListener": "kafkalite.client.rebalance",
     "Record": "kafkalite.model",
     "RecordAddress": "kafkalite.model",
     "RecordBatch": "kafkalite.records.batch",
     "RecordBatchBuilder": "kafkalite.records.builder",
     "RecordMetadata": "kafkalite.model",
     "TopicPartition": "kafkalite.model",
+    "TransactionGroup": "kafkalite.client.txn_group",
+    "TransactionGroupWriter": "kafkalite.client.txn_group",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any, Self
 from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.client.sync import Consumer, PendingDelivery, Producer
 from kafkalite.client.sync_admin import Admin
+from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
     from kafkalite.broker.metrics import BrokerStatistics
 
-__all__ = ["Admin", "Broker", "Consumer", "PendingDelivery", "Producer"]
+__all__ = [
+    "Admin",
+    "Broker",
+    "Consumer",
+    "PendingDelivery",
+    "Producer",
+    "TransactionGroup",
+    "TransactionGroupWriter",
+]
 
 
 class Broker:

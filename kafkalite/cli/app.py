@@ -29,6 +29,12 @@ COMMANDS: Final = {
     "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
     "quickstart": LazyCommand("kafkalite.cli.quickstart:quickstart", "See it all work on a file.", _DAILY),
     "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
+    "group": LazyCommand(
+        "kafkalite.cli.group_offsets:group", "Consumer groups: members, lag, reset, explain.", _CLUSTER
+    ),
+    "txn": LazyCommand(
+        "kafkalite.cli.txn:txn", "Transactions: list, describe, abort, find hanging.", _CLUSTER
+    ),
     "offsets": LazyCommand("kafkalite.cli.offsets:offsets", "Where partitions begin and end.", _CLUSTER),
     "cluster": LazyCommand(
         "kafkalite.cli.cluster_wait:cluster", "Status, wait, brokers, elect, shutdown.", _CLUSTER

@@ -1,27 +1,54 @@
-"""Completion of words that only a broker knows: topic names. Quick and silent: no answer is an answer."""
+"""Completion of what only a broker knows: names. Quick and silent: no answer is an answer."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 import click
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin import Admin
 
 _PATIENCE_MS: Final = 700
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    async def names(admin: Admin) -> list[str]:
+        return sorted(topic.name for topic in await admin.list_topics())
+
+    return _complete(ctx, incomplete, names)
+
+
+def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    async def names(admin: Admin) -> list[str]:
+        return [group.group_id for group in await admin.list_groups()]
+
+    return _complete(ctx, incomplete, names)
+
+
+def complete_transactional_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    async def names(admin: Admin) -> list[str]:
+        return sorted({each.transactional_id for each in await admin.list_transactions()})
+
+    return _complete(ctx, incomplete, names)
+
+
+def _complete(
+    ctx: click.Context, incomplete: str, names: Callable[[Admin], Awaitable[list[str]]]
+) -> list[str]:
     from kafkalite.cli.invocation import Invocation, run
 
     invocation = ctx.find_object(Invocation) or Invocation()
 
-    async def names() -> list[str]:
+    async def ask() -> list[str]:
         from kafkalite.cli import connect
 
         async with connect.admin(invocation) as admin:
-            return sorted(topic.name for topic in await admin.list_topics())
+            return await names(admin)
 
     try:
-        found = run(names, timeout_ms=_PATIENCE_MS)
+        found = run(ask, timeout_ms=_PATIENCE_MS)
     except Exception:  # a completion that fails must not disturb the line being typed
         return []
     return [name for name in found if name.startswith(incomplete)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
-from kafkalite.cli.exit_codes import TimedOutError, UsageError
+from kafkalite.cli.complete import complete_groups, complete_topics
+from kafkalite.cli.exit_codes import UsageError
+from kafkalite.cli.group_consume import GroupJob, patience_ms, timed_out
 from kafkalite.cli.invocation import Invocation, client_options
 from kafkalite.cli.output import plural
 from kafkalite.cli.positions import Span, partitions_of, spans
@@ -22,7 +23,6 @@ from kafkalite.model import Record, TopicPartition
 if TYPE_CHECKING:
     from kafkalite.client.consumer import Consumer
 
-_POLL_MS: Final = 500
 _POLL_RECORDS: Final = 10_000
 
 
@@ -57,7 +57,8 @@ Examples:
   kl consume events                 from the start, then live; Ctrl-C ends
   kl consume events -e | sort       all there is
   kl consume events -r -10:end      the last ten of each partition
-  kl consume a -e -o jsonl | kl produce b -i jsonl"""
+  kl consume a -e -o jsonl | kl produce b -i jsonl
+  kl consume orders -g billing      share the work with the others of the group"""
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option("--topic", "topic_flags", multiple=True, hidden=True)
@@ -79,6 +80,14 @@ Examples:
     metavar="N",
     help="Only this one.",
 )
+@click.option(
+    "-g",
+    "--group",
+    metavar="GROUP",
+    help="As a member of this group: read on where it is, and commit what was printed.",
+    shell_complete=complete_groups,
+)
+@click.option("--read-committed", is_flag=True, help="Leave out open and aborted transactions.")
 @click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record so.")
 @click.option(
     "-o",
@@ -100,6 +109,8 @@ def consume(
     to_text: str | None,
     from_beginning: bool,
     wanted: tuple[int, ...],
+    group: str | None,
+    read_committed: bool,
     text_format: str | None,
     output: str | OffsetRange,
 ) -> None:
@@ -122,7 +133,17 @@ def consume(
     except ValueError as problem:
         raise UsageError(str(problem)) from None
     current = invocation.current()
-    job = _Job(topics, wanted, chosen, count, current.timeout_ms, printer)
+    settings = {"isolation.level": "read_committed"} if read_committed else {}
+    job: _Job | GroupJob
+    if group is None:
+        job = _Job(topics, wanted, chosen, count, current.timeout_ms, settings, printer)
+    else:
+        if range_text or from_text or to_text or wanted:
+            raise UsageError(
+                "a group goes on where it is; leave out -r, --from, --to and -p",
+                hint=f"'kl group reset-offsets {group}' moves it",
+            )
+        job = GroupJob(topics, group, exit_at_end, count, current.timeout_ms, settings, printer)
     invocation.listen_to_clients()
     try:
         invocation.run(lambda: job.run(current))
@@ -153,6 +174,7 @@ class _Job:
     range: OffsetRange
     count: int | None
     timeout_ms: int | None
+    settings: dict[str, Any]
     printer: Printer
     printed_count: int = 0
     _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: what is still to be read
@@ -171,7 +193,7 @@ class _Job:
             for partition, span in found.items()
             if span.stop_offset is None or span.first_offset < span.stop_offset
         }
-        settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS}
+        settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS, **self.settings}
         async with connect.consumer(current, **settings) as consumer:
             await self._read(consumer, deadline)
 
@@ -185,13 +207,11 @@ class _Job:
             for partition, span in self._open.items():
                 await consumer.seek(partition, span.first_offset)
             while self._open and self.count != self.printed_count:
-                patience_ms = _POLL_MS
-                if deadline is not None:
-                    patience_ms = min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
-                    if patience_ms <= 0:
-                        self._check_whether_short()
-                        return
-                records = await consumer.get_many(_POLL_RECORDS, timeout_ms=patience_ms)
+                left_ms = patience_ms(deadline)
+                if left_ms <= 0:
+                    self._check_whether_short()
+                    return
+                records = await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)
                 output.write(self.printer.body(self._take(records)))
                 output.flush()
                 self._close_finished(consumer)
@@ -231,8 +251,4 @@ class _Job:
         """Time is up. Raises TimedOutError, but an open-ended consume has simply printed what came."""
         if self.count is None and self.range.stop is None:
             return
-        short = f" of {self.count:,}" if self.count is not None else ""
-        raise TimedOutError(
-            f"timed out after {plural(self.printed_count, 'record')}{short}",
-            hint="a longer --timeout waits longer",
-        )
+        raise timed_out(self.printed_count, self.count, self.settings)

@@ -10,6 +10,7 @@ from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
     DeliveryTimeoutError,
+    GroupIdNotFoundError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -17,6 +18,7 @@ from kafkalite.errors import (
     RequestTimedOutError,
     RequestTimeoutError,
     TopicAlreadyExistsError,
+    TransactionalIdNotFoundError,
     UnknownTopicOrPartitionError,
 )
 
@@ -37,7 +39,7 @@ MEANINGS: Final = {
     FAILED: "the operation failed",
     USAGE: "the command line or a setting is wrong",
     CANNOT_CONNECT: "no broker could be reached",
-    NOT_FOUND: "a topic, partition, record or file is not there",
+    NOT_FOUND: "a topic, partition, group, record or file is not there",
     ALREADY_EXISTS: "it exists already (0 with --if-not-exists)",
     NOT_ALLOWED: "authentication or authorization refused",
     TIMED_OUT: "timed out; also -n not reached before --timeout",
@@ -80,6 +82,8 @@ _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (ConnectionFailedError, CANNOT_CONNECT),
     (NotFoundError, NOT_FOUND),
     (UnknownTopicOrPartitionError, NOT_FOUND),
+    (GroupIdNotFoundError, NOT_FOUND),
+    (TransactionalIdNotFoundError, NOT_FOUND),
     (FileNotFoundError, NOT_FOUND),
     (TopicAlreadyExistsError, ALREADY_EXISTS),
     (ExistsAlreadyError, ALREADY_EXISTS),

@@ -17,10 +17,13 @@ from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
 from kafkalite.cli.printers import Printer, make_printer
+from kafkalite.cli.state_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.stdio import Output
 from kafkalite.cli.times import format_time
+from kafkalite.errors import CorruptBatchError, StorageError
 
 if TYPE_CHECKING:
+    from kafkalite.records.header import BatchHeader
     from kafkalite.storage.inspect import Finding, LogVerdict
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,18 +37,38 @@ _SEGMENT_COLUMNS: Final = (
     Column("time_index_bytes", "TIMEINDEX", show=human_bytes),
     Column("file", "FILE", wide=True),
 )
+
+
+def _unless_none(number: int | None) -> str:
+    """Ids, epochs and sequences: -1 is none."""
+    return "-" if number is None or number < 0 else str(number)
+
+
 _BATCH_COLUMNS: Final = (
     Column("position", "POSITION"),
     Column("base_offset", "BASE OFFSET"),
     Column("last_offset", "LAST OFFSET"),
+    Column("kind", "KIND"),
     Column("records", "RECORDS"),
     Column("bytes", "BYTES"),
     Column("codec", "CODEC"),
     Column("max_timestamp", "MAX TIMESTAMP"),
-    Column("leader_epoch", "EPOCH", wide=True),
-    Column("producer_id", "PRODUCER", wide=True),
+    Column("producer_id", "PRODUCER", show=_unless_none),
+    Column("producer_epoch", "ITS EPOCH", show=_unless_none),
+    Column("base_sequence", "SEQUENCE", show=_unless_none),
+    Column("leader_epoch", "LEADER EPOCH", wide=True, show=_unless_none),
+    Column("coordinator_epoch", "COORDINATOR EPOCH", wide=True, show=_unless_none),
     Column("crc", "CRC", wide=True),
     Column("problem", "PROBLEM", show=lambda problem: problem or ""),
+)
+_STATE_COLUMNS: Final = (
+    Column("partition", "PARTITION"),
+    Column("offset", "OFFSET"),
+    Column("timestamp", "TIMESTAMP"),
+    Column("producer_id", "PRODUCER", show=_unless_none),
+    Column("kind", "KIND"),
+    Column("key", "KEY", show=as_text),
+    Column("value", "VALUE", show=as_text),
 )
 _INDEX_COLUMNS: Final = (
     Column("kind", "INDEX"),
@@ -170,25 +193,38 @@ def _size(path: Path) -> int:
 @log.command(
     epilog="""\b
 Examples:
-  kl log dump data                                    every batch of every log
+  kl log dump data                               every batch of every log
   kl log dump data/0f…-0/00000000000000000000.log -o wide
-  kl log dump data/0f…-0 --records -o jsonl           records, as 'kl produce -i jsonl' takes them
-  kl log dump data/0f…-0 -f '%o %k %s\\n'"""
+  kl log dump data/0f…-0 --records -o jsonl      records, as 'kl produce -i jsonl' takes them
+  kl log dump data/0f…-0 -f '%o %k %s\\n'
+  kl log dump data --decode                      what coordinators of groups and transactions keep
+
+\b
+KIND: data, transactional, gap (of compaction: RECORDS counts none of its offsets);
+commit and abort end the transaction of PRODUCER in this partition."""
 )
 @_path_argument
 @click.option("--records", is_flag=True, help="The records in the batches.")
 @click.option(
     "-f", "--format", "text_format", metavar="FORMAT", help="Print each record so (as kl consume -f)."
 )
+@click.option("--decode", is_flag=True, help=f"The records of {GROUPS_TOPIC} and {TRANSACTIONS_TOPIC}, read.")
 @click.option("--no-verify", is_flag=True, help="Do not check CRCs and offsets.")
 @output_option
 @debug_option
-def dump(paths: tuple[Path, ...], records: bool, text_format: str | None, no_verify: bool) -> None:
+def dump(
+    paths: tuple[Path, ...], records: bool, text_format: str | None, decode: bool, no_verify: bool
+) -> None:
     """Print the batches of log files, or their records."""
     from kafkalite.storage import layout
 
     files = [file for path in paths for file in _files(path, (layout.LOG_SUFFIX,))]
     output = invocation.current().output
+    if decode:
+        if records or text_format is not None:
+            raise UsageError("--decode prints records its own way: leave out --records and --format")
+        print_listing(_state_rows(files), _STATE_COLUMNS, output, name_key="kind")
+        return
     if records or text_format is not None:
         try:
             printer = make_printer(output, text_format)
@@ -208,19 +244,90 @@ def _batch_rows(file: Path, *, verify: bool) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = dict.fromkeys(column.key for column in _BATCH_COLUMNS)
         row |= {"file": str(file), "position": position, "problem": problem}
         if header is not None:
+            kind, coordinator_epoch = _kind(file, position, header)
             row |= {
+                "kind": kind,
+                "coordinator_epoch": coordinator_epoch,
                 "base_offset": header.base_offset,
                 "last_offset": header.last_offset,
-                "records": header.record_count,
+                "records": header.record_count if kind in _KINDS_OF_RECORDS else 0,
                 "bytes": header.length_bytes,
                 "codec": header.codec.name.lower(),
                 "max_timestamp": format_time(header.max_timestamp_ms),
                 "max_timestamp_ms": header.max_timestamp_ms,
                 "leader_epoch": header.leader_epoch,
                 "producer_id": header.producer_id,
+                "producer_epoch": header.producer_epoch,
+                "base_sequence": header.base_sequence,
                 "crc": f"{header.crc:08x}",
             }
         yield row
+
+
+_KINDS_OF_RECORDS: Final = ("data", "transactional")
+
+
+def _kind(file: Path, position: int, header: BatchHeader) -> tuple[str, int | None]:
+    """data, transactional, commit, abort or gap; and of a marker its coordinator's epoch."""
+    from kafkalite.records.control import parse_marker
+    from kafkalite.records.gaps import is_gap
+
+    if not header.is_control:
+        return ("transactional" if header.is_transactional else "data"), None
+    if is_gap(header):
+        return "gap", None
+    try:
+        marker = parse_marker(_bytes_at(file, position, header))
+    except CorruptBatchError:
+        return "control", None
+    return ("commit" if marker.is_commit else "abort"), marker.coordinator_epoch
+
+
+def _bytes_at(file: Path, position: int, header: BatchHeader) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(position)
+        return stream.read(header.length_bytes)
+
+
+def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The records of coordinators in ``files``, and the ends of transactions among them."""
+    from kafkalite.coordination import StateRecord
+    from kafkalite.records.batch import RecordBatch
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import iter_batches
+
+    is_any = False
+    for file in files:
+        topic, partition = _home(file.parent)
+        if topic not in (GROUPS_TOPIC, TRANSACTIONS_TOPIC):
+            continue
+        is_any = True
+        for position, header, problem in iter_batches(RealFileSystem(), str(file)):
+            if problem is not None or header is None:
+                invocation.say(f"{file}: position {position}: {problem}")
+                continue
+            place = {"topic": topic, "partition": partition, "producer_id": header.producer_id}
+            kind, _ = _kind(file, position, header)
+            if kind not in _KINDS_OF_RECORDS:
+                if kind != "gap":
+                    time = format_time(header.max_timestamp_ms)
+                    row = {"offset": header.base_offset, "timestamp": time, "kind": kind}
+                    yield place | row | {"key": {}, "value": {}}
+                continue
+            batch = RecordBatch(_bytes_at(file, position, header), check_crc=False)
+            for record in batch.records(topic, partition):
+                row = {"offset": record.offset, "timestamp": format_time(record.timestamp_ms)}
+                try:
+                    entry = read_record(topic, StateRecord(record.key or b"", record.value))
+                except StorageError as error:
+                    invocation.say(f"{file}: offset {record.offset}: {error.message}")
+                    continue
+                yield place | row | entry._asdict()
+    if not is_any:
+        raise NotFoundError(
+            f"no log of {GROUPS_TOPIC} or {TRANSACTIONS_TOPIC} there",
+            hint="--decode reads what coordinators keep; --records prints the records of other topics",
+        )
 
 
 def _dump_records(files: Iterable[Path], printer: Printer) -> None:
@@ -237,6 +344,8 @@ def _dump_records(files: Iterable[Path], printer: Printer) -> None:
             for position, header, problem in iter_batches(RealFileSystem(), str(file)):
                 if problem is not None or header is None:
                     invocation.say(f"{file}: position {position}: {problem}")
+                    continue
+                if header.is_control:
                     continue
                 stream.seek(position)
                 batch = RecordBatch(stream.read(header.length_bytes), check_crc=False)

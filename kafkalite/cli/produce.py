@@ -20,14 +20,16 @@ from kafkalite.cli.invocation import Invocation, client_options
 from kafkalite.cli.output import plural
 from kafkalite.cli.stdio import file_chunks
 from kafkalite.cli.times import parse_time
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import KafkaliteError, RequestTimeoutError
 from kafkalite.model import Headers
+from kafkalite.rng import system_rng
 
 if TYPE_CHECKING:
     from kafkalite.cli.progress import Progress
     from kafkalite.client.producer import Producer
 
 _BLOCK_RECORDS: Final = 10_000
+_IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit is on its way
 _BURSTS_PER_SECOND: Final = 20  # how finely --rate spreads records
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -59,6 +61,7 @@ Examples:
   kl produce logs access.log error.log --progress
   kl produce users -K : <<< 'alice:{"age":30}'
   kl consume a -e -o jsonl | kl produce b -i jsonl      copies a topic exactly
+  kl produce orders --txn < orders.txt                  all of the file, or nothing
   kl produce photos -i raw -k cat.jpg cat.jpg           the whole file is one value
 
 \b
@@ -95,6 +98,14 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
     help="Codec.  [default: none]",
 )
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), help="What to wait for.  [default: all]")
+@click.option(
+    "--txn",
+    "transactional_id",
+    is_flag=False,
+    flag_value="",
+    metavar="[ID]",
+    help="All in one transaction: every record, or none. ID fences an earlier run under it.",
+)
 @click.option("--rate", type=parse_rate, metavar="N/s", help="At most so many records a second.")
 @click.option("--progress", is_flag=True, help="A progress bar, when stderr is a terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
@@ -113,6 +124,7 @@ def produce(
     empty_is_null: bool,
     compression: str | None,
     acks: str | None,
+    transactional_id: str | None,
     rate: float | None,
     progress: bool,
     quiet: bool,
@@ -142,6 +154,8 @@ def produce(
     if not files and not quiet and sys.stdin.isatty():
         invocation.say("type a record a line; Ctrl-D ends")
     settings = {"compression.type": compression, "acks": acks}
+    if transactional_id is not None:
+        settings["transactional.id"] = transactional_id or f"kl-{system_rng().randbytes(8).hex()}"
     started = time.monotonic()
     try:
         invocation.run_command(lambda: job.run(current, {k: v for k, v in settings.items() if v is not None}))
@@ -151,6 +165,13 @@ def produce(
         raise
     if not quiet:
         job.summarize(time.monotonic() - started)
+
+
+def _of_transaction(error: BaseException) -> KafkaliteError:
+    cause = error.message if isinstance(error, KafkaliteError) else str(error)
+    return KafkaliteError(
+        f"the transaction was aborted, and nobody reads any of it: {cause}", hint=getattr(error, "hint", "")
+    )
 
 
 def _as_bytes(text: str | None) -> bytes | None:
@@ -167,6 +188,7 @@ class _Job:
     dry_run: bool
     sent_count: int = 0
     failed_count: int = 0
+    fate: str = "acknowledged"  #: of what was sent
     topics: set[str] = field(default_factory=set)
 
     async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
@@ -177,14 +199,37 @@ class _Job:
                     self._count(blocks)
                 return
             async with connect.producer(current, **settings) as producer:
-                await self._send_all(producer, bar)
+                if "transactional.id" not in settings:
+                    await self._send_all(producer, bar)
+                    return
+                await self._send_in_transaction(producer, bar)
         except IntakeError as problem:
-            before = (
-                f"the {plural(self.sent_count, 'record')} before it went through" if self.sent_count else ""
-            )
-            raise KafkaliteError(str(problem), hint=before) from None
+            if self.fate == "aborted":
+                hint = "the transaction was aborted: nothing of it can be read"
+            else:
+                sent = plural(self.sent_count, "record")
+                hint = f"the {sent} before it went through" if self.sent_count else ""
+            raise KafkaliteError(str(problem), hint=hint) from None
         finally:
             bar.close()
+
+    async def _send_in_transaction(self, producer: Producer, bar: Progress) -> None:
+        """All records or none: what was sent before a failure is aborted."""
+        self.fate = "aborted"
+        try:
+            async with producer.transaction():
+                await self._send_all(producer, bar)
+                self.fate = _IN_DOUBT
+        except RequestTimeoutError as error:
+            if self.fate != _IN_DOUBT:
+                raise
+            name = producer.config.transactional_id
+            raise RequestTimeoutError(
+                error.message, hint=f"whether it was committed is not known: 'kl txn describe {name}' tells"
+            ) from error
+        except PartialFailureError as failure:
+            raise _of_transaction(failure.__cause__ or failure) from failure
+        self.fate = "committed"
 
     async def _send_all(self, producer: Producer, bar: Progress) -> None:
         import asyncio
@@ -225,8 +270,9 @@ class _Job:
         first = failures[0]
         if self.sent_count == 0 or not isinstance(first, KafkaliteError):
             raise first
+        sent = plural(self.sent_count, "record")
         raise PartialFailureError(
-            f"{self.sent_count:,} records acknowledged, then {self.failed_count:,} were not: {first.message}",
+            f"{sent} acknowledged, then {self.failed_count:,} not: {first.message}",
             hint=first.hint,
         ) from first
 
@@ -266,6 +312,11 @@ class _Job:
 
     def summarize(self, seconds: float) -> None:
         where = ", ".join(sorted(self.topics)) or self.wishes.topic or "nowhere"
-        verb = "would go" if self.dry_run else "acknowledged"
+        verb = "would go" if self.dry_run else self.fate
+        if verb == "aborted":
+            invocation.say(
+                f"{plural(self.sent_count, 'record')} sent to {where} and aborted: nobody reads them"
+            )
+            return
         rate = f", {self.sent_count / seconds:,.0f}/s" if seconds > 0.5 and self.sent_count > 1 else ""
         invocation.say(f"{plural(self.sent_count, 'record')} {verb} to {where} in {seconds:.2f} s{rate}")

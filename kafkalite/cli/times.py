@@ -82,6 +82,19 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
     return round(moment.timestamp() * 1000)
 
 
+def format_duration(duration_ms: int) -> str:
+    """Milliseconds, in the two largest units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
+    if duration_ms < 1000:
+        return f"{duration_ms} ms"
+    if duration_ms < 60_000:
+        return f"{duration_ms / 1000:.1f} s"
+    seconds = duration_ms // 1000
+    for unit_s, small_s, unit, small in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s}{unit}{seconds % unit_s // small_s}{small}"
+    raise AssertionError("a minute or more has a unit")
+
+
 def format_time(timestamp_ms: int) -> str:
     """Milliseconds since the epoch -> RFC 3339 in UTC; ``-`` for no timestamp or one outside the calendar."""
     if timestamp_ms < 0:

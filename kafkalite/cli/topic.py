@@ -141,9 +141,10 @@ def create(
 
 
 @topic.command("list")
+@click.option("--internal", is_flag=True, help="Also the brokers' own: __consumer_offsets and its like.")
 @client_options
 @output_option
-def list_topics() -> None:
+def list_topics(internal: bool) -> None:
     """List topics."""
     current = invocation.current()
 
@@ -160,7 +161,7 @@ def list_topics() -> None:
                     "size_bytes": sizes.get(each.name, 0),
                     "topic_id": each.topic_id,
                 }
-                for each in sorted(await admin.list_topics(), key=lambda each: each.name)
+                for each in sorted(await admin.list_topics(internal=internal), key=lambda each: each.name)
             ]
 
     rows = invocation.run_command(main)
@@ -217,8 +218,8 @@ def describe(
             async def act(name: str) -> None:
                 documents.append(await description(admin, client, name, all_configs=all_configs))
 
-            everything = [each.name for each in await admin.list_topics()] if wishes and not wanted else []
-            await _each(tuple(sorted(everything)) or wanted, act)
+            listed = await admin.list_topics(internal=True) if wishes and not wanted else []
+            await _each(tuple(sorted(each.name for each in listed)) or wanted, act)
 
     try:
         invocation.run_command(main)

@@ -29,7 +29,7 @@ from kafkalite.client.pending_batch import (
     RECORD_OVERHEAD_BYTES,
     PendingBatch,
 )
-from kafkalite.client.retry import Backoff
+from kafkalite.client.retry import CONCURRENT_BACKOFF, Backoff
 from kafkalite.errors import DeliveryTimeoutError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -50,6 +50,7 @@ class Limits:
     backoff: Backoff
     is_idempotent: bool = False
     max_in_flight: int = MAX_WINDOW
+    is_transactional: bool = False  #: then idempotent too
 
     @property
     def window_size(self) -> int:
@@ -103,7 +104,10 @@ class Accumulator:
         self.ready: dict[PartitionQueue, None] = {}
         #: For partitions that have none yet. Until there is one nothing leaves; see ``needs_producer_id``.
         self.producer_id = NO_PRODUCER_ID
-        self.needs_producer_id = limits.is_idempotent
+        self.needs_producer_id = limits.is_idempotent and not limits.is_transactional
+        #: (producer id, epoch) of the open transaction. Of a transactional producer nothing leaves without.
+        self._transaction: tuple[int, int] | None = None
+        self._joined: list[PartitionQueue] = []  # those under that identity
         self._window_size = limits.window_size
         self._is_idempotent = limits.is_idempotent
         self._retrying: dict[PartitionQueue, None] = {}
@@ -200,7 +204,7 @@ class Accumulator:
         self.incomplete[batch] = None
         shipment = Shipment(queue, [batch], size_bytes)
         queue.depart(shipment, node_id)
-        shipment.encoded = build_single(value, key, timestamp_ms, shipment.producer)
+        shipment.encoded = build_single(value, key, timestamp_ms, shipment.producer, queue.is_transactional)
         return shipment
 
     def has_room(self, size_bytes: int) -> bool:
@@ -291,6 +295,39 @@ class Accumulator:
         for batch in aborted:
             self._drop(batch, error, now_ms)
         return aborted
+
+    @property
+    def any_in_flight(self) -> bool:
+        """Whether an answer is awaited from anybody."""
+        return any(queue.any_in_flight for queue in self._joined or self._queues.values())
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
+        """From here all that comes in leaves under this identity, each partition from sequence 0."""
+        assert not self.incomplete and not self._joined, "the transaction before has ended"
+        self._transaction = producer_id, producer_epoch
+
+    def end_transaction(self, error: Exception) -> list[PendingBatch]:
+        """Let go of the identity: what is incomplete fails with ``error``, and is returned.
+
+        Answers of what is in flight count for nothing any more.
+        """
+        for queue in self._queues.values() if self.incomplete else self._joined:
+            if queue.open is not None:
+                queue.open.close()
+                queue.open = None
+            queue.closed.clear()
+            queue.leave_transaction()
+        ended = list(self.incomplete)
+        for batch in ended:
+            self._fail(batch, error)
+        self._lingering.clear()
+        self._retrying.clear()
+        self.ready.clear()
+        self._joined.clear()
+        self._transaction = None
+        return ended
 
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
         """Fail ``batch`` wherever it stands.
@@ -386,6 +423,12 @@ class Accumulator:
             return True
         if queue.window:
             return queue.producer_id != NO_PRODUCER_ID  # what has left goes again as what it was
+        if self.limits.is_transactional:
+            if self._transaction is None or queue.needs_producer_id:
+                return False
+            queue.join_transaction(*self._transaction)
+            self._joined.append(queue)
+            return True
         if self.producer_id in {NO_PRODUCER_ID, queue.producer_id}:
             self.producer_id = NO_PRODUCER_ID
             self.needs_producer_id = True
@@ -448,6 +491,8 @@ class Accumulator:
 
         Returns the batches that are done by this.
         """
+        if not shipment.in_flight:
+            return []  # its transaction has ended
         offset = base_offset
         finished = []
         for batch in shipment.batches:
@@ -468,6 +513,8 @@ class Accumulator:
 
         Returns the batches that failed for good by this; none when the shipment will be retried or split.
         """
+        if not shipment.in_flight:
+            return []  # its transaction has ended
         queue = shipment.queue
         live = [batch for batch in shipment.batches if not batch.done]
         fate = queue.judge(shipment, error, self.limits.retries, has_left=has_left)
@@ -509,7 +556,10 @@ class Accumulator:
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
         """Let the window go again after the backoff of its worst; at once if none failed by itself."""
         failures = max(shipment.failures for shipment in queue.window)
+        collisions = max(shipment.collisions for shipment in queue.window)
         pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
+        if collisions and not failures:
+            pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, chance)
         queue.retry_at_ms = now_ms + pause_ms
         self._retrying[queue] = None
         if not pause_ms:

@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal
 
-from kafkalite.client.cluster import ClusterClient
-from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
+from kafkalite.client.admin_connection import error_of, raise_first, told
+from kafkalite.client.group_admin import GroupAdmin
 from kafkalite.client.offsets import check_partitions, list_offsets, offsets_for_times
+from kafkalite.client.txn_admin import TransactionAdmin
 from kafkalite.errors import (
     BrokerError,
-    ClientClosedError,
     ConnectionFailedError,
     ElectionNotNeededError,
-    broker_error,
 )
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_OFFSET, OffsetAndTimestamp, TopicPartition
 from kafkalite.protocol.messages import admin as messages
@@ -30,11 +28,8 @@ from kafkalite.protocol.messages.metadata import (
     MetadataRequest,
     TopicMetadata,
 )
-from kafkalite.rng import Rng
 
 BROKER_DEFAULT = -1  #: as a number of partitions or replicas: the broker's own setting
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +143,7 @@ class LogDescription:
     offline_reason: str | None
 
 
-class Admin:
+class Admin(GroupAdmin, TransactionAdmin):
     """Looks after a cluster.
 
     ::
@@ -159,54 +154,6 @@ class Admin:
     Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the
     first error, with a note on how many failed; ``return_exceptions=True`` has errors returned as results.
     """
-
-    def __init__(
-        self,
-        bootstrap_servers: BootstrapServers | None = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-        rng: Rng | None = None,
-        **settings: Unpack[CommonSettings],
-    ) -> None:
-        self.config = admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
-        self._cluster = ClusterClient(self.config, rng=rng)
-        self._state = "new"
-
-    def __repr__(self) -> str:
-        return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
-
-    async def start(self) -> Self:
-        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
-        if self._state != "new":
-            raise ClientClosedError(f"an admin starts once; this one is {self._state}")
-        self._state = "closed"
-        await self._cluster.start()
-        self._state = "open"
-        return self
-
-    async def close(self) -> None:
-        """Close the connections. May be called twice."""
-        self._state = "closed"
-        await self._cluster.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _call(self, request: Any, *, node_id: int | None = None) -> Any:
-        if self._state != "open":
-            raise ClientClosedError(
-                f"the admin is {self._state}", hint="open it with 'async with' or start()"
-            )
-        return (await self._cluster.call(request, node_id=node_id)).message
-
-    @property
-    def _timeout_ms(self) -> int:
-        return self.config.request_timeout_ms
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -248,18 +195,18 @@ class Admin:
         answer = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
         results: dict[str, CreatedTopic | BrokerError] = {}
         for topic in answer.topics:
-            results[topic.name] = _error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
+            results[topic.name] = error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
                 topic.name, topic.topic_id, topic.num_partitions, topic.replication_factor
             )
-        return _told(results, return_exceptions)
+        return told(results, return_exceptions)
 
     async def delete_topics(
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
         """Delete topics and all their records; {name: None}. Raises UnknownTopicOrPartitionError."""
         answer = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
-        results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
-        return _told(results, return_exceptions)
+        results = {topic.name: error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
+        return told(results, return_exceptions)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
         """Every topic; internal ones only when asked for."""
@@ -271,7 +218,7 @@ class Admin:
         answer = await self._call(MetadataRequest(list(names), False))
         described = {}
         for topic in answer.topics:
-            error = _error_of(topic, f"topic {topic.name!r}")
+            error = error_of(topic, f"topic {topic.name!r}")
             if error is not None:
                 raise error
             described[topic.name] = _description(topic)
@@ -287,7 +234,7 @@ class Admin:
         request = messages.CreatePartitionsRequest(
             self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
         )
-        _raise_first((await self._call(request)).topics, f"topic {name!r}")
+        raise_first((await self._call(request)).topics, f"topic {name!r}")
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -297,7 +244,7 @@ class Admin:
         """Every setting of a topic, or of a broker (its node id), by name."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
         resources = (await self._call(request)).resources
-        _raise_first(resources, f"{resource_type} {name!r}")
+        raise_first(resources, f"{resource_type} {name!r}")
         return {
             entry.name: ConfigValue(
                 entry.name, entry.value, entry.source, entry.read_only, entry.documentation
@@ -321,7 +268,7 @@ class Admin:
                 for key, value in changes.items()
             ],
         )
-        _raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
+        raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
 
     # --- records and offsets -------------------------------------------------------------------
 
@@ -359,8 +306,8 @@ class Admin:
             )
             for deleted in answer.partitions:
                 tp = TopicPartition(deleted.topic, deleted.partition)
-                results[tp] = _error_of(deleted, str(tp)) or deleted.log_start_offset
-        return _told(results, return_exceptions)
+                results[tp] = error_of(deleted, str(tp)) or deleted.log_start_offset
+        return told(results, return_exceptions)
 
     # --- cluster -------------------------------------------------------------------------------
 
@@ -423,10 +370,10 @@ class Admin:
         results: dict[TopicPartition, int | BrokerError] = {}
         for elected in answer.partitions:
             tp = TopicPartition(elected.topic, elected.partition)
-            error = _error_of(elected, str(tp))
+            error = error_of(elected, str(tp))
             is_led_already = isinstance(error, ElectionNotNeededError)
             results[tp] = elected.leader_id if error is None or is_led_already else error
-        return _told(results, return_exceptions)
+        return told(results, return_exceptions)
 
     async def controlled_shutdown(self, node_id: int) -> None:
         """Have a broker hand over what it leads, and stop. Returns when it has begun to."""
@@ -452,35 +399,6 @@ class Admin:
             for node_id, answer in zip(nodes, answers, strict=True)
             for log in answer.partitions
         ]
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise ClientClosedError(
-                f"the admin is {self._state}", hint="open it with 'async with' or start()"
-            )
-
-
-def _error_of(result: Any, what: str) -> BrokerError | None:
-    if result.error_code == 0:
-        return None
-    return broker_error(result.error_code, f"{what}: {result.error_message or 'failed'}")
-
-
-def _raise_first(results: Iterable[Any], what: str) -> None:
-    for result in results:
-        error = _error_of(result, what)
-        if error is not None:
-            raise error
-
-
-def _told(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """The results, or the first error with a note on the others."""
-    errors = [result for result in results.values() if isinstance(result, BrokerError)]
-    if errors and not return_exceptions:
-        if len(results) > 1:
-            errors[0].add_note(f"{len(errors)} of {len(results)} failed")
-        raise errors[0]
-    return results
 
 
 def _description(topic: TopicMetadata) -> TopicDescription:

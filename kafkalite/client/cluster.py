@@ -1,8 +1,9 @@
 """The client's way to the brokers: bootstrap, metadata that stays fresh, one connection per broker and lane.
 
 A *lane* is a connection of its own to the same broker. Answers come in the order of requests, so a long poll
-on one lane would hold up everything behind it: the consumer fetches on ``FETCH_LANE``, all else goes on
-``MAIN_LANE``.
+on one lane would hold up everything behind it: the consumer fetches on ``FETCH_LANE`` and tells its group
+that it lives on ``HEARTBEAT_LANE``; an abort that must not wait for what is under way goes on ``ABORT_LANE``;
+all else goes on ``MAIN_LANE``.
 
 Every wait here is bounded by a deadline of the caller or by the client's closing; every pause by a backoff.
 """
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 MAIN_LANE: Final = 0
 FETCH_LANE: Final = 1
+HEARTBEAT_LANE: Final = 2
+ABORT_LANE: Final = 3
 
 # While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
 # much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
@@ -82,7 +85,8 @@ class ClusterClient:
         self.metadata = MetadataCache()
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
-        self.long_poll_ms = 0  #: how long an answer on FETCH_LANE may take by itself
+        #: By lane, how long an answer there may take by itself.
+        self.long_poll_ms: dict[int, int] = {}
         #: Topics whose metadata is kept fresh; None is all of them.
         self.topics: set[str] | None = set()
         self.last_error: KafkaliteError | None = None
@@ -266,8 +270,7 @@ class ClusterClient:
         connection.on_lost = self._on_lost
         connection.on_writable = self._notify
         connection.on_slow = self._on_slow
-        if link.lane == FETCH_LANE:
-            connection.extra_patience_s = self.long_poll_ms / 1000
+        connection.extra_patience_s = self.long_poll_ms.get(link.lane, 0) / 1000
 
     def _on_slow(self, connection: Connection) -> None:
         logger.info("slow answers: %r", connection)
@@ -370,11 +373,11 @@ class ClusterClient:
             topics=None if topics is None else sorted(topics),
             allow_auto_topic_creation=self.allow_auto_topic_creation,
         )
-        answer = await self._ask_anybody(request)
+        answer = await self.ask_anybody(request)
         self.metadata.update(answer.message, complete=topics is None)
         self._adopt_bootstrap()
 
-    async def _ask_anybody(self, request: Any) -> Answer:
+    async def ask_anybody(self, request: Any) -> Answer:
         """The answer of the first broker that gives one in good time. A single broker has all the time."""
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
@@ -426,7 +429,7 @@ class ClusterClient:
                     error = dial.exception()
                     if error is None:
                         if self._bootstrap is not None:
-                            self._bootstrap.close()  # it does not answer
+                            self._bootstrap.give_up()  # it does not answer
                         self._bootstrap = dial.result()
                         self._bootstrap.on_lost = self._on_lost
                         return self._bootstrap
@@ -492,7 +495,7 @@ class ClusterClient:
                 return count
             fatal = self.metadata.fatal_error(topic)
             if fatal is not None:
-                raise broker_error(*fatal)
+                raise broker_error(*fatal, about=f"topic {topic!r}")
             self.request_refresh()
             if not await self.changed(deadline_ms):
                 raise self.topic_error(topic)
@@ -501,7 +504,7 @@ class ClusterClient:
         """Why ``topic`` still can't be used: its own error, or why no metadata came."""
         error = self.metadata.errors.get(topic)
         if error is not None:
-            return broker_error(error[0], error[1] or f"topic {topic!r} does not exist")
+            return broker_error(*error, about=f"topic {topic!r}")
         if self.last_error is not None:
             return self.last_error
         return RequestTimeoutError(f"no metadata of topic {topic!r} came in time")

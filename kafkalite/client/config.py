@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from kafkalite.errors import ConfigError
-from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MIB
+from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MAX_TRANSACTIONAL_ID_LENGTH, MIB
 from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import Option, OptionRegistry
 from kafkalite.records.header import Codec
@@ -126,6 +126,22 @@ PRODUCER_OPTIONS: Final = OptionRegistry(
             "Unset it is on with acks=all and retries above 0.",
         ),
         Option(
+            "transactional.id",
+            "string",
+            None,
+            "Who this producer is to the coordinator of its transactions, across restarts. A new producer of "
+            "the same id ends the open transaction of the one before it and shuts it out.",
+        ),
+        Option(
+            "transaction.timeout.ms",
+            "int",
+            60_000,
+            "A transaction open for longer is aborted by its coordinator, and its producer shut out. At most "
+            "transaction.max.timeout.ms of the brokers.",
+            minimum=1,
+            maximum=_MAX_INT,
+        ),
+        Option(
             "max.in.flight.requests.per.connection",
             "int",
             5,
@@ -206,6 +222,55 @@ CONSUMER_OPTIONS: Final = OptionRegistry(
             True,
             "Whether subscribing to an unknown topic may create it; the broker must allow it too.",
         ),
+        Option(
+            "group.id",
+            "string",
+            None,
+            "The consumer group: its members share the partitions, and it remembers how far they are.",
+        ),
+        Option(
+            "group.instance.id",
+            "string",
+            None,
+            "A name of this member that outlives its process: back within the session timeout, it has its "
+            "partitions again and nobody else moved.",
+        ),
+        Option(
+            "group.remote.assignor",
+            "string",
+            None,
+            "How partitions are shared out: uniform or range. Unset is the broker's first choice.",
+        ),
+        Option(
+            "enable.auto.commit",
+            "bool",
+            True,
+            "Whether a member of a group commits by itself what it is done with.",
+        ),
+        Option(
+            "auto.commit.interval.ms",
+            "int",
+            5_000,
+            "How often it does; besides at every rebalance and when it closes.",
+            minimum=0,
+            maximum=_MAX_INT,
+        ),
+        Option(
+            "max.poll.interval.ms",
+            "int",
+            300_000,
+            "A member that does not ask for records for so long leaves its group, for it seems to hang.",
+            minimum=1,
+            maximum=_MAX_INT,
+        ),
+        Option(
+            "processing.guarantee",
+            "string",
+            "at_least_once",
+            "What auto-commit does: at_least_once commits what the user came back after, at_most_once what "
+            "is about to be given.",
+            choices=("at_least_once", "at_most_once"),
+        ),
     )
 )
 
@@ -231,6 +296,8 @@ class ProducerSettings(CommonSettings, total=False):
 
     acks: int | Literal["0", "1", "all", "-1"]
     enable_idempotence: bool
+    transactional_id: str
+    transaction_timeout_ms: int
     linger_ms: int
     batch_size: int
     batch_max_messages: int
@@ -256,6 +323,13 @@ class ConsumerSettings(CommonSettings, total=False):
     check_crcs: bool
     isolation_level: Literal["read_uncommitted", "read_committed"]
     allow_auto_create_topics: bool
+    group_id: str | None
+    group_instance_id: str | None
+    group_remote_assignor: Literal["uniform", "range"] | None
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    max_poll_interval_ms: int
+    processing_guarantee: Literal["at_least_once", "at_most_once"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,10 +350,14 @@ class CommonConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(CommonConfig):
-    """Invariant: batch_size <= max_request_size <= buffer_memory, and linger_ms <= delivery_timeout_ms."""
+    """Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms <= delivery_timeout_ms; with a
+    transactional_id, enable_idempotence and acks=all.
+    """
 
     acks: Acks
     enable_idempotence: bool
+    transactional_id: str | None
+    transaction_timeout_ms: int
     linger_ms: int
     batch_size: int
     batch_max_messages: int
@@ -296,6 +374,8 @@ class ProducerConfig(CommonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(CommonConfig):
+    """Invariant: an instance id and at_most_once have a group; at_most_once commits automatically."""
+
     auto_offset_reset: str
     fetch_min_bytes: int
     fetch_max_wait_ms: int
@@ -305,6 +385,17 @@ class ConsumerConfig(CommonConfig):
     check_crcs: bool
     isolation_level: IsolationLevel
     allow_auto_create_topics: bool
+    group_id: str | None
+    group_instance_id: str | None
+    group_remote_assignor: str | None
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    max_poll_interval_ms: int
+    processing_guarantee: str
+
+    @property
+    def is_at_most_once(self) -> bool:
+        return self.processing_guarantee == "at_most_once"
 
 
 BootstrapServers = str | Sequence[str]
@@ -348,24 +439,61 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
 def _idempotence(values: Mapping[str, Any], source: str) -> bool:
     """Whether to be idempotent, as Kafka decides: by default if the other settings allow it."""
     asked: bool | None = values["enable_idempotence"]
+    because = "enable.idempotence=true"
+    if values["transactional_id"] is not None:
+        _check_transactional_id(values["transactional_id"], source)
+        because = "transactional.id"
+        if asked is False:
+            raise ConfigError(
+                key="enable.idempotence", value=asked, allowed=f"true with {because}", source=source
+            )
+        asked = True
     for key, value, is_fit, allowed in (
         ("acks", int(values["acks"]), values["acks"] is Acks.ALL, "all"),
         ("retries", values["retries"], values["retries"] > 0, "1 or more"),
     ):
         if not is_fit:
             if asked:
-                raise ConfigError(
-                    key=key, value=value, allowed=f"{allowed} with enable.idempotence=true", source=source
-                )
+                raise ConfigError(key=key, value=value, allowed=f"{allowed} with {because}", source=source)
             return False
     return True if asked is None else asked
 
 
+def _check_transactional_id(transactional_id: str, source: str) -> None:
+    if not 1 <= len(transactional_id) <= MAX_TRANSACTIONAL_ID_LENGTH:
+        raise ConfigError(
+            key="transactional.id",
+            value=transactional_id[:50],
+            allowed=f"a name of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters",
+            source=source,
+        )
+
+
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:
-    """Settings in either spelling -> a config. Raises ConfigError."""
+    """Settings in either spelling -> a config. Raises ConfigError, also where two settings contradict."""
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
-    return ConsumerConfig(**values)
+    config = ConsumerConfig(**values)
+    if config.group_id == "":
+        raise ConfigError(key="group.id", value="", allowed="a name, or unset for no group", source=source)
+    if config.is_at_most_once and not config.enable_auto_commit:
+        raise ConfigError(
+            key="enable.auto.commit",
+            value=False,
+            allowed="true with processing.guarantee=at_most_once, which commits before it gives records",
+            source=source,
+        )
+    for key in ("group.instance.id", "group.remote.assignor"):
+        if config.group_id is None and getattr(config, key.replace(".", "_")) is not None:
+            raise ConfigError(key="group.id", value=None, allowed=f"set with {key}", source=source)
+    if config.group_id is None and config.is_at_most_once:
+        raise ConfigError(
+            key="group.id",
+            value=None,
+            allowed="set with processing.guarantee=at_most_once, for a group remembers what was given",
+            source=source,
+        )
+    return config
 
 
 def merged(config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:

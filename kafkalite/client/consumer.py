@@ -1,8 +1,8 @@
-"""Consumer: records out, in the order of their offsets, from partitions one names.
+"""Consumer: records out, in the order of their offsets, from partitions one names or a group hands out.
 
-``fetch_state`` decides what to fetch and what comes next; here the network is driven and the user waits.
-Nothing is fetched before somebody asks for records; then fetching runs ahead of the user as far as the
-options allow.
+``fetch_state`` decides what to fetch and what comes next, ``fetcher`` drives the network, ``group_session``
+the membership in a group; here the user waits. Nothing is fetched before somebody asks for records; then
+fetching runs ahead of the user as far as the options allow.
 """
 
 from __future__ import annotations
@@ -11,61 +11,62 @@ import asyncio
 import re
 import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from kafkalite.client import offsets
-from kafkalite.client.cluster import FETCH_LANE, ClusterClient
+from kafkalite.client.cluster import ClusterClient
 from kafkalite.client.config import BootstrapServers, ConsumerSettings, consumer_config, merged
-from kafkalite.client.connection import Connection
-from kafkalite.client.delivery import wake
-from kafkalite.client.fetch_state import (
-    Asked,
-    FetchedBatch,
-    FetchLimits,
-    FetchPlan,
-    FetchState,
-    PartitionState,
-)
-from kafkalite.client.retry import Backoff
+from kafkalite.client.fetch_state import FetchedBatch, RecordCursor
+from kafkalite.client.fetcher import FOREVER_MS, Fetcher
+from kafkalite.client.positions import PositionCalls
+from kafkalite.client.progress import Progress, committable_offsets
+from kafkalite.client.rebalance import RebalanceListener
 from kafkalite.client.subscription import Subscription
 from kafkalite.errors import ClientClosedError, ClientError, KafkaliteError
-from kafkalite.model import EARLIEST, LATEST, OffsetAndTimestamp, Record, TopicPartition
-from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
+from kafkalite.model import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    Record,
+    TopicPartition,
+)
 from kafkalite.rng import Rng
 
 if TYPE_CHECKING:
     import pyarrow
 
-_FOREVER_MS: Final = 2**53
+    from kafkalite.client.group_session import GroupSession
+
+Committable = Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata] | None
+"""What ``commit`` takes: a record or several (done with), offsets to go on at, or None for all given."""
 
 
-class _Fetch:
-    """A fetch in flight. One per broker."""
+# How long the opening waits for the first partitions of a group's member.
+_FIRST_TURN_MS: Final = 300
 
-    __slots__ = ("connection", "plan", "waits_until_ms")
-
-    def __init__(self, plan: FetchPlan, connection: Connection, now_ms: int) -> None:
-        self.plan = plan
-        self.connection = connection
-        self.waits_until_ms = now_ms + plan.max_wait_ms
+# Iteration gives so many records of a batch before the event loop has its turn.
+_RECORDS_IN_A_ROW: Final = 128
 
 
-class Consumer:
-    """Reads records, without a group: it commits nothing, and nobody else decides what it reads.
+class Consumer(PositionCalls):
+    """Reads records.
 
     ::
 
-        async with Consumer("orders", bootstrap_servers="localhost:9092") as consumer:
+        async with Consumer("orders", group_id="billing", bootstrap_servers="localhost:9092") as consumer:
             async for record in consumer:
                 print(record.address, record.key, record.value)
 
     ``topics`` (or ``pattern``, a regular expression that a topic's whole name must match) subscribe to all
-    their partitions, those added later included. ``assign`` names partitions instead. A partition without a
-    position starts where ``auto_offset_reset`` says as of the opening; one that appears later starts at its
-    beginning, so that ``latest`` skips nothing that is new. Settings are those of
-    ``config.CONSUMER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
+    their partitions, those added later included. With ``group_id`` the members of the group share them, and
+    the group remembers how far it is; ``listener`` hears of partitions that come and go. Without, this
+    consumer reads all of them, and nobody remembers. ``assign`` names partitions instead.
+
+    A partition without a position starts at the group's offset, else where ``auto_offset_reset`` says as of
+    the opening; one that appears later starts at its beginning, so that ``latest`` skips nothing that is new.
+    Settings are those of ``config.CONSUMER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
+
+    For one task at a time: asking for records says that the user is done with those given before.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Consumer:
         *topics: str,
         bootstrap_servers: BootstrapServers | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
         config: Mapping[str, Any] | None = None,
         rng: Rng | None = None,
         **settings: Unpack[ConsumerSettings],
@@ -84,23 +86,32 @@ class Consumer:
             on_change=self._on_cluster_change,
             rng=rng,
         )
-        self._cluster.long_poll_ms = self.config.fetch_max_wait_ms
-        self._fetches: dict[int, _Fetch] = {}
-        self._checking: set[int] = set()  # nodes with a question about epochs in flight
-        self._state = FetchState(_limits(self.config))
+        self._fetcher = Fetcher(self._cluster, self.config)
+        self._state = self._fetcher.state
+        self._progress = Progress(self._state, is_at_most_once=self.config.is_at_most_once)
+        self._group: GroupSession | None = None
         self._life = "new"
         self._subscription: Subscription | None = None
-        self._waiters: list[asyncio.Future[None]] = []
         self._deferred_error: KafkaliteError | None = None
-        self._retry_timer: asyncio.TimerHandle | None = None
+        self._finding = None
+        if self.config.group_id is not None:
+            from kafkalite.client.group_session import GroupSession
+
+            self._group = GroupSession(self._cluster, self.config, self._progress, self._fetcher.wake)
         if topics or pattern is not None:
-            self.subscribe(*topics, pattern=pattern)
+            self.subscribe(*topics, pattern=pattern, listener=listener)
+        elif listener is not None:
+            raise ClientError("a listener needs topics or a pattern", hint="give it to subscribe()")
 
     def __repr__(self) -> str:
         brokers = len(self._cluster.metadata.addresses)
         ahead = sum(state.buffered_bytes for state in self._state.partitions.values())
         count = len(self._state.partitions)
-        return f"<Consumer {self._life}, {count} partitions @ {brokers} brokers, {ahead} bytes fetched ahead>"
+        group = f" of group {self.config.group_id!r}" if self.config.group_id is not None else ""
+        return (
+            f"<Consumer {self._life}{group}, {count} partitions @ {brokers} brokers, "
+            f"{ahead} bytes fetched ahead>"
+        )
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
         if getattr(self, "_life", "new") == "open":
@@ -109,9 +120,10 @@ class Consumer:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Reach the cluster, and find out where subscribed partitions start. ``async with`` does this.
+        """Reach the cluster, join the group, and find out where to start. ``async with`` does this.
 
-        Raises ConnectionFailedError; UnknownTopicOrPartitionError for a topic not there and not created.
+        Raises ConnectionFailedError; UnknownTopicOrPartitionError for a topic not there and not created; with
+        a group what keeps it from being joined.
         """
         if self._life != "new":
             raise ClientClosedError(f"a consumer starts once; this one is {self._life}")
@@ -120,22 +132,42 @@ class Consumer:
             await self._cluster.start()
             self._life = "open"
             await self._find_subscribed()
+            if self._group is not None:
+                self._group.start()
+                if self._group.is_subscribed:
+                    await self._group.joined()
+                # An offset may be in the open transaction of whoever died; the next call for records waits.
+                await self._group.turn(self._cluster.now_ms() + _FIRST_TURN_MS)
             await self._find_positions(None)
         except BaseException:
-            await self.close()
+            await self._close(is_done=False)
             raise
         return self
 
     async def close(self) -> None:
-        """Close the connections; whoever waits for records gets ClientClosedError. May be called twice."""
-        if self._life == "closed":
+        """Leave the group, and close the connections. May be called twice.
+
+        What the user is done with is committed first (with auto-commit), and the listener's ``on_revoked``
+        called. Whoever waits for records gets ClientClosedError. Raises what ``commit_nowait`` failed with.
+        """
+        await self._close(is_done=True)
+
+    async def _close(self, *, is_done: bool) -> None:
+        """``is_done``: also with what was given last."""
+        if self._life in {"closing", "closed"}:
             return
-        self._life = "closed"
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-        self._wake()
-        await self._cluster.close()
-        self._state.assign({})
+        was_open, self._life = self._life == "open", "closing"
+        try:
+            if self._group is not None and was_open:
+                if is_done:
+                    self._progress.came_back()
+                self._fetcher.wake()
+                await self._group.close(commits=self._progress.committable())
+        finally:
+            self._life = "closed"
+            self._fetcher.close()
+            await self._cluster.close()
+            self._state.assign({})
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -143,7 +175,12 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self._close(is_done=error is None)
+        except KafkaliteError as unfinished:
+            if error is None:
+                raise
+            error.add_note(f"kafkalite: {unfinished}")
 
     def _check_open(self) -> None:
         if self._life != "open":
@@ -152,21 +189,44 @@ class Consumer:
 
     # --- what to read --------------------------------------------------------------------------
 
-    def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
-        """Read all partitions of these topics, instead of what was read before."""
+    def subscribe(
+        self,
+        *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read all partitions of these topics, or this member's share, instead of what was read before.
+
+        ``listener`` hears of partitions that come and go in the group.
+        """
         if bool(topics) == (pattern is not None):
             raise ClientError("subscribe to topics or to a pattern, one of the two")
-        self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
-        self._cluster.topics = set(topics) if pattern is None else None
-        self._state.assign({})
+        if self._group is not None:
+            self._cluster.topics = set(topics)
+            self._group.subscribe(topics, _pattern_text(pattern), listener or RebalanceListener())
+            if self._life == "open":
+                self._group.start()
+        elif listener is not None:
+            raise ClientError("only the members of a group have a listener", hint="give a group_id")
+        else:
+            self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
+            self._cluster.topics = set(topics) if pattern is None else None
+            self._state.assign({})
         if self._life == "open":
             self._cluster.request_refresh(urgent=True)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; those read before keep their positions."""
+        """Read exactly these partitions; those read before keep their positions.
+
+        With a group it remembers what is committed, but does not know this consumer as a member.
+        """
+        if self._group is not None:
+            self._group.check_unsubscribed()
         self._subscription = None
         wanted = [TopicPartition(*tp) for tp in partitions]
         self._state.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
+        if self._group is not None:
+            self._group.keep_placed(wanted)
         if self._cluster.topics is None:
             self._cluster.topics = set()
         for tp in wanted:
@@ -178,14 +238,12 @@ class Consumer:
 
     async def _find_subscribed(self) -> None:
         """Wait until the subscribed topics are known."""
-        subscription = self._subscription
-        if subscription is None:
-            return
         deadline_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
-        for topic in subscription.topics:
+        for topic in sorted(self._cluster.topics or ()):
             await self._cluster.topic_partition_count(topic, deadline_ms)
-        self._assign_subscribed()
-        subscription.is_late = True
+        if self._subscription is not None:
+            self._assign_subscribed()
+            self._subscription.is_late = True
 
     def _assign_subscribed(self) -> None:
         if self._subscription is None:
@@ -202,115 +260,108 @@ class Consumer:
             return
         self._assign_subscribed()
         self._state.on_leaders(self._cluster.metadata.leader)
-        self._wake()
+        self._fetcher.wake()
 
-    # --- where to read -------------------------------------------------------------------------
+    # --- the group -----------------------------------------------------------------------------
 
-    def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to be given, or None before it is known."""
-        return self._assigned(tp).position
+    async def commit(self, what: Committable = None) -> None:
+        """Return when the group has committed ``what``: everything given so far, unless it says otherwise.
 
-    async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Give the record at ``offset`` next, or the first after it; out of range the reset policy rules."""
-        if offset < 0:
-            raise ClientError(
-                f"{tp}: offset {offset} is below 0", hint="seek_to_beginning() and seek_to_end()"
-            )
-        self._assigned(tp).seek(offset)
+        A record (or several) counts as done with, together with all before it in its partition. Offsets are
+        those to go on at, {partition: offset}. Raises CommitFailedError when the partitions are another
+        member's by now, MaxPollIntervalError when that is because nobody asked for records for too long.
+        """
+        await self._member().commit(self._offsets(what))
 
-    async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give the oldest record next; of all assigned partitions when none is named."""
-        tps = self._named(partitions)
-        for tp, offset in (await self.beginning_offsets(tps)).items():
-            self._assigned(tp).seek(offset)
+    def commit_nowait(self, what: Committable = None) -> None:
+        """As ``commit``, in the background. A failure is raised by the next ``commit``, or by ``close``."""
+        self._member().commit_later(self._offsets(what))
 
-    async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give only records produced from now on; of all assigned partitions when none is named."""
-        tps = self._named(partitions)
-        for tp, offset in (await self.end_offsets(tps)).items():
-            self._assigned(tp).seek(offset)
+    async def committed(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed for these (or all assigned) partitions; None where it has not."""
+        wanted = [
+            TopicPartition(*tp) for tp in (self._state.partitions if partitions is None else partitions)
+        ]
+        found = await self._member().commits.fetch(wanted)
+        return {tp: found.get(tp) for tp in wanted}
 
-    async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Give the first record that is not older next; only new records when all are."""
-        self._assigned(tp)
-        found = (await self.offsets_for_times({tp: timestamp_ms}))[tp]
-        offset = found.offset if found is not None else (await self.end_offsets([tp]))[tp]
-        self._assigned(tp).seek(offset)
+    def group_metadata(self) -> GroupMetadata:
+        """As whom this consumer commits: for a producer's ``send_offsets``, refused when it is stale.
 
-    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give no records of these until ``resume``; what was fetched of them is kept."""
-        self._state.pause(self._named(partitions))
+        Raises CommitFailedError when it was expelled since records were last asked for.
+        """
+        member = self._member()
+        member.check_not_lost()
+        return member.metadata
 
-    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        for tp in self._named(partitions):
-            self._assigned(tp).paused = False
-        self._wake()
+    def _member(self) -> GroupSession:
+        if self._life != "closing":  # its listener may still commit
+            self._check_open()
+        if self._group is None:
+            raise ClientError("this consumer is in no group", hint="give it a group_id")
+        return self._group
 
-    def paused(self) -> list[TopicPartition]:
-        return sorted(tp for tp, state in self._state.partitions.items() if state.paused)
-
-    def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
-        """Partitions given one by one or as iterables; all that are assigned when none is given."""
-        named: list[TopicPartition] = []
-        for each in partitions:
-            named += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
-        if not partitions:
-            return list(self._state.partitions)
-        for tp in named:
-            self._assigned(tp)
-        return named
-
-    def _assigned(self, tp: TopicPartition) -> PartitionState:
-        state = self._state.partitions.get(tp)
-        if state is None:
-            raise ClientError(
-                f"{TopicPartition(*tp)} is not assigned to this consumer", hint="assign() it first"
-            )
-        return state
-
-    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition that can be read."""
-        return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
-
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record of each partition that can be read."""
-        return await self._list_offsets(dict.fromkeys(partitions, LATEST))
-
-    async def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        self._check_open()
-        listed = await offsets.list_offsets(
-            self._cluster, wanted, isolation_level=self.config.isolation_level
-        )
-        return {tp: entry.offset for tp, entry in listed.items()}
-
-    async def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each partition whose timestamp is not less; None where all are older."""
-        self._check_open()
-        return await offsets.offsets_for_times(self._cluster, timestamps_ms)
-
-    async def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets lie between each assigned partition's position and its end."""
-        ends = await self.end_offsets(self._state.partitions)
-        await self._find_positions(None)
-        return {tp: max(0, end - (self._assigned(tp).position or 0)) for tp, end in ends.items()}
+    def _offsets(self, what: Committable) -> dict[TopicPartition, OffsetAndMetadata]:
+        if what is None:
+            return self.positions()
+        return committable_offsets(what)
 
     # --- reading -------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record]:
         """Records without end, as they come. A loop may be left and another begun; none is lost by that."""
-        return self._iterate()
+        if self._group is None:
+            return self._iterate()
+        return self._iterate_in_group(self._group)
 
     async def _iterate(self) -> AsyncIterator[Record]:
         while True:
             cursor = self._state.next_cursor()
             if cursor is None:
-                await self._wait_for_records(_FOREVER_MS)
+                await self._wait_for_records(FOREVER_MS)
                 continue
-            self._fetch()
+            self._fetcher.fetch()
             for record in cursor.iterator:
                 yield record
+
+    async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
+        """As ``_iterate``; coming back for the next record is the user's turn, and done with the last."""
+        progress, is_at_most_once = self._progress, self.config.is_at_most_once
+        while True:
+            progress.came_back()
+            await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
+            if group.must_act:
+                self._check_open()
+                await group.turn(FOREVER_MS)
+            cursor = self._state.next_cursor()
+            if cursor is None:
+                await self._wait_for_records(FOREVER_MS)
+                continue
+            self._fetcher.fetch()
+            position = cursor.position
+            end = await self._commit_ahead(group, cursor) if is_at_most_once else cursor.next_offset
+            end = min(end, position + _RECORDS_IN_A_ROW)
+            for record in cursor.iterator:
+                progress.record_in_hand = record
+                yield record
+                if group.must_act or record.offset + 1 >= end:
+                    break
+
+    async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
+        """At most once: have the next max.poll.records of a batch committed before the first is given.
+
+        Returns where what is committed ends.
+        """
+        batch, position = cursor.batch, cursor.position
+        tp = TopicPartition(batch.topic, batch.partition)
+        committed = group.commits.committed.get(tp)
+        if committed is not None and committed.offset > position:
+            return committed.offset
+        end = min(position + self.config.max_poll_records, cursor.next_offset)
+        await group.commit({tp: OffsetAndMetadata(end, batch.batch.header.leader_epoch)})
+        return end
 
     async def get_one(self, *, timeout_ms: int | None = None) -> Record | None:
         """The next record, or None when none came within ``timeout_ms`` (None: wait for it)."""
@@ -323,21 +374,26 @@ class Consumer:
         """Up to ``max_records`` (max.poll.records) records, as soon as there is one.
 
         Empty when none came within ``timeout_ms`` (None: wait). Raises what went wrong with a partition:
-        NoOffsetError, CorruptBatchError, a BrokerError; records before it are given first.
+        NoOffsetError, CorruptBatchError, a BrokerError; records before it are given first. With a group also
+        what its coordinator or its listener raised.
         """
-        self._check_open()
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []
         deadline_ms = self._deadline_ms(timeout_ms)
-        self._raise_deferred()
+        if not await self._come_back(deadline_ms):
+            return records
         while True:
             try:
                 while len(records) < limit and (cursor := self._state.next_cursor()) is not None:
+                    if self._group is not None:
+                        batch = cursor.batch
+                        self._progress.give(TopicPartition(batch.topic, batch.partition), cursor.position)
                     records += cursor.take(limit - len(records))
             except KafkaliteError as error:
                 self._raise_or_defer(error, bool(records))
-            self._fetch()
+            self._fetcher.fetch()
             if records or limit <= 0 or not await self._wait_for_records(deadline_ms):
+                await self._commit_given()
                 return records
 
     async def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
@@ -345,19 +401,45 @@ class Consumer:
 
         Empty when none came within ``timeout_ms`` (None: wait). Raises as ``get_many``.
         """
-        self._check_open()
         batches: list[FetchedBatch] = []
         deadline_ms = self._deadline_ms(timeout_ms)
-        self._raise_deferred()
+        if not await self._come_back(deadline_ms):
+            return batches
         while True:
             try:
                 while (batch := self._state.next_batch()) is not None:
                     batches.append(batch)
+                    self._progress.give(TopicPartition(batch.topic, batch.partition), batch.from_offset)
             except KafkaliteError as error:
                 self._raise_or_defer(error, bool(batches))
-            self._fetch()
+            self._fetcher.fetch()
             if batches or not await self._wait_for_records(deadline_ms):
+                await self._commit_given()
                 return batches
+
+    async def _come_back(self, deadline_ms: int) -> bool:
+        """The user asks again, so is done with what was given. False when ``deadline_ms`` passed first."""
+        self._check_open()
+        self._progress.came_back()
+        if self._group is not None:
+            self._group.touch()
+            await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
+            if self._group.must_act and not await self._group.turn(deadline_ms):
+                return False
+        self._raise_deferred()
+        return True
+
+    async def _commit_given(self) -> None:
+        """At most once: what is about to be given is committed first. If that fails it is not given."""
+        if self._group is None:
+            return
+        self._group.touch()
+        if self.config.is_at_most_once:
+            try:
+                await self._group.commit(self._progress.positions(self._progress.in_hand()))
+            except BaseException:
+                self._progress.take_back()
+                raise
 
     async def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
         """What ``get_batches`` gives as one Arrow table, values not copied.
@@ -381,212 +463,41 @@ class Consumer:
             raise error
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:
-        return _FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
+        self._check_open()
+        return FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
 
     async def _wait_for_records(self, deadline_ms: int) -> bool:
         """Fetch, and return when there may be something new. False when ``deadline_ms`` passed first."""
         self._check_open()
+        if self._group is None:
+            return await self._wait(deadline_ms)
+        self._group.asking += 1
+        try:
+            return await self._group.turn(deadline_ms) and await self._wait(deadline_ms)
+        finally:
+            self._group.asking -= 1
+            self._group.touch()
+
+    async def _wait(self, deadline_ms: int) -> bool:
         if not await self._find_positions(deadline_ms):
             return False
-        self._fetch()
-        if any(
-            state.has_records or state.error for state in self._state.partitions.values() if not state.paused
-        ):
+        self._fetcher.fetch()
+        if self._fetcher.has_something or (self._group is not None and self._group.must_act):
             return True
-        now_ms = self._cluster.now_ms()
-        if deadline_ms <= now_ms:
+        if not await self._fetcher.wait(deadline_ms):
             return False
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        timer = None
-        if deadline_ms < _FOREVER_MS:
-            timer = asyncio.get_running_loop().call_later((deadline_ms - now_ms) / 1000, wake, waiter)
-        try:
-            await waiter
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
         self._check_open()
         return True
 
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            wake(waiter)
 
-    async def _find_positions(self, deadline_ms: int | None) -> bool:
-        """Ask where partitions without a position start. False when ``deadline_ms`` passed first."""
-        wanted = self._state.without_offset()
-        if self._subscription is not None:  # what it misses now is being looked for
-            wanted = {tp: at for tp, at in wanted.items() if self._cluster.metadata.knows(tp)}
-        if not wanted:
-            return True
-        try:
-            async with asyncio.timeout(self._seconds_until(deadline_ms)):
-                await self._find_positions_of(wanted)
-        except TimeoutError:
-            return False
-        return True
-
-    async def _find_positions_of(self, wanted: Mapping[TopicPartition, int]) -> None:
-        seeks = {tp: self._state.partitions[tp].seek_count for tp in wanted}
-        epochs = {tp: self._cluster.metadata.leader(tp).leader_epoch for tp in wanted}
-        listed = await offsets.list_offsets(
-            self._cluster, wanted, isolation_level=self.config.isolation_level
+def _pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
+    """What the coordinator is told: it matches patterns itself. Raises ClientError."""
+    if pattern is None or isinstance(pattern, str):
+        if pattern is not None:
+            re.compile(pattern)
+        return pattern
+    if pattern.flags & ~re.UNICODE:
+        raise ClientError(
+            "a group's pattern can't have flags", hint="write them into it, as in '(?i)orders.*'"
         )
-        for tp, entry in listed.items():
-            state = self._state.partitions.get(tp)
-            if state is not None and state.needs_offset and state.seek_count == seeks[tp]:
-                state.seek(entry.offset, entry.leader_epoch)
-                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just told
-
-    def _seconds_until(self, deadline_ms: int | None) -> float | None:
-        if deadline_ms is None or deadline_ms >= _FOREVER_MS:
-            return None
-        return max(0, deadline_ms - self._cluster.now_ms()) / 1000
-
-    # --- fetching ------------------------------------------------------------------------------
-
-    def _fetch(self) -> None:
-        """Send the fetches that are due."""
-        if self._life != "open":
-            return
-        self._hang_up_on_stale_polls()
-        now_ms = self._cluster.now_ms()
-        self._check_epochs(now_ms)
-        plans, leaderless = self._state.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
-        for plan in plans:
-            self._send(plan, now_ms)
-        if leaderless:
-            self._cluster.request_refresh()
-        self._arm_retry_timer(now_ms)
-
-    def _check_epochs(self, now_ms: int) -> None:
-        """Ask new leaders whether their logs have what was read from the old ones."""
-        for node_id, questions in self._state.checks(now_ms, self._cluster.metadata.leader).items():
-            connection = self._cluster.connection_now(node_id)
-            if connection is None or node_id in self._checking:
-                continue
-            request = OffsetsForLeaderEpochRequest([question for question, _ in questions.values()])
-            asked = {tp: at for tp, (_, at) in questions.items()}
-            try:
-                connection.request(
-                    request, partial(self._on_checked, node_id, asked), self.config.request_timeout_ms
-                )
-            except KafkaliteError:
-                self._state.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
-                continue
-            self._checking.add(node_id)
-
-    def _on_checked(
-        self,
-        node_id: int,
-        asked: dict[TopicPartition, Asked],
-        message: Any,
-        _: memoryview,
-        error: Exception | None,
-    ) -> None:
-        self._checking.discard(node_id)
-        now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
-        if error is not None:
-            self._state.on_fetch_failed(asked, now_ms, chance)
-            self._cluster.request_refresh()
-        elif self._state.on_checked(asked, message.partitions, now_ms, chance):
-            self._cluster.request_refresh()
-        if self._waiters:
-            self._fetch_for_waiters()
-
-    def _is_busy(self, node_id: int) -> bool:
-        """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""
-        return node_id in self._fetches or self._cluster.connection_now(node_id, FETCH_LANE) is None
-
-    def _send(self, plan: FetchPlan, now_ms: int) -> None:
-        config = self.config
-        request = FetchRequest(
-            plan.max_wait_ms,
-            config.fetch_min_bytes,
-            config.fetch_max_bytes,
-            int(config.isolation_level),
-            plan.partitions,
-        )
-        connection = self._cluster.connection_now(plan.node_id, FETCH_LANE)
-        if connection is None:
-            return
-        fetch = _Fetch(plan, connection, now_ms)
-        try:
-            connection.request(
-                request,
-                partial(self._on_answer, fetch),
-                config.request_timeout_ms + plan.max_wait_ms,
-            )
-        except KafkaliteError:
-            self._state.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
-            return
-        self._fetches[plan.node_id] = fetch
-
-    def _hang_up_on_stale_polls(self) -> None:
-        """After a seek, a long poll in flight waits for what nobody wants, and answers come in order.
-
-        Closing its connection is the way to be served before it ends; dialling anew costs a millisecond.
-        """
-        now_ms = self._cluster.now_ms()
-        for node_id, fetch in list(self._fetches.items()):
-            if fetch.waits_until_ms - now_ms <= _WORTH_HANGING_UP_MS:
-                continue
-            is_led = partial(self._is_led_by, node_id)
-            if not self._state.serves(fetch.plan.asked, now_ms, is_led):
-                del self._fetches[node_id]
-                self._cluster.hang_up(node_id, FETCH_LANE)
-
-    def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
-        return self._cluster.metadata.leader(tp).node_id == node_id
-
-    def _on_answer(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
-        node_id = fetch.plan.node_id
-        if self._fetches.get(node_id) is not fetch:
-            return  # hung up on
-        del self._fetches[node_id]
-        now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
-        if error is not None:
-            self._state.on_fetch_failed(fetch.plan.asked, now_ms, chance)
-            self._cluster.request_refresh()
-        elif self._state.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
-            self._cluster.request_refresh()
-        if self._waiters:
-            self._fetch_for_waiters()
-
-    def _fetch_for_waiters(self) -> None:
-        """Somebody waits: wake them when there is something for them to do, else poll again."""
-        states = [state for state in self._state.partitions.values() if not state.paused]
-        if any(state.has_records or state.error or state.needs_offset for state in states):
-            self._wake()
-        else:
-            self._fetch()
-
-    def _arm_retry_timer(self, now_ms: int) -> None:
-        retry_ms = self._state.next_retry_ms(now_ms)
-        if retry_ms is None or self._retry_timer is not None:
-            return
-
-        def again() -> None:
-            self._retry_timer = None
-            self._wake()
-
-        loop = asyncio.get_running_loop()
-        self._retry_timer = loop.call_later((retry_ms - now_ms) / 1000, again)
-
-
-# A long poll with less than this to go is waited for.
-_WORTH_HANGING_UP_MS: Final = 20
-
-
-def _limits(config: Any) -> FetchLimits:
-    return FetchLimits(
-        fetch_max_wait_ms=config.fetch_max_wait_ms,
-        fetch_max_bytes=config.fetch_max_bytes,
-        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
-        check_crcs=config.check_crcs,
-        backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
-    )
+    return pattern.pattern

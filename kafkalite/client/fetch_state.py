@@ -10,6 +10,9 @@ partition::
 Behind the fetch offset stands the leader epoch of the last batch before it. A new leader is asked first where
 that epoch ends in its log (KIP-320): short of the fetch offset, records were lost that this consumer has.
 
+Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped as
+they come: the position moves past them.
+
 A *seek* forgets what is buffered and makes answers in flight void. A partition is fetched while less than
 max.partition.fetch.bytes of it wait, all together while less than fetch.max.bytes do.
 """
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import length_hint
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kafkalite.client.fetched import FetchedBatch as FetchedBatch
+from kafkalite.client.fetched import RecordCursor as RecordCursor
+from kafkalite.client.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.client.retry import Backoff
 from kafkalite.client.routing import Leader
 from kafkalite.errors import (
@@ -37,105 +41,65 @@ from kafkalite.errors import (
     OffsetOutOfRangeError,
     broker_error,
 )
-from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, Record, TopicPartition
-from kafkalite.protocol.messages.data import EpochEnd, EpochPartition, FetchedPartition, FetchPartition
+from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.data import (
+    AbortedTransaction,
+    EpochEnd,
+    EpochPartition,
+    FetchedPartition,
+    FetchPartition,
+)
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
-
-if TYPE_CHECKING:
-    import pyarrow
 
 logger = logging.getLogger(__name__)
 
 _INT32: Final = Struct(">i")
-
 # A fetch for some partitions while others have records waiting: the broker answers it soon even without
 # news, for those others may want to be fetched again by then.
 SHORT_WAIT_MS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedBatch:
-    """A batch as it was fetched. Records below ``from_offset`` (inclusive) were not asked for."""
-
-    topic: str
-    partition: int
-    batch: RecordBatch
-    from_offset: int
-
-    def __len__(self) -> int:
-        """How many records from ``from_offset`` on."""
-        header = self.batch.header
-        return header.record_count - max(0, self.from_offset - header.base_offset)
-
-    def records(self) -> list[Record]:
-        """The records from ``from_offset`` on. Raises CorruptBatchError."""
-        return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
-
-    def to_arrow(self) -> pyarrow.RecordBatch:
-        """The same as columns offset, timestamp, key, value, headers, values not copied."""
-        skipped = max(0, self.from_offset - self.batch.header.base_offset)
-        return self.batch.to_arrow().slice(skipped)
-
-
-class RecordCursor:
-    """The records of one batch on their way to the user; several may take from it, each record goes once."""
-
-    __slots__ = ("batch", "iterator", "next_offset", "records")
-
-    def __init__(self, batch: FetchedBatch) -> None:
-        self.batch = batch
-        self.records = batch.records()
-        self.iterator: Iterator[Record] = iter(self.records)
-        self.next_offset = batch.batch.header.next_offset
-
-    @property
-    def remaining(self) -> int:
-        return length_hint(self.iterator)
-
-    @property
-    def position(self) -> int:
-        """The offset of the next record to come out, or that after the batch."""
-        remaining = length_hint(self.iterator)
-        return self.records[-remaining].offset if remaining else self.next_offset
-
-    def take(self, count: int) -> list[Record]:
-        return list(islice(self.iterator, count))
-
-    def detach(self) -> None:
-        """End every loop over ``iterator``; the records left are kept for ``iterator`` anew."""
-        self.records = list(self.iterator)
-        self.iterator = iter(self.records)
-
-    def drop(self) -> None:
-        """End every loop over ``iterator``; the records left are gone."""
-        deque(self.iterator, maxlen=0)
-
-
 @dataclass(slots=True)
 class PartitionState:
-    """Invariant, with a position: it <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset."""
+    """Invariants, with a position: it <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset;
+    ``buffered`` begins with a batch.
+    """
 
     tp: TopicPartition
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
     base_position: int | None = None  #: the position while no cursor is open
     fetch_offset: int = 0
-    buffered: deque[memoryview] = field(default_factory=deque)
+    #: Batches; and, between them, (offset, leader epoch): up to there nothing is to be given.
+    buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
     buffered_bytes: int = 0
     cursor: RecordCursor | None = None
     paused: bool = False
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    high_watermark: int | None = None  #: exclusive; as of the last fetch
+    #: Exclusive, as of the last fetch: what may be read. With read_committed the last stable offset.
+    high_watermark: int | None = None
     seek_count: int = 0
     batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
+    base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
     checked_epoch: int = NO_EPOCH  #: of the leader whose log is known to have all up to fetch_offset
     seen_epoch: int = NO_EPOCH  #: of the leader as metadata told last
 
     @property
     def position(self) -> int | None:
         return self.base_position if self.cursor is None else self.cursor.position
+
+    @property
+    def given_epoch(self) -> int:
+        """Leader epoch of the last batch before the position, if known: what is committed with it (R40).
+
+        An older one would have the leader say that its log ended before the position.
+        """
+        cursor = self.cursor
+        if cursor is None or not cursor.remaining:
+            return self.base_epoch
+        return cursor.batch.batch.header.leader_epoch
 
     @property
     def has_records(self) -> bool:
@@ -150,7 +114,20 @@ class PartitionState:
         """Stand at ``offset`` and forget what was fetched."""
         self.forget()
         self.base_position = self.fetch_offset = offset
-        self.batch_epoch = batch_epoch
+        self.batch_epoch = self.base_epoch = batch_epoch
+
+    def pass_by(self, next_offset: int, leader_epoch: int) -> None:
+        """Give nothing up to ``next_offset``: the position is there as soon as all before is given."""
+        if self.buffered:
+            if isinstance(self.buffered[-1], tuple):
+                self.buffered.pop()
+            self.buffered.append((next_offset, leader_epoch))
+            return
+        self.base_epoch = leader_epoch
+        if self.cursor is not None:
+            self.cursor.next_offset = next_offset
+        else:
+            self.base_position = next_offset
 
     def must_check(self, leader_epoch: int) -> bool:
         """Whether the leader of that epoch must be asked for its log's history before it is fetched from."""
@@ -206,6 +183,7 @@ class FetchLimits:
     max_partition_fetch_bytes: int
     check_crcs: bool
     backoff: Backoff
+    is_read_committed: bool = False
 
 
 class FetchState:
@@ -284,13 +262,15 @@ class FetchState:
         state = self.partitions[TopicPartition(batch.topic, batch.partition)]
         try:
             state.cursor = RecordCursor(batch)
+            assert state.base_position is not None, "the batch was taken from a position"
+            state.cursor.next_offset = state.base_position  # past what is not given behind it, too
         except KafkaliteError as error:
             self._spoil(state, batch.from_offset, error)
             raise
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """The next batch with records to give; control batches and what is below the position are skipped."""
+        """The next batch with records to give; what is below the position is skipped."""
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
@@ -301,6 +281,7 @@ class FetchState:
                 return FetchedBatch(*state.tp, cursor.batch.batch, from_offset)
         while state.buffered:
             buffer = state.buffered.popleft()
+            assert isinstance(buffer, memoryview), "offsets stand behind batches"
             state.buffered_bytes -= len(buffer)
             position = state.base_position
             assert position is not None, "records are only fetched from a position"
@@ -310,10 +291,13 @@ class FetchState:
                 self._spoil(state, position, error)
                 return None
             header = batch.header
-            if header.next_offset <= position:
-                continue
-            state.base_position = header.next_offset
-            if not header.is_control:
+            state.base_position = max(position, header.next_offset)
+            state.base_epoch = header.leader_epoch
+            while state.buffered and isinstance(passed := state.buffered[0], tuple):
+                state.base_position = max(state.base_position, passed[0])
+                state.base_epoch = passed[1]
+                state.buffered.popleft()
+            if header.next_offset > position:
                 return FetchedBatch(*state.tp, batch, position)
         return None
 
@@ -437,26 +421,36 @@ class FetchState:
             if state is None or wanted is None or not wanted.is_of(state):
                 continue  # unassigned, moved by a seek, or the answer of a leader deposed meanwhile
             if result.error_code:
-                error = broker_error(result.error_code, f"{tp}: {result.error_message or 'fetch failed'}")
+                error = broker_error(result.error_code, result.error_message or "", about=str(tp))
                 if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
                     error = NotLeaderOrFollowerError(error.message)  # it can't know: its log may lag
                 stale_metadata |= error.refresh_metadata
                 self._on_error(state, error, now_ms, chance)
             else:
-                state.high_watermark = result.high_watermark
+                is_committed_only = self.limits.is_read_committed
+                state.high_watermark = (
+                    result.last_stable_offset if is_committed_only else result.high_watermark
+                )
                 state.failures = 0
-                self._buffer(state, data)
+                self._buffer(state, data, result.aborted if is_committed_only else ())
         return stale_metadata
 
-    def _buffer(self, state: PartitionState, data: memoryview) -> None:
+    def _buffer(self, state: PartitionState, data: memoryview, aborted: Sequence[AbortedTransaction]) -> None:
         end = last_start = 0
+        isolation = AbortedFilter(aborted)
         for start, base_offset, last_offset_delta, _, length in scan(data, 0, len(data)):
             end, last_start = start + length, start
             next_offset = base_offset + last_offset_delta + 1
+            flags = data[start + FLAGS_POSITION] & FLAGS
+            is_dropped = flags and isolation.drops(data, start, flags, next_offset)
             if next_offset > state.fetch_offset:
-                state.buffered.append(data[start:end])
-                state.buffered_bytes += length
                 state.fetch_offset = next_offset
+                if is_dropped:
+                    (leader_epoch,) = _INT32.unpack_from(data, start + LENGTH_OVERHEAD_BYTES)
+                    state.pass_by(next_offset, leader_epoch)
+                else:
+                    state.buffered.append(data[start:end])
+                    state.buffered_bytes += length
         if end:
             (state.batch_epoch,) = _INT32.unpack_from(data, last_start + LENGTH_OVERHEAD_BYTES)
         if end < len(data) and state.error is None:
@@ -533,7 +527,7 @@ class FetchState:
             if state is None or wanted is None or not wanted.is_of(state):
                 continue
             if end.error_code:
-                error = broker_error(end.error_code, f"{tp}: {end.error_message or 'no epoch'}")
+                error = broker_error(end.error_code, end.error_message or "", about=str(tp))
                 stale_metadata |= error.refresh_metadata
                 self._on_error(state, error, now_ms, chance)
             elif 0 <= end.end_offset < state.fetch_offset:

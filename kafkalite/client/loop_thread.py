@@ -46,18 +46,22 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The coroutine's result. Raises what it raises, and TimeoutError after ``timeout_s``."""
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise ClientError(
-                "a blocking call from kafkalite's own event loop would wait for itself",
-                hint="in a callback, hand the work to another thread or use the async client",
-            )
+        self.check_outside(coroutine)
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
         except BaseException:
             future.cancel()
             raise
+
+    def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Raises ClientError in the loop's own thread, which can't wait for itself."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ClientError(
+                "a blocking call from kafkalite's own event loop would wait for itself",
+                hint="in a callback, hand the work to another thread or use the async client",
+            )
 
     def close(self) -> None:
         """Stop the loop; what runs in it is cancelled."""

@@ -109,20 +109,24 @@ async def _ask_leaders(
             if listed.error_code == 0:
                 found[tp] = listed
             else:
-                error = broker_error(listed.error_code, f"{tp}: {listed.error_message or 'no offset'}")
+                error = broker_error(listed.error_code, listed.error_message or "", about=str(tp))
     if error is None and len(found) < len(wanted):
         error = LeaderNotAvailableError("a broker left partitions out of its answer")
     return found, error
 
 
 async def offsets_for_times(
-    cluster: ClusterClient, wanted: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
+    cluster: ClusterClient,
+    wanted: Mapping[TopicPartition, int],
+    *,
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """The first record whose timestamp is not less, to the record; None where all are older.
 
     For MAX_TIMESTAMP the record with the highest. Brokers unpack no batches, so the batch is fetched here.
     """
-    listed = await list_offsets(cluster, wanted, timeout_ms=timeout_ms)
+    listed = await list_offsets(cluster, wanted, isolation_level=isolation_level, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     for tp, timestamp_ms in wanted.items():
         entry = listed[tp]
@@ -142,7 +146,7 @@ async def _refine(
     answer = await cluster.call(request, node_id=leader.node_id, timeout_ms=timeout_ms)
     (result,) = answer.message.partitions
     if result.error_code:
-        raise broker_error(result.error_code, f"{tp}: {result.error_message or 'fetch failed'}")
+        raise broker_error(result.error_code, result.error_message or "", about=str(tp))
     if len(answer.payload):
         batch = RecordBatch(answer.payload[: total_length(answer.payload)])
         header = batch.header

@@ -14,6 +14,10 @@ retry sends the same bytes, and the leader can tell a repetition from news (KIP-
 A shipment is *in doubt* once an attempt ended without a certain "not written". What is in doubt is only ever
 sent again byte for byte. What is certainly not written may be packed anew under the next epoch; and behind
 something that is not written nothing of the same epoch can be.
+
+In a transaction the identity is the transaction's: one epoch and sequences from 0 in each partition (R31).
+There is no next epoch of the partition's own. What is packed anew takes the sequences that it had, which
+nobody has used; behind a tombstone nothing leaves any more, for such a transaction can only be aborted.
 """
 
 from __future__ import annotations
@@ -28,13 +32,20 @@ from kafkalite.client.pending_batch import Encoded, PendingBatch
 from kafkalite.client.retry import is_retriable
 from kafkalite.errors import (
     BrokerError,
+    ConcurrentTransactionsError,
     ErrorCode,
     InvalidProducerEpochError,
     MessageTooLargeError,
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
 )
-from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
+from kafkalite.model import (
+    MAX_PRODUCER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TopicPartition,
+)
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec, parse_header, stamp_producer
 from kafkalite.records.single import NO_PRODUCER, build_single
@@ -42,7 +53,6 @@ from kafkalite.records.single import NO_PRODUCER, build_single
 #: As many batches of a producer as a leader remembers: of a longer window it could not tell repetitions.
 MAX_WINDOW: Final = 5
 SEQUENCES: Final = 2**31  #: they count records and wrap to 0
-MAX_PRODUCER_EPOCH: Final = 2**15 - 1
 
 # While a shipment is in flight, the next leaves only with this much in it: what waits travels together.
 PIPELINED_BYTES: Final = 128 * 1024
@@ -50,15 +60,19 @@ PIPELINED_BYTES: Final = 128 * 1024
 #: After these the attempt has certainly left nothing in the log. After any other error it may have.
 _NOT_WRITTEN: Final = frozenset(
     {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
         ErrorCode.INVALID_RECORD,
         ErrorCode.INVALID_REQUEST,
         ErrorCode.INVALID_REQUIRED_ACKS,
         ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_TXN_STATE,
         ErrorCode.MESSAGE_TOO_LARGE,
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.PRODUCER_FENCED,
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         ErrorCode.UNKNOWN_PRODUCER_ID,
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
@@ -88,6 +102,7 @@ class Shipment:
     size_bytes: int
     in_flight: bool = False
     failures: int = 0
+    collisions: int = 0  #: how often the transaction before this one was still being ended
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
     has_place: bool = False  #: it has left once
@@ -115,14 +130,15 @@ class Shipment:
     def encode(self, codec: Codec, level: int | None) -> Encoded:
         """The record batch's bytes; built once, so that a retry sends the same."""
         if self.encoded is None:
+            transactional = self.queue.is_transactional
             if self.batches[0].prebuilt is None:
-                self.encoded = _encode(self.batches, codec, level, self.producer)
+                self.encoded = _encode(self.batches, codec, level, self.producer, transactional)
             else:
-                self.encoded = _stamped(self.batches[0], self.producer)
+                self.encoded = _stamped(self.batches[0], self.producer, transactional)
         return self.encoded
 
 
-def _stamped(batch: PendingBatch, producer: tuple[int, int, int]) -> Encoded:
+def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
     """The prebuilt bytes with this producer's identity in them; the user's own buffer is left alone."""
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "there is something to stamp"
@@ -131,12 +147,16 @@ def _stamped(batch: PendingBatch, producer: tuple[int, int, int]) -> Encoded:
     ):
         return prebuilt
     own = prebuilt if batch.owns_prebuilt and isinstance(prebuilt, bytearray) else bytearray(prebuilt)
-    stamp_producer(own, *producer)
+    stamp_producer(own, *producer, transactional=transactional)
     return own
 
 
 def _encode(
-    batches: list[PendingBatch], codec: Codec, level: int | None, producer: tuple[int, int, int]
+    batches: list[PendingBatch],
+    codec: Codec,
+    level: int | None,
+    producer: tuple[int, int, int],
+    transactional: bool,
 ) -> bytes | bytearray:
     if len(batches) == 1:
         batch = batches[0]
@@ -144,7 +164,7 @@ def _encode(
             value = batch.values[0]
             if value is not None:
                 key = batch.keys[0] if batch.keys else None
-                return build_single(value, key, batch.timestamps[0], producer)
+                return build_single(value, key, batch.timestamps[0], producer, transactional)
         values, keys, timestamps, headers = batch.values, batch.keys, batch.timestamps, batch.headers
     else:
         values = list(chain.from_iterable(batch.values for batch in batches))
@@ -167,6 +187,7 @@ def _encode(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
+        transactional=transactional,
     )
 
 
@@ -182,6 +203,7 @@ class PartitionQueue:
         "closed",
         "coalesce",
         "held",
+        "is_transactional",
         "needs_producer_id",
         "next_sequence",
         "node_id",
@@ -213,6 +235,7 @@ class PartitionQueue:
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.next_sequence = NO_SEQUENCE
         self.needs_producer_id = False  #: the one it has is of no use any more
+        self.is_transactional = False  #: the identity is that of a transaction
 
     @property
     def is_empty(self) -> bool:
@@ -267,6 +290,24 @@ class PartitionQueue:
         assert producer_id != self.producer_id, "the same would begin again at a sequence it has used"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, 0, 0
         self.needs_producer_id = False
+
+    def join_transaction(self, producer_id: int, producer_epoch: int) -> None:
+        """Go on under a transaction's identity, from its first sequence."""
+        assert not self.window and self.producer_id == NO_PRODUCER_ID, "the transaction before has ended"
+        self.producer_id, self.producer_epoch, self.next_sequence = producer_id, producer_epoch, 0
+        self.is_transactional = True
+
+    def leave_transaction(self) -> None:
+        """Forget its identity, and what was on its way under it: those answers mean nothing any more.
+
+        Late batches can do no harm: their epoch ends with the transaction (R31).
+        """
+        for shipment in self.window:
+            shipment.in_flight = False
+        self.window.clear()
+        self.held = self.needs_producer_id = self.is_transactional = False
+        self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+        self.next_sequence = NO_SEQUENCE
 
     def depart(self, shipment: Shipment, node_id: int) -> None:
         """``shipment`` leaves now, for the first time or again."""
@@ -336,6 +377,9 @@ class PartitionQueue:
             return Fate.FAILED
         if not is_retriable(error):
             return Fate.FAILED
+        if isinstance(error, ConcurrentTransactionsError):
+            shipment.collisions += 1  # it passes by itself
+            return Fate.AGAIN
         shipment.failures += 1
         return Fate.AGAIN if shipment.failures <= retries else Fate.FAILED
 
@@ -343,6 +387,8 @@ class PartitionQueue:
         """The leader misses what is before this one."""
         if not shipment.was_first:
             return Fate.NEXT  # what is before it was undecided when it left; it comes after that
+        if self.is_transactional:
+            return Fate.FAILED  # nothing of an open transaction is ever forgotten (R29): it was lost
         if shipment.in_doubt or shipment.producer[2] <= 0:
             return Fate.FAILED  # maybe written, maybe lost: packed anew it could be there twice
         if self.window[0] is not shipment:
@@ -364,6 +410,7 @@ class PartitionQueue:
     def settle(self) -> bool:
         """Everything is back. Starts the next epoch if there is a hole and nothing behind it in doubt.
 
+        In a transaction, goes back to the sequence of what is packed anew instead.
         Returns whether part of the window has to leave again under its sequence; then it is still held.
         """
         assert self.is_back, "the others are not back yet"
@@ -378,9 +425,14 @@ class PartitionQueue:
             return True
         for shipment in reversed(live):
             self.closed.extendleft(batch for batch in reversed(shipment.batches) if not batch.done)
+        first_sequence = self.window[0].producer[2] if self.window else NO_SEQUENCE
+        is_whole = len(live) == len(self.window)
         self.window.clear()
         self.held = False
-        if has_hole and self.producer_id != NO_PRODUCER_ID:
+        if has_hole and self.is_transactional:
+            self.needs_producer_id = self.needs_producer_id or not is_whole
+            self.next_sequence = first_sequence
+        elif has_hole and self.producer_id != NO_PRODUCER_ID:
             self.producer_epoch += 1
             self.next_sequence = 0
             self.needs_producer_id = self.needs_producer_id or self.producer_epoch > MAX_PRODUCER_EPOCH

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kafkalite.client.delivery import Delivery
 from kafkalite.client.partition_queue import PartitionQueue
 from kafkalite.client.pending_batch import WHOLE_BATCH, PendingBatch
 from kafkalite.client.sender import Sender
-from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
+from kafkalite.errors import (
+    BufferFullError,
+    KafkaliteError,
+    RecordError,
+    UnknownTopicOrPartitionError,
+    broker_error,
+)
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
 from kafkalite.records.header import Codec
 from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
@@ -229,9 +235,11 @@ class Placement:
             if (metadata.partition_count(name) or 0) > len(topic.queues):
                 self._know(name)
         for name in list(self._parked):
+            if name not in self._parked:
+                continue  # the failure of one was that of its transaction
             fatal = metadata.fatal_error(name)
             if fatal is not None:
-                self.fail_parked(name, broker_error(*fatal))
+                self.fail_parked(name, broker_error(*fatal, about=f"topic {name!r}"))
             elif self._know(name) is None:
                 self._cluster.request_refresh()
 
@@ -288,8 +296,9 @@ class Placement:
             for listener in waiting:
                 if index == WHOLE_BATCH:
                     listener()
+                elif (delivery := parked.records[index][0]).batch.done:
+                    listener()  # with its transaction, by one that was refused
                 else:
-                    delivery = parked.records[index][0]
                     delivery.batch.listeners.append((delivery.index, listener))
 
     def fail_parked(self, topic: str, error: Exception) -> None:
@@ -297,8 +306,8 @@ class Placement:
         self._fail(parked.batch, len(parked.records), error)
 
     def fail_all_parked(self, error: Exception) -> None:
-        for topic in list(self._parked):
-            self.fail_parked(topic, error)
+        while self._parked:
+            self.fail_parked(next(iter(self._parked)), error)
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
         """A delivery of one record that failed already."""
@@ -317,3 +326,28 @@ class Placement:
             f"buffer.memory ({self._sender.config.buffer_memory} bytes) is full of unacknowledged records",
             hint="await wait_for_room() or flush(), or raise buffer.memory",
         )
+
+
+def own_bytes(what: str, value: Any) -> bytes | None:
+    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise RecordError(
+        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
+        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
+    )
+
+
+def own_headers(headers: Any) -> Headers:
+    """Checked here, where the caller is, and not in the batch it would spoil. Raises RecordError."""
+    try:
+        pairs = tuple((name, content) for name, content in headers)
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is None or not all(
+        isinstance(name, str) and (content is None or isinstance(content, bytes)) for name, content in pairs
+    ):
+        raise RecordError(f"headers must be (name, bytes or None) pairs, not {headers!r}")
+    return pairs

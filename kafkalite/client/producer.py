@@ -10,6 +10,7 @@ into another module; everything else goes through ``_put``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,23 +25,31 @@ from kafkalite.client.pending_batch import (
     PendingBatch,
     record_size,
 )
-from kafkalite.client.placement import OutgoingRecord, Placement, TopicQueues
+from kafkalite.client.placement import OutgoingRecord, Placement, TopicQueues, own_bytes, own_headers
 from kafkalite.client.sender import ProducerStatistics, Sender
+from kafkalite.client.transaction_manager import (
+    GroupConsumer,
+    Offsets,
+    Transaction,
+    TransactionManager,
+)
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
     KafkaliteError,
-    RecordError,
     RecordTooLargeError,
+    TransactionStateError,
 )
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
-from kafkalite.model import Headers, RecordMetadata, TopicPartition
+from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.records.header import parse_header
 from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
+
+logger = logging.getLogger(__name__)
 
 PartitionerChoice = str | PartitionFunction
 """``roundrobin``, ``sticky``, ``random``, ``hash``, or a function (topic, key, value, partition count) ->
@@ -69,6 +78,9 @@ class Producer:
     failure nobody awaited and no callback was told. Leaving ``async with`` normally closes, which flushes.
     Leaving it by an exception gives what was accepted CLOSE_AFTER_ERROR_MS, and notes on the exception how
     many records were left undelivered.
+
+    With a ``transactional_id`` records are only sent in transactions (see ``transaction``): all of one are
+    seen by ``read_committed`` consumers, or none.
     """
 
     def __init__(
@@ -90,12 +102,18 @@ class Producer:
         chosen = partitioner if callable(partitioner) else self.config.partitioner
         self._sender = Sender(self.config, on_delivery=on_delivery, on_change=self._on_change, rng=rng)
         self._placement = Placement(self._sender, make_partitioner(chosen, rng))
+        self._transactions: TransactionManager | None = None
+        if self.config.transactional_id is not None:
+            self._transactions = self._manager(self.config.transactional_id)
         self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
         self._sends_alone = False  # until the producer is open
         # What the fast path looks at. The dicts live as long as the placement; closing empties them.
         self._keyless = self._placement.keyless
         self._keyed = self._placement.keyed
+
+    def _manager(self, transactional_id: str) -> TransactionManager:
+        return TransactionManager(self._sender, self._placement, transactional_id)
 
     def __repr__(self) -> str:
         brokers = len(self._sender.cluster.metadata.addresses)
@@ -110,17 +128,25 @@ class Producer:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this.
+
+        With a ``transactional_id``, end the open transaction of an earlier producer of that id, and shut it
+        out. Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
+        """
         if self._state != "new":
             raise ClientClosedError(f"a producer starts once; this one is {self._state}")
         self._state = "starting"
         try:
             await self._sender.start()
-        except BaseException:
+            if self._transactions is not None:
+                await self._transactions.initialize()
+        except BaseException as error:
             self._state = "closed"
+            if self._transactions is not None:
+                await self._sender.close(ClientClosedError(f"the producer did not open: {error}"))
             raise
         self._state = "open"
-        self._sends_alone = self._placement.sends_alone
+        self._sends_alone = self._placement.sends_alone and self._transactions is None
         return self
 
     async def __aenter__(self) -> Self:
@@ -141,8 +167,8 @@ class Producer:
         """Deliver what was accepted, then close the connections. May be called twice.
 
         ``timeout_ms`` bounds the wait (None: each record's delivery.timeout.ms does); what is undelivered
-        then fails with ClientClosedError. Raises DeliveryFailedError when records failed and nobody has
-        looked.
+        then fails with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError when
+        records failed and nobody has looked.
         """
         if self._state != "open":
             return
@@ -150,6 +176,8 @@ class Producer:
         self._sends_alone = False
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                if self._transactions is not None:
+                    await self._close_transactions(self._transactions)
                 await self._wait_all()
         except TimeoutError:
             pass
@@ -180,6 +208,17 @@ class Producer:
         for batch in list(accumulator.incomplete):
             await wait_done(batch)
 
+    async def _close_transactions(self, transactions: TransactionManager) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_AFTER_ERROR_MS / 1000):
+                await transactions.close()
+        except (KafkaliteError, TimeoutError) as error:
+            logger.info(
+                "transactional_id=%s closed with a transaction open: its coordinator will abort it: %s",
+                self.config.transactional_id,
+                error or "no answer in time",
+            )
+
     def statistics(self) -> ProducerStatistics:
         return self._sender.statistics()
 
@@ -193,11 +232,88 @@ class Producer:
             hint = "open it with 'async with' or start()" if self._state in {"new", "starting"} else ""
             raise ClientClosedError(f"the producer is {self._state}", hint=hint)
 
+    def check_may_send(self, number: int = 0) -> int:
+        """Raises what a send would now: ClientClosedError, or what the transaction says against it.
+
+        Returns the number of the transaction; given again after a wait, it must still be that one.
+        """
+        self._check_open()
+        return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
+
     def _on_change(self) -> None:
         """Metadata came, or a connection came, went or takes bytes again."""
         if self._state in {"open", "closing"}:
             self._placement.on_cluster_change()
             self._sender.on_cluster_change()
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """A transaction: ``read_committed`` consumers see what is sent in the block at its end, or never.
+
+        ::
+
+            async with producer.transaction() as transaction:
+                producer.send_nowait("orders", b"...")
+                await transaction.send_offsets(consumer)
+
+        The end of the block commits, and raises TransactionAbortableError when a record failed: then it is
+        aborted, as it is when an exception or a cancellation leaves the block. Raises ProducerFencedError
+        when this producer is shut out for good, RequestTimeoutError when the outcome is not known.
+        """
+        manager = self._transactional()
+        return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
+
+    async def begin_transaction(self) -> None:
+        """What is sent from here on is part of it. Raises ProducerFencedError, TransactionStateError."""
+        transactions = self._transactional()
+        self._check_open()
+        await transactions.begin()
+        self._sends_alone = self._placement.sends_alone
+
+    async def commit_transaction(self) -> None:
+        """Deliver all that was sent in the transaction, and commit it.
+
+        Raises TransactionAbortableError when something failed: nothing is committed, call
+        ``abort_transaction``. Raises ProducerFencedError, TransactionStateError. Raises
+        RequestTimeoutError when the outcome is not known: call this again, which never commits twice.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        self._sends_alone = False
+        await transactions.commit(self._wait_all)
+
+    async def abort_transaction(self) -> None:
+        """End the transaction so that nothing of it is ever seen; what is not delivered yet is not sent.
+
+        Raises ProducerFencedError, TransactionStateError; RequestTimeoutError, then it may be called again.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        self._sends_alone = False
+        await transactions.abort()
+
+    async def send_offsets(
+        self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        """Commit consumed offsets with the open transaction: they take effect if it is committed (KIP-447).
+
+        ``offsets`` is a consumer with a group and without auto-commit, whose positions are sent in its name,
+        or a mapping of partitions to the next offset to be read; then ``group`` is what
+        ``Consumer.group_metadata()`` gave, or the name of a group without members. Raises CommitFailedError
+        when the consumer was expelled meanwhile, and else as ``commit_transaction``; after any error the
+        transaction can only be aborted.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        await transactions.send_offsets(offsets, group)
+
+    def _transactional(self) -> TransactionManager:
+        if self._transactions is None:
+            raise TransactionStateError(
+                "this producer has no transactions", hint="give it a transactional_id of its own"
+            )
+        return self._transactions
 
     # --- one record ----------------------------------------------------------------------------
 
@@ -233,7 +349,9 @@ class Producer:
                     topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
                 )
             except BufferFullError:
+                number = self.check_may_send()
                 await self.wait_for_room()
+                self.check_may_send(number)
             else:
                 return await delivery
 
@@ -291,19 +409,19 @@ class Producer:
         headers: RecordHeaders,
     ) -> Delivery:
         """The whole of send_nowait: checks, unknown topics, opening and closing of batches, sending."""
-        if self._state != "open":
-            self._check_open()
+        if self._state != "open" or self._transactions is not None:
+            self.check_may_send()
         if value.__class__ is not bytes:
-            value = _as_bytes("value", value)
+            value = own_bytes("value", value)
         if key is not None and key.__class__ is not bytes:
-            key = _as_bytes("key", key)
-        own_headers = _as_headers(headers) if headers else ()
-        size_bytes = record_size(value, key, own_headers)
+            key = own_bytes("key", key)
+        pairs = own_headers(headers) if headers else ()
+        size_bytes = record_size(value, key, pairs)
         if size_bytes > self.config.max_request_size:
             raise self._too_large(topic, size_bytes)
         if timestamp_ms is None:
             timestamp_ms = self._time_ns() // 1_000_000
-        record = OutgoingRecord(value, key, partition, timestamp_ms, own_headers, size_bytes)
+        record = OutgoingRecord(value, key, partition, timestamp_ms, pairs, size_bytes)
         try:
             return self._placement.put(topic, record)
         finally:
@@ -351,7 +469,7 @@ class Producer:
         anything is sent, and the first batch's error when all batches are done: what the others sent is in
         the log then.
         """
-        self._check_open()
+        number = self.check_may_send()
         if timestamps_ms is None:
             timestamps_ms = self._time_ns() // 1_000_000
         columns = RecordColumns(values, keys, timestamps_ms, headers)
@@ -359,6 +477,7 @@ class Producer:
         if not len(columns):
             return []
         target = await self._placement.topic(topic)
+        self.check_may_send(number)
         plan = self._plan(target, columns, partition)
         batches: list[PendingBatch] = []
         try:
@@ -418,7 +537,7 @@ class Producer:
         change before that. Raises CorruptBatchError when it is no batch,
         RecordTooLargeError when it is above max.request.size, and else as ``send``.
         """
-        self._check_open()
+        number = self.check_may_send()
         encoded: bytes | bytearray | memoryview
         if isinstance(batch, RecordBatchBuilder):
             encoded = batch.build()
@@ -434,6 +553,7 @@ class Producer:
             )
         target = await self._placement.topic(topic)
         self._placement.choose(target, None, None, partition)
+        self.check_may_send(number)
         sent = await self._send_built(
             topic, partition, encoded, header.record_count, header.base_timestamp_ms, is_own=False
         )
@@ -456,8 +576,9 @@ class Producer:
         """
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
+            number = self.check_may_send()
             await self._wait_for_bytes(len(encoded))
-            self._check_open()
+            self.check_may_send(number)
         batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
         batch.prebuilt = encoded
         batch.owns_prebuilt = is_own
@@ -474,28 +595,3 @@ class Producer:
 # As module globals these cost the fast path one cached lookup.
 _OVERHEAD: Final = RECORD_OVERHEAD_BYTES
 _new: Final = object.__new__
-
-
-def _as_bytes(what: str, value: Any) -> bytes | None:
-    """``value`` as bytes that nobody else can change. Raises RecordError."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise RecordError(
-        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
-        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
-    )
-
-
-def _as_headers(headers: Any) -> Headers:
-    """Checked here, where the caller is, and not in the batch it would spoil. Raises RecordError."""
-    try:
-        pairs = tuple((name, content) for name, content in headers)
-    except (TypeError, ValueError):
-        pairs = None
-    if pairs is None or not all(
-        isinstance(name, str) and (content is None or isinstance(content, bytes)) for name, content in pairs
-    ):
-        raise RecordError(f"headers must be (name, bytes or None) pairs, not {headers!r}")
-    return pairs

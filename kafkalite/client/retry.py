@@ -31,6 +31,10 @@ class Backoff:
         return base * per_mille // 1000
 
 
+# The transaction before is being ended (CONCURRENT_TRANSACTIONS): its markers take milliseconds.
+CONCURRENT_BACKOFF: Final = Backoff(2, 200)
+
+
 def is_retriable(error: BaseException) -> bool:
     """Whether the same request may succeed later.
 

@@ -74,6 +74,13 @@ class FailureLedger:
             self._counts[batch.topic, batch.partition] += unobserved
             self._first_error = self._first_error or batch.error
 
+    def forget(self) -> None:
+        """Somebody has seen them all."""
+        for batch in self._batches:
+            batch.observe_all()
+        self._batches.clear()
+        self._counts, self._first_error = Counter(), None
+
     def raise_unseen(self) -> None:
         """Raise DeliveryFailedError for failures not seen so far.
 
@@ -102,6 +109,10 @@ class Sender:
         self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
         self.accumulator = Accumulator(_limits(config))
         self.failures = FailureLedger()
+        #: Told of each failure before those who wait for the batch are; it may fail others.
+        self.on_failure: Callable[[Exception], None] | None = None
+        #: What a failure is called to those who wait; None: by its own name.
+        self.named: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
         self._rng = rng
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,6 +121,7 @@ class Sender:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._generation = 0  # of the metadata, as seen last
         self._acks = int(config.acks)
+        self._transactional_id = config.transactional_id
         self._max_in_flight = config.max_in_flight_requests_per_connection
         self._request_timeout_ms = config.request_timeout_ms
         self._is_asking_for_id = False
@@ -135,6 +147,11 @@ class Sender:
         """The loop's monotonic clock, for every interval and deadline."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
+
+    @property
+    def request_count(self) -> int:
+        """Produce requests sent so far."""
+        return self._requests
 
     def statistics(self) -> ProducerStatistics:
         return ProducerStatistics(
@@ -249,7 +266,12 @@ class Sender:
         try:
             if connection is None:  # open when drain looked, lost since
                 raise ConnectionFailedError("the connection was lost")
-            connection.request(ProduceRequest(self._acks, timeout_ms, entries), on_answer, timeout_ms, parts)
+            connection.request(
+                ProduceRequest(self._acks, timeout_ms, self._transactional_id, entries),
+                on_answer,
+                timeout_ms,
+                parts,
+            )
         except KafkaliteError as error:
             for shipment in shipments:
                 self._failed_shipment(shipment, error, has_left=False)
@@ -284,8 +306,8 @@ class Sender:
         if error_code in _WRITTEN:
             self._acknowledge(shipment, base_offset, log_append_time_ms)
         else:
-            message = f"{shipment.queue.tp}: {error_message or 'produce failed'}"
-            self._failed_shipment(shipment, broker_error(error_code, message))
+            error = broker_error(error_code, error_message or "", about=str(shipment.queue.tp))
+            self._failed_shipment(shipment, error)
 
     def _acknowledge(self, shipment: Shipment, base_offset: int, log_append_time_ms: int) -> None:
         done = self.accumulator.on_acknowledged(shipment, base_offset, log_append_time_ms, self.now_ms())
@@ -295,6 +317,8 @@ class Sender:
     def _failed_shipment(self, shipment: Shipment, error: Exception, *, has_left: bool = True) -> None:
         if needs_metadata(error):
             self.cluster.request_refresh()
+        if self.named is not None:
+            error = self.named(error)
         failed = self.accumulator.on_failed(
             shipment, error, self.now_ms(), self._rng.random(), has_left=has_left
         )
@@ -331,6 +355,10 @@ class Sender:
 
     def finish(self, batches: list[PendingBatch]) -> None:
         """Tell everybody who waits for these batches, which are done; then whoever waits for room."""
+        if self.on_failure is not None:
+            for batch in batches:
+                if batch.error is not None:
+                    self.on_failure(batch.error)
         for batch in batches:
             if batch.error is not None:
                 self._failed += 1
@@ -440,4 +468,5 @@ def _limits(config: ProducerConfig) -> Limits:
         backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
         is_idempotent=config.enable_idempotence,
         max_in_flight=config.max_in_flight_requests_per_connection,
+        is_transactional=config.transactional_id is not None,
     )

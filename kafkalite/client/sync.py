@@ -1,44 +1,37 @@
-"""The blocking twins of Producer and Consumer: thin faces over the same objects in a loop thread.
+"""The blocking twin of Producer: a thin face over the same object in a loop thread.
 
 Single records cross between the threads in bulk: what ``Producer.send`` takes is queued and the loop woken
-once for many, and a Consumer's iteration fetches records by the thousand.
+once for many.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from operator import length_hint
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
-from kafkalite.client import consumer as async_consumer
 from kafkalite.client import producer as async_producer
-from kafkalite.client.config import BootstrapServers, ConsumerSettings, ProducerSettings
+from kafkalite.client.config import BootstrapServers, ProducerSettings
 from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, wait_done
-from kafkalite.client.fetch_state import FetchedBatch
 from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
 from kafkalite.client.sender import ProducerStatistics
+from kafkalite.client.sync_consumer import Consumer as Consumer
+from kafkalite.client.sync_transaction import ABORTED_WHILE_QUEUED, GivenPositions, Transaction
+from kafkalite.client.transaction_manager import GroupConsumer, Offsets
 from kafkalite.clock import Clock
-from kafkalite.errors import BufferFullError, ClientClosedError
-from kafkalite.model import Headers, OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
+from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
+from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.rng import Rng
-
-if TYPE_CHECKING:
-    import pyarrow
 
 T = TypeVar("T")
 
 # Records that wait to cross into the loop; a sender in front of a full line waits too.
 MAX_OUTBOX_RECORDS: Final = 20_000
-# Records that iteration takes across at once: the crossing costs about 100 microseconds.
-ITERATION_RECORDS: Final = 10_000
 
 
 class _Face:
@@ -124,15 +117,20 @@ class Producer(_Face):
         **settings: Unpack[ProducerSettings],
     ) -> None:
         super().__init__()
-        self._producer = async_producer.Producer(
-            bootstrap_servers,
-            partitioner=partitioner,
-            on_delivery=on_delivery,
-            config=config,
-            clock=clock,
-            rng=rng,
-            **settings,
+        self._begin_with(
+            async_producer.Producer(
+                bootstrap_servers,
+                partitioner=partitioner,
+                on_delivery=on_delivery,
+                config=config,
+                clock=clock,
+                rng=rng,
+                **settings,
+            )
         )
+
+    def _begin_with(self, producer: async_producer.Producer) -> None:
+        self._producer = producer
         self._outbox: deque[PendingDelivery] = deque()
         self._is_crossing = False
         self._crossed: asyncio.Future[None] | None = None
@@ -199,6 +197,8 @@ class Producer(_Face):
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
+        if self._producer.config.transactional_id is not None:
+            self._producer.check_may_send()
         outbox = self._outbox
         if len(outbox) >= MAX_OUTBOX_RECORDS:
             self._wait_for_room()
@@ -266,8 +266,8 @@ class Producer(_Face):
         while self._outbox:
             await self._next_crossing()
 
-    def _refuse_queued(self) -> None:
-        error = ClientClosedError("the producer was closed while the record was queued")
+    def _refuse_queued(self, error: Exception | None = None) -> None:
+        error = error or ClientClosedError("the producer was closed while the record was queued")
         while self._outbox:
             pending = self._outbox.popleft()
             pending._delivery = self._producer.refuse(pending._record[0] if pending._record else "", error)
@@ -335,181 +335,45 @@ class Producer(_Face):
 
         self._run(flush(), timeout)
 
+    # --- transactions --------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """``with producer.transaction():``, as ``kafkalite.Producer.transaction``."""
+        return Transaction(self._producer.transaction(), self._run, self._all_crossed, self._refuse_queued)
+
+    def begin_transaction(self) -> None:
+        self._run(self._producer.begin_transaction())
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """As ``kafkalite.Producer.commit_transaction``, of all that was sent until now."""
+
+        async def commit() -> None:
+            await self._all_crossed()
+            await self._producer.commit_transaction()
+
+        self._run(commit(), timeout)
+
+    def abort_transaction(self) -> None:
+        """As ``kafkalite.Producer.abort_transaction``; what is queued is not sent."""
+
+        async def abort() -> None:
+            self._refuse_queued(TransactionAbortedError(ABORTED_WHILE_QUEUED))
+            await self._producer.abort_transaction()
+
+        self._run(abort())
+
+    def send_offsets(
+        self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        """As ``kafkalite.Producer.send_offsets``; of a blocking Consumer, what it has given."""
+        if isinstance(offsets, Consumer):
+            offsets = GivenPositions(
+                offsets.positions(), offsets._consumer.group_metadata, offsets._consumer.config
+            )
+        self._run(self._producer.send_offsets(offsets, group))
+
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         return self._run(self._producer.partitions_for(topic))
 
     def statistics(self) -> ProducerStatistics:
         return self._producer.statistics()
-
-
-class Consumer(_Face):
-    """Reads records; the blocking twin of ``kafkalite.Consumer``, with the same arguments.
-
-    For one thread at a time.
-
-    ::
-
-        with Consumer("orders", bootstrap_servers="localhost:9092") as consumer:
-            for record in consumer:
-                print(record.value)
-    """
-
-    def __init__(
-        self,
-        *topics: str,
-        bootstrap_servers: BootstrapServers | None = None,
-        pattern: str | re.Pattern[str] | None = None,
-        config: Mapping[str, Any] | None = None,
-        rng: Rng | None = None,
-        **settings: Unpack[ConsumerSettings],
-    ) -> None:
-        super().__init__()
-        self._consumer = async_consumer.Consumer(
-            *topics, bootstrap_servers=bootstrap_servers, pattern=pattern, config=config, rng=rng, **settings
-        )
-        # Records that crossed and were not given yet: those left in the iterator over the list.
-        self._crossed: list[Record] = []
-        self._left: Iterator[Record] = iter(self._crossed)
-
-    def __repr__(self) -> str:
-        return f"<sync {repr(self._consumer)[1:]}"
-
-    def start(self) -> Self:
-        self._run(self._consumer.start())
-        return self
-
-    def close(self) -> None:
-        self._run(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # --- what to read --------------------------------------------------------------------------
-
-    def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
-        self._give_back()
-        self._call(lambda: self._consumer.subscribe(*topics, pattern=pattern))
-
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        self._give_back()
-        self._call(lambda: self._consumer.assign(partitions))
-
-    def assignment(self) -> list[TopicPartition]:
-        return self._consumer.assignment()
-
-    def _call(self, function: Callable[[], T]) -> T:
-        """Call something that does not wait, in the loop's thread."""
-
-        async def call() -> T:
-            return function()
-
-        return self._run(call())
-
-    # --- where to read -------------------------------------------------------------------------
-
-    def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to be given, or None before it is known."""
-        for record in self._crossed[len(self._crossed) - length_hint(self._left) :]:
-            if record.partition == tp.partition and record.topic == tp.topic:
-                return record.offset
-        return self._consumer.position(tp)
-
-    def _give_back(self) -> None:
-        """Records that crossed and were not given: stand before them again."""
-        firsts: dict[TopicPartition, int] = {}
-        for record in self._left:
-            firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-
-        async def seek() -> None:
-            for tp, offset in firsts.items():
-                await self._consumer.seek(tp, offset)
-
-        if firsts:
-            self._run(seek())
-
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        self._give_back()
-        self._run(self._consumer.seek(tp, offset))
-
-    def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._give_back()
-        self._run(self._consumer.seek_to_beginning(*partitions))
-
-    def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._give_back()
-        self._run(self._consumer.seek_to_end(*partitions))
-
-    def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        self._give_back()
-        self._run(self._consumer.seek_to_timestamp(tp, timestamp_ms))
-
-    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._give_back()
-        self._call(lambda: self._consumer.pause(*partitions))
-
-    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._call(lambda: self._consumer.resume(*partitions))
-
-    def paused(self) -> list[TopicPartition]:
-        return self._consumer.paused()
-
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._run(self._consumer.beginning_offsets(partitions))
-
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._run(self._consumer.end_offsets(partitions))
-
-    def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        return self._run(self._consumer.offsets_for_times(timestamps_ms))
-
-    def lag(self) -> dict[TopicPartition, int]:
-        ends = self.end_offsets(self.assignment())
-        behind = self._run(self._consumer.lag())
-        for tp in behind:
-            position = self.position(tp)
-            if position is not None:
-                behind[tp] = max(0, ends[tp] - position)
-        return behind
-
-    # --- reading -------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Record]:
-        """Records without end, as they come. A loop may be left and another begun; none is lost by that."""
-        while True:
-            yield from self._left
-            self._cross(ITERATION_RECORDS, None)
-
-    def _cross(self, max_records: int | None, timeout_ms: int | None) -> None:
-        """Take records across. They are kept on this object by the loop's thread, so Ctrl-C loses none."""
-
-        async def take() -> None:
-            records = await self._consumer.get_many(max_records, timeout_ms=timeout_ms)
-            self._crossed, self._left = records, iter(records)
-
-        self._run(take())
-
-    def get_one(self, *, timeout_ms: int | None = None) -> Record | None:
-        records = self.get_many(1, timeout_ms=timeout_ms)
-        return records[0] if records else None
-
-    def get_many(self, max_records: int | None = None, *, timeout_ms: int | None = None) -> list[Record]:
-        """Up to ``max_records`` records, as ``kafkalite.Consumer.get_many``."""
-        limit = max_records if max_records is not None else self._consumer.config.max_poll_records
-        if not length_hint(self._left):
-            self._cross(limit, timeout_ms)
-        return list(islice(self._left, limit))
-
-    def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
-        self._give_back()
-        return self._run(self._consumer.get_batches(timeout_ms=timeout_ms))
-
-    def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
-        self._give_back()
-        return self._run(self._consumer.to_arrow(timeout_ms=timeout_ms))

@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from kafkalite.client import admin as async_admin
+from kafkalite.client import group_admin, txn_admin
 from kafkalite.client.config import BootstrapServers, CommonSettings
 from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.errors import BrokerError
-from kafkalite.model import OffsetAndTimestamp, TopicPartition
+from kafkalite.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
 class Admin:
@@ -143,3 +144,65 @@ class Admin:
 
     def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[async_admin.LogDescription]:
         return self._run(self._admin.describe_log_dirs(topics))
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def list_groups(self, states: Sequence[str] = ()) -> list[group_admin.GroupListing]:
+        return self._run(self._admin.list_groups(states))
+
+    def describe_group(self, group_id: str, *, journal: bool = False) -> group_admin.GroupDescription:
+        return self._run(self._admin.describe_group(group_id, journal=journal))
+
+    def committed_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._run(self._admin.committed_offsets(group_id, partitions))
+
+    def group_lag(self, group_id: str) -> list[group_admin.PartitionLag]:
+        return self._run(self._admin.group_lag(group_id))
+
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
+        self._run(self._admin.alter_group_offsets(group_id, offsets))
+
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, return_exceptions: bool = False
+    ) -> dict[TopicPartition, BrokerError | None]:
+        return self._run(
+            self._admin.delete_group_offsets(group_id, partitions, return_exceptions=return_exceptions)
+        )
+
+    def delete_groups(
+        self, group_ids: Iterable[str], *, return_exceptions: bool = False
+    ) -> dict[str, BrokerError | None]:
+        return self._run(self._admin.delete_groups(group_ids, return_exceptions=return_exceptions))
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def list_transactions(
+        self, states: Sequence[str] = (), *, min_duration_ms: int = 0
+    ) -> list[txn_admin.TransactionListing]:
+        return self._run(self._admin.list_transactions(states, min_duration_ms=min_duration_ms))
+
+    def describe_transaction(self, transactional_id: str) -> txn_admin.TransactionDescription:
+        return self._run(self._admin.describe_transaction(transactional_id))
+
+    def describe_transaction_group(self, application_id: str) -> txn_admin.TransactionGroupDescription:
+        return self._run(self._admin.describe_transaction_group(application_id))
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        self._run(self._admin.abort_transaction(transactional_id))
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[txn_admin.ProducerDescription]]:
+        return self._run(self._admin.describe_producers(partitions))
+
+    def find_hanging_transactions(
+        self, partitions: Iterable[TopicPartition], *, min_age_ms: int
+    ) -> list[txn_admin.HangingTransaction]:
+        return self._run(self._admin.find_hanging_transactions(partitions, min_age_ms=min_age_ms))
+
+    def abort_hanging_transaction(self, tp: TopicPartition, producer_id: int, start_offset: int) -> None:
+        self._run(self._admin.abort_hanging_transaction(tp, producer_id, start_offset))

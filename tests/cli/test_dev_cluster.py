@@ -138,10 +138,16 @@ def test_three_nodes_outlive_one_of_them_and_come_up_again(spawn: Spawn, kl: Kl,
     leaderless = kl("topic", "describe", "--leaderless", "-b", servers)
     assert (leaderless.code, leaderless.out) == (0, b"")
 
+    assert process.stderr is not None
+    told = ""
+    while "node 2 ended" not in told:  # the cluster knows that it is going before its process is gone
+        line = process.stderr.readline().decode()
+        assert line, told
+        told += line
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
-    told = err.decode()
+    told += err.decode()
     assert "node 2 ended with exit code 0; again: kl server start -f" in told
     assert told.endswith("stopped.\n")
     assert all("broker stopped" in (data / f"node-{n}.log").read_text() for n in (1, 2, 3))

@@ -10,6 +10,7 @@ import pytest
 
 PROMISES = {
     "quick.py": ["sent     greetings-0-0", "received greetings-0-2: b'hello 2'"],
+    "exactly_once.py": ["a worker was killed: 20 receipts", "100 purchases, 100 receipts, in order"],
     "columns.py": ["100,000 records read; columns: offset, timestamp, key, value, headers"],
 }
 

@@ -70,6 +70,7 @@ class FakeLog:
         own = bytearray(batch)
         header = check(own)
         if header.producer_id >= 0:
+            self.producers.check_open(header)
             repeated = self.producers.check(header)
             if repeated is not None:
                 return repeated.base_offset
@@ -77,6 +78,8 @@ class FakeLog:
         stamp(own, base_offset=base, leader_epoch=self.epoch)
         self.batches.append(bytes(own))
         self.end += header.record_count
+        if header.is_transactional:
+            self.producers.note_open(header.producer_id, header.producer_epoch, base, 0)
         if header.producer_id >= 0:
             self.producers.note(
                 header.producer_id, header.producer_epoch, header.base_sequence, base, self.end - 1, 0, 0
@@ -165,6 +168,8 @@ class FakeBroker:
         self.always: dict[int, Fault] = {}
         self.appended = asyncio.Event()
         self.missing_outcomes = False
+        self.handlers: dict[ApiKey, Callable[..., Any]] = {}  # besides the built-in ones
+        self.verify: Callable[..., None] | None = None  # (transactional id, header) of each batch
         self._listener: Any = None
 
     # --- what tests say
@@ -232,6 +237,7 @@ class FakeBroker:
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.OFFSETS_FOR_LEADER_EPOCH: self._epoch_ends,
+            **self.handlers,
         }[ApiKey(request.api_key)]
         answer = handler(request, fault)
         return await answer if asyncio.iscoroutine(answer) else answer
@@ -288,6 +294,8 @@ class FakeBroker:
             base = -1
             if not code:
                 try:
+                    if self.verify is not None:
+                        self.verify(request.message.transactional_id, check(batch))
                     base = self.logs[asked.topic, asked.partition].append(batch)
                 except BrokerError as error:
                     code = int(error.code)
@@ -340,7 +348,7 @@ class FakeBroker:
             payload.append(data)
             results.append(
                 FetchedPartition(
-                    asked.topic, asked.partition, code, None, log.end, log.end, log.start, len(data)
+                    asked.topic, asked.partition, code, None, log.end, log.end, log.start, len(data), []
                 )
             )
         return FetchResponse(0, None, results), payload, has_error

@@ -42,9 +42,9 @@ def _state(*tps: TopicPartition, reset: str = "earliest", limits: FetchLimits = 
     return state
 
 
-def _batch(base_offset: int, *values: bytes, control: bool = False) -> bytearray:
+def _batch(base_offset: int, *values: bytes, control: bool = False, leader_epoch: int = 1) -> bytearray:
     batch = build_batch(list(values), None, 1)
-    stamp(batch, base_offset=base_offset, leader_epoch=1)
+    stamp(batch, base_offset=base_offset, leader_epoch=leader_epoch)
     if control:
         batch[ATTRIBUTES_POSITION + 1] |= CONTROL_BIT
         seal(batch)
@@ -65,7 +65,7 @@ def _answer(
     now_ms: int = 0,
 ) -> bool:
     results = [
-        FetchedPartition(*tp, code, "why" if code else None, end, end, 0, len(data.get(tp, b"")))
+        FetchedPartition(*tp, code, "why" if code else None, end, end, 0, len(data.get(tp, b"")), [])
         for tp in plan.asked
     ]
     payload = memoryview(b"".join(bytes(data.get(tp, b"")) for tp in plan.asked))
@@ -103,6 +103,30 @@ def test_records_come_in_order_and_move_the_position() -> None:
     assert state.partitions[T0].position == 2
     assert _take_all(state) == [b"c", b"d"]
     assert state.partitions[T0].position == 4
+
+
+@pytest.mark.parametrize("take", [1, 2, 3, 4])
+def test_the_epoch_before_the_position_is_that_of_the_last_batch_given(take: int) -> None:
+    """R40. An older one would be answered as a truncation, and the records be given twice."""
+    state = _state(T0)
+    dropped = _batch(4, b"marker", control=True, leader_epoch=5)
+    _fetch(
+        state,
+        {T0: _batch(0, b"a", b"b", leader_epoch=2) + _batch(2, b"c", b"d", leader_epoch=3) + dropped},
+    )
+    partition = state.partitions[T0]
+    assert len(_take_all(state, take)) == take
+    position, epoch = {1: (1, 2), 2: (2, 2), 3: (3, 3), 4: (5, 5)}[take]
+    assert (partition.position, partition.given_epoch) == (position, epoch)
+
+
+def test_batches_given_whole_move_the_epoch_too() -> None:
+    state = _state(T0)
+    _fetch(state, {T0: _batch(0, b"a", leader_epoch=2) + _batch(1, b"b", leader_epoch=4)})
+    assert state.next_batch() is not None
+    assert state.partitions[T0].given_epoch == 2
+    assert state.next_batch() is not None
+    assert state.partitions[T0].given_epoch == 4
 
 
 def test_a_fetched_batch_may_begin_before_the_position() -> None:
@@ -290,8 +314,8 @@ def test_a_lasting_error_is_told_when_its_turn_comes_and_others_go_on() -> None:
     state = _state(T0, T1)
     (plan,) = _plan(state)
     results = [
-        FetchedPartition(*T0, int(ErrorCode.UNSUPPORTED_VERSION), None, 0, 0, 0, 0),
-        FetchedPartition(*T1, 0, None, 10, 10, 0, len(_batch(0, b"1"))),
+        FetchedPartition(*T0, int(ErrorCode.UNSUPPORTED_VERSION), None, 0, 0, 0, 0, []),
+        FetchedPartition(*T1, 0, None, 10, 10, 0, len(_batch(0, b"1")), []),
     ]
     state.on_fetched(plan.asked, results, memoryview(_batch(0, b"1")), 0, 0.5)
     with pytest.raises(UnsupportedVersionError, match="t-0"):
@@ -511,7 +535,7 @@ def test_an_answer_of_a_deposed_leader_counts_for_nothing() -> None:
         FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Asked(2, 1, 1)}),
     ]
     _check(state, 2)
-    state.on_fetched(old.asked, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0)], memoryview(b""), 0, 0.5)
+    state.on_fetched(old.asked, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0, [])], memoryview(b""), 0, 0.5)
     assert state.partitions[T0].high_watermark == 2
     assert state.on_checked({T0: Asked(2, 1, 1)}, [EpochEnd("t", 0, 0, None, 0, 0)], 0, 0.5) is False
     assert state.partitions[T0].position == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kafkalite.client import partition_queue
 from kafkalite.client.accumulator import Accumulator, Limits
 from kafkalite.client.partition_queue import (
-    MAX_PRODUCER_EPOCH,
     PIPELINED_BYTES,
     SEQUENCES,
     PartitionQueue,
@@ -25,6 +25,7 @@ from kafkalite.client.pending_batch import PendingBatch, record_size
 from kafkalite.client.retry import Backoff
 from kafkalite.errors import (
     BrokerError,
+    ConcurrentTransactionsError,
     ConnectionFailedError,
     DeliveryTimeoutError,
     InvalidProducerEpochError,
@@ -36,7 +37,7 @@ from kafkalite.errors import (
     RequestTimedOutError,
     UnknownProducerIdError,
 )
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from kafkalite.model import MAX_PRODUCER_EPOCH, NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import BatchHeader, Codec
@@ -647,18 +648,13 @@ class LeaderMachine(RuleBasedStateMachine):
         for batch, _, value in self.sent:
             assert not (batch.done and batch.error is None) or value in values
 
-    def teardown(self) -> None:
-        """Once nothing goes wrong any more, everything is decided soon, without another expiry."""
-        partition_queue.PIPELINED_BYTES = PIPELINED_BYTES
-        self.ghosts.clear()
-        self.accumulator.expire(self.now_ms)
-        undecided = dict(self.accumulator.incomplete)
-        have_left = {batch for shipment in self.queue.window for batch in shipment.batches}
+    def settle(self, is_enough: Callable[[], bool]) -> None:
+        """Let everything sent arrive, be committed and answered, round after round."""
         for _ in range(60):
-            if not self.accumulator.incomplete:
+            if is_enough():
                 break
             self.now_ms += 20
-            self.accumulator.on_tick(self.now_ms)
+            self.wait(0)
             self.accumulator.retry_now()
             self.drain(5, False)
             while self.wire:
@@ -667,6 +663,15 @@ class LeaderMachine(RuleBasedStateMachine):
             while self.answers:
                 self.answer()
             self.queue.check()
+
+    def teardown(self) -> None:
+        """Once nothing goes wrong any more, everything is decided soon, without another expiry."""
+        partition_queue.PIPELINED_BYTES = PIPELINED_BYTES
+        self.ghosts.clear()
+        self.accumulator.expire(self.now_ms)
+        undecided = dict(self.accumulator.incomplete)
+        have_left = {batch for shipment in self.queue.window for batch in shipment.batches}
+        self.settle(lambda: not self.accumulator.incomplete)
         assert not self.accumulator.incomplete
         for batch in undecided:
             assert not isinstance(batch.error, DeliveryTimeoutError) or batch.deadline_ms <= self.now_ms
@@ -728,3 +733,182 @@ def test_random_histories() -> None:
         except Exception as failure:
             failure.add_note(f"seed {seed}")
             raise
+
+
+# --- in transactions -------------------------------------------------------------------------------
+
+TRANSACTIONAL = replace(LIMITS, is_transactional=True)
+
+
+def _in_transaction(epoch: int = 3, limits: Limits = TRANSACTIONAL) -> Accumulator:
+    accumulator = Accumulator(limits)
+    assert not accumulator.needs_producer_id, "the coordinator gives the identity"
+    accumulator.begin_transaction(7, epoch)
+    return accumulator
+
+
+def test_a_transactions_identity_and_sequences_from_0_r31() -> None:
+    accumulator = Accumulator(TRANSACTIONAL)
+    queue = accumulator.queue(T0)
+    batch = _add(accumulator, queue, b"outside")
+    assert _drain(accumulator) == [], "nothing leaves without a transaction"
+    assert accumulator.end_transaction(ConnectionFailedError("over")) == [batch]
+    for epoch in (3, 4):
+        accumulator.begin_transaction(7, epoch)
+        _add(accumulator, queue, b"a")
+        _add(accumulator, queue, b"b")
+        first, second = _drain(accumulator)
+        assert (_identity(first), _identity(second)) == ((7, epoch, 0), (7, epoch, 1))
+        assert _header(first).is_transactional
+        for shipment in (first, second):
+            accumulator.on_acknowledged(shipment, 0, NO_TIMESTAMP, 0)
+        assert accumulator.end_transaction(ConnectionFailedError("over")) == []
+        queue.check()
+
+
+def test_what_was_in_flight_when_a_transaction_ended_counts_for_nothing() -> None:
+    accumulator = _in_transaction()
+    queue = accumulator.queue(T0)
+    for value in (b"a", b"b", b"c"):
+        _add(accumulator, queue, value)
+    old = _drain(accumulator)
+    accumulator.on_failed(old[2], NotEnoughReplicasError(), 0, 0.5)
+    assert len(accumulator.end_transaction(ConnectionFailedError("aborted"))) == 3
+    assert accumulator.free_bytes == LIMITS.buffer_memory
+    accumulator.begin_transaction(7, 4)
+    _add(accumulator, queue, b"d")
+    (new,) = _drain(accumulator)
+    assert _identity(new) == (7, 4, 0)
+    assert accumulator.on_acknowledged(old[0], 0, NO_TIMESTAMP, 0) == []
+    assert accumulator.on_failed(old[1], InvalidProducerEpochError(), 0, 0.5) == []
+    assert list(queue.window) == [new]
+    (done,) = accumulator.on_acknowledged(new, 5, NO_TIMESTAMP, 0)
+    assert done.base_offset == 5
+
+
+def test_what_is_packed_anew_takes_the_same_sequences_in_a_transaction() -> None:
+    accumulator = _in_transaction(limits=replace(TRANSACTIONAL, max_in_flight=1))
+    queue = accumulator.queue(T0)
+    for number in range(3):
+        batch = accumulator.open_batch(queue, 100, 0)
+        assert batch is not None
+        batch.append(b"%d" % number, None, 0, (), 20)
+        accumulator.close_batch(queue, 0)
+    (large,) = _drain(accumulator)
+    assert large.record_count == 3
+    assert accumulator.on_failed(large, MessageTooLargeError(), 0, 0.5) == []
+    seen = []
+    while shipments := _drain(accumulator):
+        for shipment in shipments:
+            seen.append(_identity(shipment))
+            accumulator.on_acknowledged(shipment, len(seen), NO_TIMESTAMP, 0)
+    assert seen == [(7, 3, sequence) for sequence in range(3)]
+
+
+@pytest.mark.parametrize("error", [OutOfOrderSequenceNumberError(), UnknownProducerIdError()])
+def test_a_gap_in_a_transaction_is_a_loss_r29(error: BrokerError) -> None:
+    accumulator = _in_transaction()
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    (first,) = _drain(accumulator)
+    accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
+    batch = _add(accumulator, queue, b"b")
+    (second,) = _drain(accumulator)
+    assert accumulator.on_failed(second, error, 0, 0.5) == [batch]
+    _add(accumulator, queue, b"c")
+    assert _drain(accumulator) == [], "nothing goes behind it"
+
+
+def test_the_transaction_before_is_waited_for_by_milliseconds() -> None:
+    accumulator = _in_transaction(limits=replace(TRANSACTIONAL, retries=0))
+    queue = accumulator.queue(T0)
+    _add(accumulator, queue, b"a")
+    now_ms, pauses = 0, []
+    for _ in range(4):
+        (shipment,) = _drain(accumulator, now_ms)
+        assert accumulator.on_failed(shipment, ConcurrentTransactionsError(), now_ms, 0.5) == []
+        pauses.append(queue.retry_at_ms - now_ms)
+        now_ms = queue.retry_at_ms
+        accumulator.on_tick(now_ms)
+    assert pauses == [2, 4, 8, 16]
+
+
+class TransactionLeaderMachine(LeaderMachine):
+    """The same leader, which takes only the epoch of the open transaction, as markers and verification do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulator = Accumulator(replace(self.accumulator.limits, is_transactional=True))
+        self.queue = self.accumulator.queue(T0)
+        self.epoch = 0
+        self.first = 0  # of ``sent``, in this transaction
+        self.committed_values: list[bytes] = []
+        self.accumulator.begin_transaction(7, 0)
+
+    def _append(self, data: bytes) -> int:
+        if _header_of(data).producer_epoch != self.epoch:
+            raise InvalidProducerEpochError
+        return super()._append(data)
+
+    @property
+    def is_doomed(self) -> bool:
+        return any(batch.error is not None for batch, _, _ in self.sent[self.first :])
+
+    def end_transaction(self, *, is_commit: bool) -> None:
+        self.settle(lambda: not is_commit or self.is_doomed or not self.accumulator.incomplete)
+        if is_commit and not self.is_doomed:
+            assert not self.accumulator.incomplete
+            written = [value for value, data in self.log if _header_of(data).producer_epoch == self.epoch]
+            assert written == [value for _, _, value in self.sent[self.first :]], "exactly once, in order"
+            assert all(_header_of(data).is_transactional for _, data in self.log)
+        self.accumulator.end_transaction(ConnectionFailedError("the end"))
+        assert self.accumulator.free_bytes == LIMITS.buffer_memory
+        self.first = len(self.sent)
+        self.epoch += 1
+        self.accumulator.begin_transaction(7, self.epoch)
+
+
+def run_transactions(seed: int, steps: int = 60) -> int:
+    """How many of the transactions were committed."""
+    rng = random.Random(seed)
+    machine = TransactionLeaderMachine()
+    outcomes = ["commit", "time out", "leader", "cut", "cut, arrives", "nothing"]
+    favourite = rng.choice(outcomes)
+    count = 0
+    try:
+        for _ in range(steps):
+            match rng.randrange(8):
+                case 0 | 1 | 2:
+                    outcome = favourite if rng.random() < 0.6 else rng.choice(outcomes)
+                    machine.exchange(rng.choice([0, 1, 2, 5]), outcome, rng.choice([0, 1, 5]), 50)
+                case 3:
+                    machine.send(rng.randint(1, 4), rng.randint(0, 150))
+                case 4:
+                    machine.arrive(rng.choice([None, None, "too large", "not enough", "invalid"]))
+                case 5 if machine.ghosts:
+                    machine.ghost_arrives()
+                case 6:
+                    is_commit = rng.random() < 0.7
+                    count += is_commit and not machine.is_doomed
+                    machine.end_transaction(is_commit=is_commit)
+                case _:
+                    machine.change_leaders(rng.randint(0, 3), True, rng.random() < 0.5)
+            machine.the_queue_is_in_order()
+            machine.nothing_is_there_twice()
+            machine.the_log_is_in_the_order_of_sending()
+            machine.what_is_acknowledged_is_where_it_was_told_to_be()
+        machine.end_transaction(is_commit=True)
+    finally:
+        partition_queue.PIPELINED_BYTES = PIPELINED_BYTES
+    return count
+
+
+def test_random_transactions() -> None:
+    count = 0
+    for seed in range(150):
+        try:
+            count += run_transactions(seed)
+        except Exception as failure:
+            failure.add_note(f"seed {seed}")
+            raise
+    assert count > 300, "most are committed"

@@ -1,0 +1,407 @@
+"""``kl group``: which groups there are, who reads what, how far behind, and why it is so."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_groups
+from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
+from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
+from kafkalite.cli.times import format_duration, format_time
+from kafkalite.errors import BrokerError
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin import Admin
+    from kafkalite.client.group_admin import GroupDescription, MemberDescription, PartitionLag
+    from kafkalite.model import TopicPartition
+
+STATES: Final = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")
+
+_GROUP_COLUMNS: Final = (
+    Column("name", "GROUP"),
+    Column("state", "STATE"),
+    Column("members", "MEMBERS"),
+    Column("generation", "GENERATION"),
+    Column("coordinator", "COORDINATOR"),
+)
+_MEMBER_COLUMNS: Final = (
+    Column("name", "MEMBER"),
+    Column("client_id", "CLIENT"),
+    Column("host", "HOST"),
+    Column("state", "STATE"),
+    Column("epoch", "EPOCH"),
+    Column("count", "PARTITIONS"),
+    Column("assignment", "HOLDS"),
+    Column("awaits", "TO GIVE BACK"),
+    Column("instance_id", "INSTANCE", wide=True),
+    Column("target", "TARGET", wide=True),
+    Column("heartbeat_ms_ago", "HEARD OF", wide=True, show=lambda ms: f"{format_duration(ms)} ago"),
+)
+_LAG_COLUMNS: Final = (
+    Column("name", "PARTITION"),
+    Column("committed", "COMMITTED"),
+    Column("end", "END"),
+    Column("lag", "LAG"),
+    Column("client_id", "CLIENT"),
+    Column("member", "MEMBER"),
+    Column("committed_at", "COMMITTED AT", wide=True),
+    Column("leader_epoch", "EPOCH", wide=True),
+    Column("metadata", "METADATA", wide=True),
+)
+
+
+@click.group()
+def group() -> None:
+    """Look after consumer groups: members, lag, offsets, history."""
+
+
+# --- list ------------------------------------------------------------------------------------------
+
+
+@group.command("list")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
+)
+@client_options
+@output_option
+def list_(states: tuple[str, ...]) -> None:
+    """List groups: state, members, generation."""
+    current = invocation.current()
+
+    async def main() -> list[Any]:
+        async with connect.admin(current) as admin:
+            return await admin.list_groups(states)
+
+    rows = [
+        {
+            "name": each.group_id,
+            "state": each.state,
+            "members": each.member_count,
+            "generation": each.group_epoch,
+            "coordinator": each.coordinator_id,
+        }
+        for each in invocation.run_command(main)
+    ]
+    if not rows and current.output in {"table", "wide"}:
+        invocation.say("no groups; 'kl consume TOPIC -g GROUP' makes one")
+    print_listing(rows, _GROUP_COLUMNS, current.output)
+
+
+# --- describe, members -----------------------------------------------------------------------------
+
+
+@group.command()
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@client_options
+@output_option
+def describe(name: str) -> None:
+    """Say all about GROUP: its state, its members, its lag."""
+    current = invocation.current()
+
+    async def main() -> tuple[GroupDescription, list[PartitionLag]]:
+        async with connect.admin(current) as admin:
+            return await admin.describe_group(name), await admin.group_lag(name)
+
+    described, lags = invocation.run_command(main)
+    summary = _summary(described, lags)
+    members, partitions = _member_rows(described.members), _lag_rows(lags)
+    if current.output not in {"table", "wide"}:
+        print_document(summary | {"members": members, "partitions": partitions}, current.output)
+        return
+    print_document(summary | {"waits_for": "; ".join(summary["waits_for"]) or None}, "table")
+    for rows, columns in ((members, _MEMBER_COLUMNS), (partitions, _LAG_COLUMNS)):
+        if rows:
+            write("\n")
+            print_listing(rows, columns, current.output)
+
+
+def _summary(described: GroupDescription, lags: Sequence[PartitionLag]) -> dict[str, Any]:
+    return {
+        "group": described.group_id,
+        "state": described.state,
+        "generation": described.group_epoch,
+        "assigned_generation": described.assignment_epoch,
+        "assignor": described.assignor,
+        "member_count": len(described.members),
+        "lag": total_lag(lags),
+        "waits_for": waits_for(described),
+    }
+
+
+def waits_for(described: GroupDescription) -> list[str]:
+    """What keeps the group from being stable, a sentence each."""
+    successors = {tp: _short(member) for member in described.members for tp in member.target}
+    found: list[str] = []
+    awaited: set[TopicPartition] = set()
+    for member in described.members:
+        if not member.awaited_revocation:
+            continue
+        awaited.update(member.awaited_revocation)
+        what = ", ".join(map(str, member.awaited_revocation))
+        waiting = sorted({successors[tp] for tp in member.awaited_revocation if tp in successors})
+        who_waits = f", which {' and '.join(waiting)} is to have" if waiting else ""
+        found.append(f"{_short(member)} has not given back {what}{who_waits}")
+    for member in described.members:
+        missing = sorted(set(member.target) - set(member.assignment) - awaited)
+        if missing:
+            found.append(f"{_short(member)} has not taken over {', '.join(map(str, missing))}")
+    return found
+
+
+def _short(member: MemberDescription) -> str:
+    return f"{member.client_id or 'a member'} ({member.member_id[:8]})"
+
+
+def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": member.member_id,
+            "client_id": member.client_id,
+            "host": member.host,
+            "state": member.state,
+            "epoch": member.member_epoch,
+            "count": len(member.assignment),
+            "assignment": [str(tp) for tp in member.assignment],
+            "awaits": [str(tp) for tp in member.awaited_revocation],
+            "instance_id": member.instance_id,
+            "target": [str(tp) for tp in member.target],
+            "heartbeat_ms_ago": member.last_heartbeat_ms_ago,
+        }
+        for member in members
+    ]
+
+
+@group.command()
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@client_options
+@output_option
+def members(name: str) -> None:
+    """List the members of GROUP and what each holds."""
+    current = invocation.current()
+
+    async def main() -> GroupDescription:
+        async with connect.admin(current) as admin:
+            return await admin.describe_group(name)
+
+    rows = _member_rows(invocation.run_command(main).members)
+    if not rows and current.output in {"table", "wide"}:
+        invocation.say(f"group {name!r} has no members now")
+    print_listing(rows, _MEMBER_COLUMNS, current.output)
+
+
+# --- lag -------------------------------------------------------------------------------------------
+
+
+def total_lag(lags: Iterable[PartitionLag]) -> int:
+    """Records not yet committed, of the partitions with a committed offset."""
+    return sum(each.lag or 0 for each in lags)
+
+
+def _lag_rows(lags: Iterable[PartitionLag]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": str(each.partition),
+            "topic": each.partition.topic,
+            "partition": each.partition.partition,
+            "committed": None if each.committed is None else each.committed.offset,
+            "end": each.end_offset,
+            "lag": each.lag,
+            "client_id": None if each.member is None else each.member.client_id,
+            "member": None if each.member is None else each.member.member_id,
+            "committed_at": "-" if each.commit_ms is None else format_time(each.commit_ms),
+            "leader_epoch": None if each.committed is None else each.committed.leader_epoch,
+            "metadata": None if each.committed is None else each.committed.metadata,
+        }
+        for each in lags
+    ]
+
+
+@group.command(
+    epilog="""\b
+Examples:
+  kl group lag billing
+  kl group lag billing --max 1000 && deploy         exit code 9 when it is further behind
+  kl group lag billing -o json | jq 'map(.lag) | add'"""
+)
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.option("--max", "most", type=int, metavar="N", help="Exit code 9 when the lag is above N in total.")
+@client_options
+@output_option
+def lag(name: str, most: int | None) -> None:
+    """How far GROUP is behind, partition by partition."""
+    current = invocation.current()
+
+    async def main() -> list[PartitionLag]:
+        async with connect.admin(current) as admin:
+            return await admin.group_lag(name)
+
+    lags = invocation.run_command(main)
+    print_listing(_lag_rows(lags), _LAG_COLUMNS, current.output)
+    total = total_lag(lags)
+    if current.output in {"table", "wide"}:
+        never = sum(each.committed is None for each in lags)
+        more = f"; nothing committed in {plural(never, 'partition')}" if never else ""
+        write(f"{plural(total, 'record')} behind in {plural(len(lags), 'partition')}{more}\n")
+    if most is not None and total > most:
+        raise CheckFailedError(f"group {name!r} is {plural(total, 'record')} behind, more than {most:,}")
+
+
+# --- explain ---------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog="""\b
+Examples:
+  kl group explain billing            why it rebalanced, each time, and what it waits for now
+  kl group explain billing -o jsonl   one event a line"""
+)
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@client_options
+@output_option
+def explain(name: str) -> None:
+    """Why GROUP has each of its generations, and what it waits for now."""
+    current = invocation.current()
+
+    async def main() -> GroupDescription:
+        async with connect.admin(current) as admin:
+            return await admin.describe_group(name, journal=True)
+
+    described = invocation.run_command(main)
+    if current.output not in {"table", "wide"}:
+        rows = [
+            {
+                "generation": each.group_epoch,
+                "time": format_time(each.time_ms),
+                "time_ms": each.time_ms,
+                "cause": each.cause,
+                "detail": each.detail,
+                "members": each.member_count,
+                "partitions": each.partition_count,
+            }
+            for each in described.journal
+        ]
+        print_listing(rows, (), current.output, name_key="cause")
+        return
+    write(_story(described))
+
+
+def _story(described: GroupDescription) -> str:
+    bold, rest = ("\x1b[1m", "\x1b[0m") if coloured(sys.stdout) else ("", "")
+    lines = [
+        f"{bold}{described.group_id}{rest}  {described.state}, generation {described.group_epoch}, "
+        f"{plural(len(described.members), 'member')}, assignor {described.assignor}"
+    ]
+    for each in described.journal:
+        lines.append(
+            f"  {each.group_epoch:>5}  {format_time(each.time_ms)}  {each.cause:<20}  {each.detail}  "
+            f"[{plural(each.member_count, 'member')}, {plural(each.partition_count, 'partition')}]"
+        )
+    causes = Counter(each.cause for each in described.journal)
+    if len(described.journal) > 1:
+        counted = ", ".join(f"{count} × {cause}" for cause, count in causes.most_common())
+        lines.append(f"causes: {counted}")
+    waiting = waits_for(described)
+    if waiting:
+        lines.append("waits for:")
+        lines += [f"  - {sentence}" for sentence in waiting]
+    else:
+        idle = sum(not member.assignment for member in described.members)
+        text = f"{plural(idle, 'member')} without a partition: there are fewer partitions than members"
+        lines.append("waits for nothing" + (f"; {text}" if idle else ""))
+    return "\n".join(lines) + "\n"
+
+
+# --- watch -----------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog="""\b
+Examples:
+  kl group watch billing                 every 2 s, until Ctrl-C
+  kl group watch billing --every 500ms -n 10 -o jsonl"""
+)
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.option("--every", type=duration_ms, default="2s", show_default=True, help="How often to look.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Look so many times, then exit.")
+@client_options
+@output_option
+def watch(name: str, every: int, count: int | None) -> None:
+    """Show GROUP's state, lag and rate of consumption again and again."""
+    current = invocation.current()
+
+    async def main() -> None:
+        import asyncio
+
+        before: tuple[float, int] | None = None
+        looked = 0
+        async with connect.admin(current) as admin:
+            while True:
+                described, lags = await admin.describe_group(name), await admin.group_lag(name)
+                now = time.monotonic()
+                done = sum(each.committed.offset for each in lags if each.committed is not None)
+                rate = None if before is None else (done - before[1]) / max(now - before[0], 1e-9)
+                before = (now, done)
+                _show_look(described, lags, rate, current.output)
+                looked += 1
+                if looked == count:
+                    return
+                await asyncio.sleep(every / 1000)
+
+    invocation.run_command(main)
+
+
+def _show_look(
+    described: GroupDescription, lags: Sequence[PartitionLag], rate: float | None, output: str
+) -> None:
+    document = _summary(described, lags) | {"committed_per_s": None if rate is None else round(rate, 1)}
+    if output not in {"table", "wide"}:
+        print_document(document, "jsonl" if output == "json" else output)
+        return
+    if coloured(sys.stdout):
+        write("\x1b[H\x1b[2J")
+    speed = "" if rate is None else f", {rate:,.0f} records/s committed"
+    write(
+        f"{described.group_id}  {described.state}, generation {described.group_epoch}, "
+        f"{plural(len(described.members), 'member')}, {plural(total_lag(lags), 'record')} behind{speed}\n"
+    )
+    for sentence in waits_for(described):
+        write(f"  - {sentence}\n")
+    print_listing(_lag_rows(lags), _LAG_COLUMNS, output)
+
+
+# --- delete ----------------------------------------------------------------------------------------
+
+
+@group.command()
+@click.argument("names", metavar="GROUP…", nargs=-1, required=True, shell_complete=complete_groups)
+@client_options
+def delete(names: tuple[str, ...]) -> None:
+    """Forget groups without members, and their offsets."""
+    current = invocation.current()
+
+    async def main() -> dict[str, BrokerError | None]:
+        async with connect.admin(current) as admin:
+            return await _delete(admin, names)
+
+    results = invocation.run_command(main)
+    failed = {name: error for name, error in results.items() if error is not None}
+    for name in results.keys() - failed.keys():
+        invocation.say(f"group {name!r} deleted")
+    if len(failed) == 1 and len(results) == 1:
+        raise next(iter(failed.values()))
+    for error in failed.values():
+        invocation.say(error.message)
+    if failed:
+        raise PartialFailureError(f"{len(failed)} of {len(results)} groups were not deleted")
+
+
+async def _delete(admin: Admin, names: Sequence[str]) -> dict[str, BrokerError | None]:
+    return await admin.delete_groups(dict.fromkeys(names), return_exceptions=True)

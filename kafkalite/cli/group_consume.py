@@ -1,0 +1,128 @@
+"""``kl consume -g``: read as a member of a group, and commit what was printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.exit_codes import TimedOutError
+from kafkalite.cli.invocation import Invocation
+from kafkalite.cli.output import plural
+from kafkalite.cli.printers import Printer
+from kafkalite.cli.stdio import Output, until_pipe_closes
+
+if TYPE_CHECKING:
+    from kafkalite.client.consumer import Consumer
+    from kafkalite.model import TopicPartition
+
+_POLL_RECORDS: Final = 10_000
+_POLL_MS: Final = 500
+#: Handing a partition over takes milliseconds, unless who has it is busy.
+_IDLE_S: Final = 3.0
+
+
+def patience_ms(deadline: float | None) -> int:
+    """How long the next question for records may wait; 0 or less when the monotonic ``deadline`` is over."""
+    if deadline is None:
+        return _POLL_MS
+    return min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
+
+
+def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
+    """--timeout passed before ``wanted_count`` records, or the end where that is None."""
+    of = f" of {wanted_count:,}" if wanted_count is not None else ""
+    hint = "a longer --timeout waits longer"
+    if settings.get("isolation.level") == "read_committed":
+        hint += "; records behind an open transaction wait for its end: 'kl txn list' shows it"
+    return TimedOutError(f"timed out after {plural(printed_count, 'record')}{of}", hint=hint)
+
+
+@dataclass(slots=True)
+class GroupJob:
+    """Reads on where the group is, from the beginning where it has committed nothing.
+
+    What was printed and flushed is committed then: a record may be printed again after a crash, none is
+    left out.
+    """
+
+    topics: tuple[str, ...]
+    group_id: str
+    exit_at_end: bool
+    count: int | None
+    timeout_ms: int | None
+    settings: dict[str, Any]
+    printer: Printer
+    printed_count: int = 0
+    _ends: dict[TopicPartition, int] = field(default_factory=dict)  #: of what is held, as of when it came
+    _held_at: float = field(default_factory=time.monotonic)  #: when there last was a partition
+    _was_idle: bool = False
+
+    async def run(self, current: Invocation) -> None:
+        """Raises TimedOutError when --timeout passes before a count or an end was reached."""
+        await until_pipe_closes(self._run(current))
+
+    async def _run(self, current: Invocation) -> None:
+        settings = {
+            "group.id": self.group_id,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "max.poll.records": _POLL_RECORDS,
+            **self.settings,
+        }
+        consumer = connect.consumer(current, **settings)
+        consumer.subscribe(*self.topics)
+        async with consumer:
+            await self._read(consumer)
+
+    async def _read(self, consumer: Consumer) -> None:
+        output = Output()
+        output.write(self.printer.head())
+        output.flush()
+        deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+        try:
+            while self.count != self.printed_count:
+                left_ms = patience_ms(deadline)
+                if left_ms <= 0:
+                    self._check_whether_short()
+                    return
+                most = _POLL_RECORDS if self.count is None else self.count - self.printed_count
+                records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=left_ms)
+                if records:
+                    output.write(self.printer.body(records))
+                    output.flush()
+                    self.printed_count += len(records)
+                    await consumer.commit()
+                is_idle = self._is_idle(consumer)
+                if self.exit_at_end and (is_idle or await self._is_at_end(consumer)):
+                    return
+        finally:
+            output.write(self.printer.tail())
+            output.flush()
+
+    async def _is_at_end(self, consumer: Consumer) -> bool:
+        held = consumer.assignment()
+        new = [tp for tp in held if tp not in self._ends]
+        if new:
+            self._ends.update(await consumer.end_offsets(new))
+        return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
+
+    def _is_idle(self, consumer: Consumer) -> bool:
+        """Whether no partition came to this member for so long that none will; told when it begins."""
+        now = time.monotonic()
+        if consumer.assignment():
+            self._held_at = now
+        is_idle = now - self._held_at > _IDLE_S
+        if is_idle and not self._was_idle:
+            invocation.say(
+                f"group {self.group_id!r} has no partition for this member: the others have them all"
+            )
+        self._was_idle = is_idle
+        return is_idle
+
+    def _check_whether_short(self) -> None:
+        if self.count is None and not self.exit_at_end:
+            return
+        raise timed_out(self.printed_count, self.count, self.settings)

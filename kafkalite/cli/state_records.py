@@ -1,0 +1,162 @@
+"""What coordinators keep, for people: the records of ``__consumer_offsets`` and ``__transaction_state``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from kafkalite.cli.times import format_time
+from kafkalite.coordination import StateRecord
+from kafkalite.model import NO_PRODUCER_ID
+
+GROUPS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+
+Fields = dict[str, Any]
+
+
+class StateEntry(NamedTuple):
+    """One record, read. ``value`` is None for a tombstone: what ``key`` names is forgotten."""
+
+    kind: str
+    key: Fields
+    value: Fields | None
+
+
+def read_record(topic: str, record: StateRecord) -> StateEntry:
+    """What ``record`` of the internal ``topic`` says. Raises StorageError for what no known version wrote."""
+    return _read_of_groups(record) if topic == GROUPS_TOPIC else _read_of_transactions(record)
+
+
+def as_text(fields: Mapping[str, Any] | None) -> str:
+    """``name=value name=value``; for a tombstone ``removed``."""
+    if fields is None:
+        return "removed"
+    return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or "-"
+    text = str(value)
+    return repr(text) if " " in text or not text else text
+
+
+# --- groups ----------------------------------------------------------------------------------------
+
+
+def _read_of_groups(record: StateRecord) -> StateEntry:
+    from kafkalite.groups import record_codec as codec
+
+    kinds: Final[dict[int, tuple[str, tuple[str, ...], Callable[[bytes], Fields]]]] = {
+        codec.GROUP: ("group", ("group",), _group),
+        codec.SUBSCRIPTION: ("subscription", ("group", "member"), _subscription),
+        codec.TARGET: ("target", ("group", "member"), _target),
+        codec.CURRENT: ("assignment", ("group", "member"), _current),
+        codec.EVENT: ("event", ("group", "place"), _event),
+        codec.OFFSET: ("offset", ("group", "topic", "partition"), _offset),
+    }
+    kind, *parts = codec.parse_key(record.key)
+    name, names, read = kinds[kind]
+    key = dict(zip(names, parts, strict=True))
+    return StateEntry(name, key, None if record.value is None else read(record.value))
+
+
+def _group(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_group
+
+    state = parse_group(value)
+    return {
+        "generation": state.group_epoch,
+        "assignor": state.assignor,
+        "empty_since": format_time(state.emptied_ms),
+        "topics": [f"{name}:{count}" for name, (_, count) in state.topics.items()],
+    }
+
+
+def _subscription(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_subscription
+
+    return parse_subscription(value)._asdict()
+
+
+def _target(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_target
+
+    return {"partitions": _partitions(*parse_target(value))}
+
+
+def _current(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_current
+
+    current, names = parse_current(value)
+    return {
+        "member_epoch": current.member_epoch,
+        "previous_epoch": current.previous_epoch,
+        "assigned": _partitions(current.assigned, names),
+        "revoking": _partitions(current.revoking, names),
+    }
+
+
+def _partitions(partitions: Iterable[tuple[str, int]], names: Mapping[str, str]) -> list[str]:
+    return [f"{names.get(id_) or id_}-{number}" for id_, number in sorted(partitions)]
+
+
+def _event(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_event
+
+    event = parse_event(value)
+    return {
+        "generation": event.group_epoch,
+        "time": format_time(event.time_ms),
+        "cause": event.cause,
+        "detail": event.detail,
+        "members": event.member_count,
+        "partitions": event.partition_count,
+    }
+
+
+def _offset(value: bytes) -> Fields:
+    from kafkalite.groups.record_codec import parse_offset
+
+    offset = parse_offset(value)
+    return {
+        "offset": offset.offset,
+        "leader_epoch": offset.leader_epoch,
+        "metadata": offset.metadata,
+        "committed": format_time(offset.commit_ms),
+        "topic_id": offset.topic_id,
+    }
+
+
+# --- transactions ----------------------------------------------------------------------------------
+
+
+def _read_of_transactions(record: StateRecord) -> StateEntry:
+    from kafkalite.transactions.record_codec import GroupResult, parse_record
+    from kafkalite.transactions.transaction import Transaction, in_order
+
+    found = parse_record(record)
+    if isinstance(found, GroupResult):
+        value = {"last_batch": found.last_batch_id, "winners": list(found.winners)}
+        return StateEntry("group", {"application_id": found.name}, value)
+    if not isinstance(found, Transaction):
+        name, producer_id = found
+        if producer_id == NO_PRODUCER_ID:
+            return StateEntry("transaction", {"transactional_id": name}, None)
+        return StateEntry("member", {"application_id": name, "producer_id": producer_id}, None)
+    value = {
+        "state": found.state.value,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.producer_epoch,
+        "timeout_ms": found.timeout_ms,
+        "started": format_time(found.start_ms),
+        "updated": format_time(found.update_ms),
+        "partitions": [f"{tp.topic}-{tp.partition}" for tp in in_order(found.partitions)],
+    }
+    if not found.is_member:
+        return StateEntry("transaction", {"transactional_id": found.name}, value)
+    value |= {"member": found.member, "batch": found.batch_id}
+    return StateEntry("member", {"application_id": found.name, "producer_id": found.producer_id}, value)

@@ -1,0 +1,261 @@
+"""``kl txn``: which transactions are open, since when, and how to end one that nobody ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kafkalite.cli import connect, invocation
+from kafkalite.cli.complete import complete_topics, complete_transactional_ids
+from kafkalite.cli.exit_codes import UsageError
+from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.output import Column, plural, print_document, print_listing, write
+from kafkalite.cli.positions import partitions_of
+from kafkalite.cli.times import format_duration, format_time
+from kafkalite.errors import InvalidTxnStateError
+from kafkalite.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin import Admin
+    from kafkalite.client.txn_admin import (
+        HangingTransaction,
+        TransactionDescription,
+        TransactionGroupDescription,
+    )
+
+STATES: Final = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
+_OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
+#: transaction.max.timeout.ms of the brokers by default: no coordinator leaves one open for longer.
+LONGEST_MS: Final = 900_000
+
+_COLUMNS: Final = (
+    Column("name", "TRANSACTIONAL ID"),
+    Column("state", "STATE"),
+    Column("open_ms", "OPEN FOR", show=lambda ms: "-" if ms is None else format_duration(ms)),
+    Column("producer_id", "PRODUCER"),
+    Column("coordinator", "COORDINATOR"),
+)
+_MEMBER_COLUMNS: Final = (
+    Column("name", "MEMBER"),
+    Column("batch_id", "BATCH"),
+    Column("state", "STATE"),
+    Column("producer_id", "PRODUCER"),
+    Column("producer_epoch", "EPOCH"),
+    Column("started", "STARTED"),
+    Column("partitions", "PARTITIONS"),
+)
+_HANGING_COLUMNS: Final = (
+    Column("name", "PARTITION"),
+    Column("producer_id", "PRODUCER"),
+    Column("producer_epoch", "EPOCH"),
+    Column("start_offset", "START OFFSET"),
+    Column("last_write", "LAST WRITE"),
+)
+
+
+@click.group()
+def txn() -> None:
+    """Look after transactions: open ones, stuck ones."""
+
+
+@txn.command("list")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
+)
+@click.option("--open-for", type=duration_ms, default="0", metavar="TIME", help="Only those open so long.")
+@client_options
+@output_option
+def list_(states: tuple[str, ...], open_for: int) -> None:
+    """List transactional ids and their state."""
+    current = invocation.current()
+
+    async def main() -> list[Any]:
+        async with connect.admin(current) as admin:
+            return await admin.list_transactions(states, min_duration_ms=open_for)
+
+    rows = [
+        {
+            "name": each.transactional_id,
+            "state": each.state,
+            "open_ms": each.duration_ms if each.state in _OPEN_STATES else None,
+            "producer_id": each.producer_id,
+            "coordinator": each.coordinator_id,
+        }
+        for each in invocation.run_command(main)
+    ]
+    if not rows and current.output in {"table", "wide"}:
+        which = " in that state" if states else ""
+        invocation.say(
+            f"no transactional ids{which}" + (f" open for {format_duration(open_for)}" if open_for else "")
+        )
+    print_listing(rows, _COLUMNS, current.output)
+
+
+@txn.command()
+@click.argument("name", metavar="TRANSACTIONAL_ID", shell_complete=complete_transactional_ids)
+@client_options
+@output_option
+def describe(name: str) -> None:
+    """Say all about one transactional id, or about a transaction group by its application id."""
+    current = invocation.current()
+
+    async def main() -> TransactionDescription | TransactionGroupDescription:
+        async with connect.admin(current) as admin:
+            try:
+                return await admin.describe_transaction(name)
+            except InvalidTxnStateError:  # the name of a group
+                return await admin.describe_transaction_group(name)
+
+    described: Any = invocation.run_command(main)
+    if hasattr(described, "last_batch_id"):
+        _print_group(described, current.output)
+        return
+    print_document(
+        {
+            "transactional_id": described.transactional_id,
+            "state": described.state,
+            "producer_id": described.producer_id,
+            "producer_epoch": described.producer_epoch,
+            "timeout_ms": described.timeout_ms,
+            "started": None if described.start_ms < 0 else format_time(described.start_ms),
+            "partitions": [str(tp) for tp in described.partitions],
+            "coordinator_epoch": described.coordinator_epoch,
+        },
+        current.output,
+    )
+
+
+def _print_group(described: TransactionGroupDescription, output: str) -> None:
+    rows = [
+        {
+            "name": member.member,
+            "batch_id": member.batch_id,
+            "state": member.state,
+            "producer_id": member.producer_id,
+            "producer_epoch": member.producer_epoch,
+            "started": format_time(member.start_ms),
+            "partitions": [str(tp) for tp in member.partitions],
+        }
+        for member in described.members
+    ]
+    document = {
+        "application_id": described.application_id,
+        "last_batch_id": described.last_batch_id if described.last_batch_id >= 0 else None,
+        "last_winners": list(described.last_winners),
+    }
+    if output not in {"table", "wide"}:
+        print_document(document | {"members": rows}, output)
+        return
+    print_document(document, output)
+    if rows:
+        write("\n")
+        print_listing(rows, _MEMBER_COLUMNS, output)
+
+
+@txn.command(
+    epilog="""\b
+Examples:
+  kl txn abort billing-1            its open transaction; its producer is fenced
+  kl txn abort --hanging orders-0 --producer 17 --start-offset 42
+                                    one that 'kl txn find-hanging' found"""
+)
+@click.argument(
+    "name", metavar="[TRANSACTIONAL_ID]", required=False, shell_complete=complete_transactional_ids
+)
+@click.option("--hanging", metavar="TOPIC-PARTITION", help="The partition in which it hangs.")
+@click.option("--producer", "producer_id", type=int, metavar="ID", help="Its producer id.")
+@click.option("--start-offset", type=int, metavar="N", help="Its first offset.")
+@client_options
+def abort(name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None) -> None:
+    """Abort an open transaction, and fence who wrote it."""
+    current = invocation.current()
+    where = _hanging(name, hanging, producer_id, start_offset)
+
+    async def main() -> None:
+        async with connect.admin(current) as admin:
+            if where is None:
+                assert name is not None
+                await _abort(admin, name)
+            else:
+                await admin.abort_hanging_transaction(*where)
+
+    invocation.run_command(main)
+    invocation.say(
+        f"{name!r} has nothing open any more, and its producer is fenced"
+        if where is None
+        else f"aborted in {where[0]}"
+    )
+
+
+async def _abort(admin: Admin, name: str) -> None:
+    try:
+        await admin.abort_transaction(name)
+    except InvalidTxnStateError:
+        raise InvalidTxnStateError(
+            f"{name!r} is the application of a transaction group, whose writers are ended by batches",
+            hint="TransactionGroup.finish() decides a batch; writers that nobody decides are aborted when"
+            f" their time is over; 'kl txn describe {name}' shows them",
+        ) from None
+
+
+def _hanging(
+    name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None
+) -> tuple[TopicPartition, int, int] | None:
+    """Which hanging transaction is meant; None: that of a transactional id. Raises UsageError."""
+    if hanging is None:
+        if name is None:
+            raise UsageError("which one? Give a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")
+        return None
+    topic, _, partition = hanging.rpartition("-")
+    if name is not None or not topic or not partition.isdigit():
+        raise UsageError("--hanging takes TOPIC-PARTITION, and no TRANSACTIONAL_ID beside it")
+    if producer_id is None or start_offset is None:
+        raise UsageError("--hanging wants --producer and --start-offset, as 'kl txn find-hanging' shows them")
+    return TopicPartition(topic, int(partition)), producer_id, start_offset
+
+
+@txn.command("find-hanging")
+@click.argument("topics", nargs=-1, shell_complete=complete_topics)
+@click.option(
+    "--older-than",
+    type=duration_ms,
+    default=f"{LONGEST_MS}ms",
+    metavar="TIME",
+    help="Only those without a write for so long.  [default: 15m]",
+)
+@client_options
+@output_option
+def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
+    """Find transactions that are open in a partition and known to no coordinator."""
+    current = invocation.current()
+
+    async def main() -> tuple[list[HangingTransaction], int]:
+        async with connect.admin(current) as admin:
+            names: Sequence[str] = topics
+            if not names:
+                names = [topic.name for topic in await admin.list_topics(internal=True)]
+            partitions = await partitions_of(admin, names) if names else []
+            return await admin.find_hanging_transactions(partitions, min_age_ms=older_than), len(partitions)
+
+    found, looked_at = invocation.run_command(main)
+    rows = [
+        {
+            "name": str(each.partition),
+            "producer_id": each.producer.producer_id,
+            "producer_epoch": each.producer.producer_epoch,
+            "start_offset": each.producer.transaction_start_offset,
+            "last_write": format_time(each.producer.last_timestamp_ms),
+        }
+        for each in found
+    ]
+    if not rows and current.output in {"table", "wide"}:
+        invocation.say(f"none in {plural(looked_at, 'partition')}")
+    print_listing(rows, _HANGING_COLUMNS, current.output)
+    if rows and current.output in {"table", "wide"}:
+        first = found[0]
+        invocation.say(
+            f"to end the first: kl txn abort --hanging {first.partition} --producer"
+            f" {first.producer.producer_id} --start-offset {first.producer.transaction_start_offset}"
+        )

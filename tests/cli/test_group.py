@@ -1,0 +1,245 @@
+"""kl group, and kl consume -g: from the first record to the deleted group."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalite import sync
+
+Kl = Callable[..., Any]
+
+
+@pytest.fixture
+def filled(at: Kl, request: pytest.FixtureRequest) -> str:
+    """A topic of two partitions with three and two records, named after the test."""
+    topic = f"t-{request.node.name.replace('_', '-')}"[:80].rstrip("-")
+    assert at("topic", "create", topic, "-p", "2").code == 0
+    assert at("produce", topic, "-p", "0", stdin=b"a\nb\nc\n").code == 0
+    assert at("produce", topic, "-p", "1", stdin=b"d\ne\n").code == 0
+    return topic
+
+
+def lag(kl: Kl, group: str) -> list[tuple[int, int | None, int, int | None]]:
+    rows = json.loads(kl("group", "lag", group, "-o", "json").out)
+    return [(row["partition"], row["committed"], row["end"], row["lag"]) for row in rows]
+
+
+def test_a_group_reads_on_where_it_is(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    read = at("consume", filled, "-g", group, "-n", "4", "--timeout", "20s")
+    assert (read.code, len(read.text.split())) == (0, 4), read.told
+    rest = at("consume", filled, "-g", group, "-e", "--timeout", "20s")
+    assert rest.code == 0, rest.told
+    assert sorted(read.text.split() + rest.text.split()) == ["a", "b", "c", "d", "e"]
+    assert lag(at, group) == [(0, 3, 3, 0), (1, 2, 2, 0)]
+    assert at("produce", filled, "-p", "1", stdin=b"f\n").code == 0
+    table = at("group", "lag", group, "--max", "0")
+    assert table.code == 9
+    assert table.text.splitlines()[-1] == "1 record behind in 2 partitions"
+    assert "1 record behind, more than 0" in table.told
+
+
+def test_the_group_is_listed_and_described(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").code == 0
+    assert group in at("group", "list", "-o", "name").text.split()
+    listed = {row["name"]: row for row in json.loads(at("group", "list", "-o", "json").out)}
+    assert (listed[group]["state"], listed[group]["members"]) == ("Empty", 0)
+    assert group in at("group", "list", "--state", "Empty", "-o", "name").text.split()
+    assert group not in at("group", "list", "--state", "Stable", "-o", "name").text.split()
+    (described,) = [json.loads(at("group", "describe", group, "-o", "json").out)]
+    assert (described["state"], described["member_count"], described["lag"]) == ("Empty", 0, 0)
+    shown = at("group", "describe", group)
+    assert shown.code == 0 and "COMMITTED" in shown.text
+    nobody = at("group", "members", group)
+    assert (nobody.code, nobody.told) == (0, f"kl: group {group!r} has no members now\n")
+
+
+def test_a_member_without_a_partition_does_not_wait_for_ever(
+    at: Kl, filled: str, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalite.cli.group_consume._IDLE_S", 0.3)
+    settings: dict[str, Any] = {"group_id": "full", "bootstrap_servers": servers}
+    with sync.Consumer(filled, **settings) as first, sync.Consumer(filled, **settings) as second:
+        deadline = time.monotonic() + 20
+        while len(first.assignment()) != 1 or len(second.assignment()) != 1:
+            first.get_many(timeout_ms=20)
+            second.get_many(timeout_ms=20)
+            assert time.monotonic() < deadline
+        idle = at("consume", filled, "-g", "full", "-e", "--timeout", "20s")
+        assert (idle.code, idle.text) == (0, "")
+        assert "no partition for this member" in idle.told
+
+
+def test_who_waits_for_whom_is_told(at: Kl, filled: str, servers: str) -> None:
+    settings: dict[str, Any] = {"group_id": "slow", "bootstrap_servers": servers}
+    with sync.Consumer(filled, client_id="holder", **settings) as holder:
+        assert len(holder.assignment()) == 2
+        newcomer = threading.Thread(target=_join_and_leave, args=(filled, settings))
+        newcomer.start()
+        deadline = time.monotonic() + 20
+        while (told := at("group", "explain", "slow").text).find("waits for:") < 0:
+            assert time.monotonic() < deadline, told
+        assert re.search(
+            r"- holder \(\w{8}\) has not given back \S+-[01], which newcomer \(\w{8}\) is to have\n", told
+        )
+        described = at("group", "describe", "slow")
+        assert "is to have\n" in described.text.replace(";", "\n")
+        assert len(lag(at, "slow")) == 2, "the partition on its way is listed too"
+        while newcomer.is_alive():
+            holder.get_many(timeout_ms=20)  # here it is given back
+            assert time.monotonic() < deadline
+        newcomer.join()
+
+
+def _join_and_leave(topic: str, settings: dict[str, Any]) -> None:
+    with sync.Consumer(topic, client_id="newcomer", **settings) as consumer:
+        while not consumer.assignment():
+            consumer.get_many(timeout_ms=20)
+
+
+def test_explain_tells_the_cause_of_every_generation(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    for _ in range(2):
+        assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").code == 0
+    events = json.loads(at("group", "explain", group, "-o", "json").out)
+    causes = [event["cause"] for event in events]
+    assert causes.count("MemberJoined") == 2 and causes.count("MemberLeft") == 2
+    generations = [event["generation"] for event in events]
+    assert generations == sorted(set(generations))
+    story = at("group", "explain", group).text
+    assert "MemberJoined" in story and "waits for nothing" in story
+
+
+def test_reset_shows_first_and_changes_only_when_told(at: Kl, filled: str, tmp_path: Path) -> None:
+    group = f"g-{filled}"
+    assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").code == 0
+    shown = at("group", "reset-offsets", group, "--to-earliest", "-o", "json")
+    assert [(row["current"], row["offset"], row["change"]) for row in json.loads(shown.out)] == [
+        (3, 0, -3),
+        (2, 0, -2),
+    ]
+    assert shown.told == "kl: nothing was changed; --execute does it\n"
+    assert lag(at, group) == [(0, 3, 3, 0), (1, 2, 2, 0)]
+
+    done = at("group", "reset-offsets", group, "--topic", f"{filled}:0", "--shift-by", "-2", "--execute")
+    assert done.code == 0, done.told
+    assert lag(at, group) == [(0, 1, 3, 2), (1, 2, 2, 0)]
+    again = at("consume", filled, "-g", group, "-e", "--timeout", "20s")
+    assert again.text.split() == ["b", "c"]
+
+    exported = at("group", "reset-offsets", group, "--to-offset", "1", "--export")
+    assert exported.text == f"{filled},0,1\n{filled},1,1\n"
+    path = tmp_path / "offsets.csv"
+    path.write_text(exported.text)
+    assert at("group", "reset-offsets", group, "--from-file", path, "--execute").code == 0
+    assert lag(at, group) == [(0, 1, 3, 2), (1, 1, 2, 1)]
+    assert at("group", "reset-offsets", group, "--to-latest", "--execute").code == 0
+    assert lag(at, group) == [(0, 3, 3, 0), (1, 2, 2, 0)]
+    assert at("group", "reset-offsets", group, "--by-duration", "1h", "--execute").code == 0
+    assert lag(at, group) == [(0, 0, 3, 3), (1, 0, 2, 2)]
+    assert at("group", "reset-offsets", group, "--to-datetime", "tomorrow", "--execute").code == 0
+    assert lag(at, group) == [(0, 3, 3, 0), (1, 2, 2, 0)]
+
+
+def test_a_group_can_be_set_up_before_it_reads(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    nothing = at("group", "reset-offsets", group, "--to-latest")
+    assert nothing.code == 4 and "--topic TOPIC" in nothing.told
+    assert at("group", "reset-offsets", group, "--topic", filled, "--to-offset", "2", "--execute").code == 0
+    assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").text.split() == ["c"]
+
+
+def test_commit_and_delete(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    done = at("group", "commit", group, f"{filled}-0=1", "--metadata", "by hand")
+    assert done.code == 0, done.told
+    (row,) = json.loads(at("group", "lag", group, "-o", "json").out)
+    assert (row["committed"], row["metadata"]) == (1, "by hand")
+    beyond = at("group", "commit", group, f"{filled}-0=9")
+    assert beyond.code == 2 and "has offsets 0 to 3, not 9" in beyond.told
+    assert at("group", "delete", group).told == f"kl: group {group!r} deleted\n"
+    assert at("group", "lag", group).code == 4
+    missing = at("group", "delete", group)
+    assert missing.code == 4 and "kl group list" in missing.told
+
+
+def test_watch_looks_so_often(at: Kl, filled: str) -> None:
+    group = f"g-{filled}"
+    assert at("group", "commit", group, f"{filled}-0=1").code == 0
+    watched = at("group", "watch", group, "--every", "10ms", "-n", "2", "-o", "jsonl")
+    looks = [json.loads(line) for line in watched.text.splitlines()]
+    assert [(look["state"], look["lag"]) for look in looks] == [("Empty", 2), ("Empty", 2)]
+    assert looks[1]["committed_per_s"] == 0
+
+
+def test_what_is_not_there_is_told_once(at: Kl, filled: str) -> None:
+    for command in ("describe", "members", "lag", "explain", "delete"):
+        missing = at("group", command, "nobody")
+        assert missing.code == 4
+        assert (
+            missing.told
+            == "kl: there is no group 'nobody'\n    hint: 'kl group list' shows the groups there are\n"
+        )
+    both = at("group", "delete", "nobody", "nobody-else")
+    assert both.code == 8
+    assert both.told.splitlines() == [
+        "kl: there is no group 'nobody'",
+        "kl: there is no group 'nobody-else'",
+        "kl: 2 of 2 groups were not deleted",
+    ]
+    no_topic = at("group", "commit", "g", "nosuch-0=1")
+    assert no_topic.code == 4 and no_topic.told.startswith("kl: topic 'nosuch': there is no such topic\n")
+    no_partition = at("group", "commit", "g", f"{filled}-7=1")
+    assert no_partition.code == 4 and "has partitions 0 to 1, not 7" in no_partition.told
+
+
+def test_an_offset_outside_the_log_is_told(at: Kl, filled: str) -> None:
+    shown = at("group", "reset-offsets", "g", "--topic", filled, "--to-offset", "99", "-o", "json")
+    assert [row["offset"] for row in json.loads(shown.out)] == [3, 2]
+    assert f"kl: {filled}-0 has offsets 0 to 3: it goes to 3, not 99\n" in shown.told
+
+
+def test_a_group_with_members_is_left_alone(at: Kl, servers: str, filled: str) -> None:
+    with sync.Consumer(filled, group_id="busy", bootstrap_servers=servers) as consumer:
+        consumer.get_many(timeout_ms=1)
+        for change in (
+            ("delete", "busy"),
+            ("commit", "busy", f"{filled}-0=1"),
+            ("reset-offsets", "busy", "--topic", filled, "--to-earliest", "--execute"),
+        ):
+            refused = at("group", *change)
+            assert refused.code == 1, change
+            assert "group 'busy' has members" in refused.told and "consumers first" in refused.told
+        (row,) = json.loads(at("group", "members", "busy", "-o", "json").out)
+        assert row["count"] == 2
+        wide = at("group", "members", "busy", "-o", "wide").text
+        assert "HEARD OF" in wide and " ago\n" in wide
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["group", "reset-offsets", "g"], "exactly one of"),
+        (["group", "reset-offsets", "g", "--to-earliest", "--to-latest"], "exactly one of"),
+        (["group", "reset-offsets", "g", "--to-earliest", "--execute", "--dry-run"], "one of the two"),
+        (["group", "reset-offsets", "g", "--to-datetime", "soonish"], "is not a time"),
+        (["group", "commit", "g", "orders=5"], "TOPIC-PARTITION=OFFSET"),
+        (["consume", "t", "-g", "g", "-r", "5:"], "a group goes on where it is"),
+        (["txn", "abort"], "which one?"),
+        (["txn", "abort", "--hanging", "orders-0"], "--start-offset"),
+        (["txn", "abort", "x", "--hanging", "orders-0"], "no TRANSACTIONAL_ID beside it"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(at: Kl, arguments: list[str], told: str) -> None:
+    refused = at(*arguments)
+    assert refused.code == 2
+    assert told in refused.told and "Traceback" not in refused.told

@@ -1,0 +1,113 @@
+"""The blocking consumer in a group: what crossed and was not given is never committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kafkalite import OffsetAndMetadata, RebalanceListener, TopicPartition, sync
+from kafkalite.errors import CommitFailedError
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with sync.Broker() as broker, sync.Producer(broker.bootstrap_servers) as producer:
+        with sync.Admin(broker.bootstrap_servers) as admin:
+            admin.create_topic("t", 1)
+        producer.send_many("t", [b"%d" % i for i in range(10)])
+        yield broker.bootstrap_servers
+
+
+def _consumer(servers: str, group: str, **settings: Any) -> sync.Consumer:
+    return sync.Consumer(
+        "t", group_id=group, bootstrap_servers=servers, auto_offset_reset="earliest", **settings
+    )
+
+
+def _committed(servers: str, group: str) -> int:
+    with sync.Admin(servers) as admin:
+        return admin.committed_offsets(group)[T0].offset
+
+
+def test_leaving_a_loop_commits_what_it_gave(servers: str) -> None:
+    with _consumer(servers, "break") as consumer:
+        for record in consumer:
+            if record.offset == 3:
+                break
+        assert consumer.positions()[T0].offset == 4
+    assert _committed(servers, "break") == 4
+
+
+@pytest.mark.parametrize(("way", "expected"), [("iterate", 3), ("many", 2)])
+def test_a_failure_leaves_what_was_in_hand(servers: str, way: str, expected: int) -> None:
+    group = f"failure-{way}"
+    with pytest.raises(ZeroDivisionError), _consumer(servers, group) as consumer:
+        if way == "many":
+            consumer.get_many(2)
+            consumer.get_many(2)
+            raise ZeroDivisionError
+        for record in consumer:
+            if record.offset == 3:
+                raise ZeroDivisionError
+    assert _committed(servers, group) == expected
+
+
+def test_commits_by_hand(servers: str) -> None:
+    with _consumer(servers, "hand", enable_auto_commit=False) as consumer:
+        (first, _) = consumer.get_many(2)
+        consumer.commit(first)
+        assert _committed(servers, "hand") == 1
+        consumer.commit_nowait()
+        consumer.commit({})
+        assert _committed(servers, "hand") == 2
+        consumer.commit({T0: OffsetAndMetadata(5, metadata="words")})
+        assert consumer.committed() == {T0: OffsetAndMetadata(5, metadata="words")}
+        assert consumer.group_metadata().group_id == "hand"
+        with pytest.raises(CommitFailedError, match="not assigned"):
+            consumer.commit({TopicPartition("t", 9): 1})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_listener_is_called_in_the_users_thread_and_may_commit(servers: str, is_async: bool) -> None:
+    calls: list[tuple[str, Sequence[TopicPartition], int]] = []
+    group = f"listener-{is_async}"
+
+    class Listener(RebalanceListener):
+        def on_assigned(self, partitions: Sequence[TopicPartition]) -> Any:
+            consumer.seek(T0, 4)
+            return self._note("assigned", partitions)
+
+        def on_revoked(self, partitions: Sequence[TopicPartition]) -> Any:
+            consumer.commit()
+            return self._note("revoked", partitions)
+
+        def _note(self, name: str, partitions: Sequence[TopicPartition]) -> Any:
+            async def note() -> None:
+                calls.append((name, partitions, threading.get_ident()))
+
+            if is_async:
+                return note()
+            calls.append((name, partitions, threading.get_ident()))
+            return None
+
+    consumer = _consumer(servers, group, listener=Listener(), enable_auto_commit=False)
+    with consumer:
+        assert [record.offset for record in consumer.get_many(3)] == [4, 5, 6]
+    assert [call[:2] for call in calls] == [("assigned", [T0]), ("revoked", [T0])]
+    if not is_async:
+        assert {call[2] for call in calls} == {threading.get_ident()}
+    assert _committed(servers, group) == 7
+
+
+def test_what_a_listener_raises_is_raised_here(servers: str) -> None:
+    class Broken(RebalanceListener):
+        def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _consumer(servers, "broken", listener=Broken()).start()

@@ -21,6 +21,7 @@ sim: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim --seeds $(S
 mutants: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim.mutants --jobs $(JOBS)
 
 # Real processes, killed, paused and cut apart under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
+# Exactly once under the same: make faults FAULTS=--transactions
 ROUNDS := 20
 FAULTS :=
 faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faults --rounds $(ROUNDS) $(FAULTS)
@@ -29,6 +30,6 @@ faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faul
 compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment
 
 # Branch coverage of the floors that decide; the bound is the project's own.
-PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/metadata/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/routing.py,kafkalite/client/accumulator.py,kafkalite/client/fetch_state.py,kafkalite/client/retry.py
-coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/replication tests/storage tests/client
+PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/coordination.py,kafkalite/metadata/*,kafkalite/groups/*,kafkalite/transactions/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/routing.py,kafkalite/client/accumulator.py,kafkalite/client/fetch_state.py,kafkalite/client/isolation.py,kafkalite/client/membership.py,kafkalite/client/progress.py,kafkalite/client/transaction.py,kafkalite/client/retry.py
+coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client
 	@$(PYTHON) -m coverage report --include='$(PURE)' --fail-under=95

@@ -18,6 +18,8 @@ SUITES = (
     "broker",
     "client",
     "raft",
+    "groups",
+    "transactions",
     "replication",
     "failover",
     "scale",

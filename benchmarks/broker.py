@@ -53,7 +53,8 @@ def ingest() -> list[Row]:
                 session = wire.Session(ours.port)
                 _create(session, "ingest", **{"max.message.bytes": str(16 * MIB)})
                 frame = session.encode(
-                    data.ProduceRequest(1, 10_000, [data.ProducePartition("ingest", 0, len(batch))]), (batch,)
+                    data.ProduceRequest(1, 10_000, None, [data.ProducePartition("ingest", 0, len(batch))]),
+                    (batch,),
                 )
 
                 def bare_rate() -> float:
@@ -91,7 +92,7 @@ def fetch() -> list[Row]:
         _create(session, "fetch")
         batch = _opaque_batch(100 * KB)
         produce = session.encode(
-            data.ProduceRequest(1, 10_000, [data.ProducePartition("fetch", 0, len(batch))]), (batch,)
+            data.ProduceRequest(1, 10_000, None, [data.ProducePartition("fetch", 0, len(batch))]), (batch,)
         )
         wire.pump(session.sock, [produce], 640, 8, wire.skip_answer)
         step = MIB // len(batch)
@@ -250,7 +251,8 @@ def durable() -> list[Row]:
             session = wire.Session(ours.port)
             _create(session, "durable")
             frame = session.encode(
-                data.ProduceRequest(-1, 10_000, [data.ProducePartition("durable", 0, len(batch))]), (batch,)
+                data.ProduceRequest(-1, 10_000, None, [data.ProducePartition("durable", 0, len(batch))]),
+                (batch,),
             )
 
             def our_rate() -> float:

@@ -89,6 +89,8 @@ def read_batches(data):
         base_offset, length, _epoch, magic, crc, attributes, _last, base_time, max_time, *_, count = header
         batch, data = data[: length + 12], data[length + 12 :]
         assert magic == 2 and crc == crc32c.crc32c(batch[21:]), "damaged"
+        if attributes & 32:  # control: no data
+            continue
         assert attributes & 7 == 7 and attributes >> 8 & 7 == 0, "compressed, or rows of Kafka"
         deltas, keys, values, _headers = msgpack.unpackb(batch[HEADER.size :])
         width = "iq"[len(deltas) == 8 * count] if deltas else "x"
@@ -115,7 +117,7 @@ def main(address, topic="foreign"):
     now = int(time.time() * 1000)
     sent = [(now, b"CA", b"maple"), (now + 1, None, b"glazed"), (now + 2, b"US", None)]
     batch = build_batch(sent)
-    produced = leading.ask(PRODUCE, [-1, 30_000, [[topic, 0, len(batch)]]], batch)[0][2][0]
+    produced = leading.ask(PRODUCE, [-1, 30_000, None, [[topic, 0, len(batch)]]], batch)[0][2][0]
     assert produced[2] == OK, produced
     base_offset = produced[4]
     body, payload = leading.ask(FETCH, [500, 1, 1 << 20, 0, [[topic, 0, -1, base_offset, 1 << 20]]])

@@ -107,6 +107,8 @@ def produce() -> Callable[..., Any]:
         acks: int = -1,
         timeout_ms: int = 5000,
     ) -> data.ProduceRequest:
-        return data.ProduceRequest(acks, timeout_ms, [data.ProducePartition(topic, partition, len(batch))])
+        return data.ProduceRequest(
+            acks, timeout_ms, None, [data.ProducePartition(topic, partition, len(batch))]
+        )
 
     return make

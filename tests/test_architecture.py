@@ -68,15 +68,21 @@ def test_public_names() -> None:
         "Broker",
         "BrokerConfig",
         "Consumer",
+        "Deduplicator",
+        "GroupMetadata",
         "KafkaliteError",
+        "OffsetAndMetadata",
         "OffsetAndTimestamp",
         "Producer",
+        "RebalanceListener",
         "Record",
         "RecordAddress",
         "RecordBatch",
         "RecordBatchBuilder",
         "RecordMetadata",
         "TopicPartition",
+        "TransactionGroup",
+        "TransactionGroupWriter",
     ]
     for name in kafkalite.__all__:
         assert getattr(kafkalite, name) is not None

@@ -55,6 +55,11 @@ SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "broker_session_timeout_ms": 1_000,
     "replica_fetch_backoff_ms": 20,
 }
+#: What is not on a disk needs no more than a Broker in memory has.
+FEW_COORDINATORS: Final[dict[str, Any]] = {
+    "offsets_topic_num_partitions": 4,
+    "transaction_state_log_num_partitions": 4,
+}
 
 
 class Node:
@@ -85,6 +90,7 @@ class Cluster:
     ``storage="memory"`` forgets on ``crash`` what was not synced; ``"disk"`` is a directory that is removed
     at the end. Any further keyword is a setting of every node, by its Python name. With several brokers,
     elections and sessions are quick, and topics are replicated three times unless they say otherwise.
+    With a ``group_consumer_session_timeout_ms`` the heartbeats of group members are as frequent as it needs.
     """
 
     def __init__(
@@ -107,6 +113,11 @@ class Cluster:
             raise ConfigError(key="transport", value=transport, allowed="inproc or tcp")
         if storage not in {"memory", "disk"}:
             raise ConfigError(key="storage", value=storage, allowed="memory or disk")
+        if storage == "memory":
+            settings = {**FEW_COORDINATORS, **settings}
+        session_ms = settings.get("group_consumer_session_timeout_ms")
+        if isinstance(session_ms, int):
+            settings.setdefault("group_consumer_heartbeat_interval_ms", max(1, min(session_ms // 5, 5_000)))
         self.clock: Clock = clock or SystemClock()
         self.rng: Rng = seeded_rng(seed)
         self._name = f"cluster-{os.getpid()}-{next(_names)}"

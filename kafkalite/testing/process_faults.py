@@ -4,6 +4,7 @@
 
     python -m kafkalite.testing.process_faults --rounds 20 --seed 7     # a bit of everything
     python -m kafkalite.testing.process_faults --fault kill-all --rounds 50
+    python -m kafkalite.testing.process_faults --transactions           # exactly once: process_transactions
 
 Each round: a fault strikes while clients write and read, it ends, the cluster must be whole again within a
 bound and serve every partition. At the end every history is checked. The seed decides on faults, victims
@@ -235,7 +236,15 @@ async def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when nothing is wrong with what clients saw, 1 otherwise."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--transactions" in words:
+        from kafkalite.testing import process_transactions
+
+        return process_transactions.main([word for word in words if word != "--transactions"])
     parser = argparse.ArgumentParser(prog="python -m kafkalite.testing.process_faults", description=__doc__)
+    parser.add_argument(
+        "--transactions", action="store_true", help="with jobs and producers that work in transactions"
+    )
     parser.add_argument("--rounds", type=int, default=len(FAULTS))
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument(
@@ -243,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--durability", choices=("fsync", "page-cache"), default="fsync")
     parser.add_argument("--directory", help="keep the nodes' data and logs here")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(words)
     logging.getLogger("kafkalite").setLevel(logging.CRITICAL)
     seed = chosen.seed if chosen.seed is not None else time.time_ns() % 1_000_000
     faults = chosen.fault or sorted(FAULTS)

@@ -143,7 +143,7 @@ async def test_a_body_that_lies_about_its_payload_is_refused_whole(
         batch = batch_of(b"x")
         for lie in (len(batch) + 1, len(batch) - 1, 0, -1, 2**40):
             refused = await wire.call(
-                data.ProduceRequest(1, 1000, [data.ProducePartition("t", 0, lie)]), batch
+                data.ProduceRequest(1, 1000, None, [data.ProducePartition("t", 0, lie)]), batch
             )
             assert isinstance(refused, RequestError)
             assert refused.error_code == ErrorCode.INVALID_REQUEST

@@ -189,7 +189,7 @@ async def test_a_stop_answers_what_is_in_flight_and_refuses_new_connections(
         poller.send(fetch(0, max_wait_ms=60_000))
         await settled(lambda: broker.statistics().waiting_requests == 1)
         batch = batch_of()
-        producer.send(data.ProduceRequest(-1, 5000, [data.ProducePartition("t", 0, len(batch))]), batch)
+        producer.send(data.ProduceRequest(-1, 5000, None, [data.ProducePartition("t", 0, len(batch))]), batch)
         await settled(lambda: broker.statistics().appended_batches == 1)
         await broker.stop()
         assert (await producer.answer()).message.partitions[0].base_offset == 0

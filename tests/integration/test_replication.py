@@ -56,7 +56,7 @@ async def produce(
     """To that very broker, whatever it leads."""
     async with WireClient(cluster.brokers[node_id].address) as wire:
         asked = data.ProducePartition("t", 0, len(batch))
-        answer = await wire.call(data.ProduceRequest(acks, timeout_ms, [asked]), batch)
+        answer = await wire.call(data.ProduceRequest(acks, timeout_ms, None, [asked]), batch)
         result: data.ProducedPartition = answer.partitions[0]
         return result
 

@@ -13,6 +13,8 @@ from kafkalite.rng import seeded_rng
 from kafkalite.testing.sim import runner
 from kafkalite.testing.sim.plan import draw
 from kafkalite.testing.sim.runner import (
+    COORDINATION_PROBES,
+    COORDINATION_PROBES_FROM_SEEDS,
     EXIT_CODES,
     EXIT_NO_PROBE,
     PROBES,
@@ -46,7 +48,7 @@ def test_one_broker(seed: int) -> None:
 
 _HASH = """
 from kafkalite.testing.sim.scenario import run_seed
-for brokers, seed in ((3, 2), (3, 5), (1, 3)):
+for brokers, seed in ((3, 11), (3, 26), (1, 3)):
     print(run_seed(seed, brokers=brokers).trace_hash)
 """
 
@@ -54,17 +56,22 @@ for brokers, seed in ((3, 2), (3, 5), (1, 3)):
 @pytest.mark.slow
 def test_a_seed_takes_the_same_course_in_every_process(repository: Path) -> None:
     """Two processes with different hashes of strings, and different addresses of objects."""
-    hashes = []
-    for hash_seed in ("0", "4711"):
-        done = subprocess.run(
+    running = [
+        subprocess.Popen(
             [sys.executable, "-c", _HASH],
             cwd=repository,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        hashes.append(done.stdout.split())
+        for hash_seed in ("0", "4711")
+    ]
+    hashes = []
+    for process in running:
+        printed, errors = process.communicate()
+        assert process.returncode == 0, errors
+        hashes.append(printed.split())
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) == 3
 
@@ -119,6 +126,11 @@ def test_a_path_never_taken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> 
     assert report.exit_code() == EXIT_NO_PROBE
     assert "truncation" in capsys.readouterr().out
     assert report.exit_code(wants_probes=False) == 0
+    report.probes["truncation"] = 1
+    report.seeds = COORDINATION_PROBES_FROM_SEEDS
+    assert report.exit_code() == EXIT_NO_PROBE
+    report.probes.update(dict.fromkeys(COORDINATION_PROBES, 1))
+    assert report.exit_code() == 0
 
 
 def test_what_the_simulation_itself_can_not_stand_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

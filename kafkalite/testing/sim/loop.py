@@ -70,6 +70,8 @@ class SimTask(asyncio.Task[Any]):
         root = loop.root
         self.process = current_process.get(root) if context is None else context.get(current_process, root)
         super().__init__(coro, loop=loop, **kwargs)
+        if self.process.is_dead:  # it was killed in this very callback, whose rest goes on
+            self._log_destroy_pending = False
 
     def __hash__(self) -> int:
         return self.number
@@ -219,7 +221,7 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         for task in asyncio.all_tasks(self):
             if isinstance(task, SimTask) and task.process is process:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                task._log_destroy_pending = False
                 self._remains.append(task)
         process.is_dead = True
         process.ready.clear()

@@ -89,9 +89,16 @@ def _directed(mutant: str) -> Attempt | None:
         from kafkalite.testing.sim import raft_schedules
 
         return raft_schedules.DIRECTED.get(mutant)
-    from kafkalite.testing.sim import core_directed
+    from kafkalite.testing.sim import cluster_directed, core_directed, group_directed, txn_directed, txn_log
 
-    return core_directed.DIRECTED.get(mutant)
+    directed: tuple[dict[str, Attempt], ...] = (
+        core_directed.DIRECTED,
+        group_directed.DIRECTED,
+        txn_directed.DIRECTED,
+        txn_log.DIRECTED,
+        cluster_directed.DIRECTED,
+    )
+    return next((schedules[mutant] for schedules in directed if mutant in schedules), None)
 
 
 def _within(budget_s: float, attempts: Iterable[Attempt]) -> Iterable[Attempt]:

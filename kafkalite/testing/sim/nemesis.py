@@ -14,7 +14,7 @@ from typing import Any, Final
 from kafkalite.testing.sim.nodes import SimNode
 from kafkalite.testing.sim.plan import Plan
 from kafkalite.testing.sim.simulation import Simulation
-from kafkalite.testing.sim.workload import Workload
+from kafkalite.testing.sim.workload import Client, Workload
 
 MAX_CONCURRENT: Final = 3
 MOMENT_S: Final = 0.5
@@ -33,6 +33,7 @@ class Nemesis:
         self.plan = plan
         self.nodes = list(nodes)
         self.workload = workload
+        self.clients: Sequence[Client] = workload.clients
         self.rng = simulation.rng("nemesis")
         self.on_fault: Callable[[], None] = lambda: None
         #: Tells the node that leads a partition, or the active controller; None while nobody knows.
@@ -40,6 +41,7 @@ class Nemesis:
         self.find_controller: Callable[[], SimNode | None] = lambda: None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._acknowledged: asyncio.Future[None] | None = None
+        self._decided: asyncio.Future[None] | None = None
         self._power_losses = 0
         self._disk_losses = 0
 
@@ -63,12 +65,17 @@ class Nemesis:
         self.on_fault()
 
     async def _at_a_moment(self, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Half of all faults come in the very moment in which a client is told that its record is safe."""
+        """Half of all faults come in the very moment in which a client is told that its record is safe, or
+        that what it committed is."""
         if self.rng.random() < 0.5:
-            self._acknowledged = self.simulation.loop.create_future()
+            told = self.simulation.loop.create_future()
+            if self.plan.load.committed_readers and self.rng.random() < 0.5:
+                self._decided = told
+            else:
+                self._acknowledged = told
             try:
                 async with asyncio.timeout(MOMENT_S):
-                    await self._acknowledged
+                    await told
             except TimeoutError:
                 pass
             self.on_fault()
@@ -78,6 +85,11 @@ class Nemesis:
         """A client was told just now."""
         if self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_result(None)
+
+    def on_decided(self) -> None:
+        """A client was told just now that its transaction or its offsets are committed."""
+        if self._decided is not None and not self._decided.done():
+            self._decided.set_result(None)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -205,10 +217,21 @@ class Nemesis:
         self._start_again(node)
 
     async def _crash_client(self) -> None:
-        clients = self.workload.clients
-        client = clients[self.rng.randrange(len(clients))]
+        client = self.clients[self.rng.randrange(len(self.clients))]
         if not client.is_done:
             client.crash()
+
+    async def _pause_client(self) -> None:
+        """It stands still, perhaps for longer than its session, and wakes as a zombie."""
+        client = self.clients[self.rng.randrange(len(self.clients))]
+        host = client.host
+        if client.is_done or not host.is_running or host.is_paused:
+            return
+        host.pause()
+        try:
+            await asyncio.sleep(self._duration_s())
+        finally:
+            host.resume()
 
     # --- network ----------------------------------------------------------------------------------------
 
@@ -240,7 +263,7 @@ class Nemesis:
 
     async def _isolate_from_clients(self) -> None:
         node = self._target().host.name
-        clients = [client.host.name for client in self.workload.clients]
+        clients = [client.host.name for client in self.clients]
         await self._cut([(node, each) for each in clients] + [(each, node) for each in clients])
 
     async def _reset(self) -> None:

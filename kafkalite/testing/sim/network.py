@@ -142,6 +142,8 @@ class Network:
         self.listeners: dict[str, SimListener] = {}
         self.is_powered: dict[str, bool] = {}
         self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
+        #: Called in the process, before it writes to a connection; it may kill the process, or cut the link.
+        self.before_write: Callable[[Process], None] = lambda process: None
         self.connection_count = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[SimEnd, None] = {}

@@ -18,19 +18,19 @@ I11 the metadata log: entries once committed never change, and every node applie
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafkalite.broker.broker import Broker
-from kafkalite.errors import KafkaliteError
 from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.model import TopicPartition
-from kafkalite.records.header import BatchHeader, parse_header
+from kafkalite.records.header import BatchHeader
 from kafkalite.storage.producer_state import KEPT_BATCHES
+from kafkalite.testing.sim.compacted_logs import CompactedLogs, Told, read_batches, read_headers
 from kafkalite.testing.sim.nodes import SimNode
 from kafkalite.testing.sim.simulation import Simulation, Violation
 
-READ_BYTES = 1 << 20
 Key = tuple[str, int, str]
 """Topic, partition, topic id: a topic created again under its name is another one."""
 
@@ -38,7 +38,7 @@ Key = tuple[str, int, str]
 class _Seen:
     """What has been checked of one replica's log in one run of its broker."""
 
-    __slots__ = ("batches", "checked_to", "committed_to", "high_watermark", "run", "truncations")
+    __slots__ = ("batches", "checked_to", "committed_to", "high_watermark", "records", "run", "truncations")
 
     def __init__(self, run: int, start: int) -> None:
         self.run = run
@@ -47,6 +47,7 @@ class _Seen:
         self.truncations = 0
         self.high_watermark = 0
         self.batches: list[BatchHeader] = []
+        self.records: deque[Told] = deque()  # of a log that is compacted: not yet known to be committed
 
 
 class Observer:
@@ -66,6 +67,8 @@ class Observer:
         self._image = ClusterImage()
         self._images: dict[int, tuple[int, str]] = {}
         self._entries: dict[int, str] = {}  # I11: metadata offset -> image digest
+        self.compacted_topics: Sequence[str] = ()  #: of which replicas compact their logs during the run
+        self._compacted = CompactedLogs()
         self.check_count = 0
 
     # --- what others ask --------------------------------------------------------------------------------
@@ -194,10 +197,14 @@ class Observer:
             seen.truncations = truncations
             seen.checked_to = seen.committed_to = log.log_start_offset
             seen.batches.clear()
+            seen.records.clear()
         if log.log_start_offset > 0:
             self._trimmed.add(key)
         seen.checked_to = max(seen.checked_to, log.log_start_offset)
         seen.committed_to = max(seen.committed_to, log.log_start_offset)
+        if key[0] in self.compacted_topics:
+            self._check_compacted(where, key, seen, partition)
+            return
         if seen.checked_to < log.log_end_offset:
             for header in read_headers(log, seen.checked_to, log.log_end_offset):
                 self._check_batch(where, key, header)
@@ -205,6 +212,19 @@ class Observer:
                 seen.checked_to = header.next_offset
         if high_watermark > seen.committed_to:
             self._check_committed(where, key, seen, high_watermark)
+
+    def _check_compacted(self, where: str, key: Key, seen: _Seen, partition: Any) -> None:
+        """I3 and I6, by record; the first replica that shows a batch has not compacted it yet."""
+        log, high_watermark = partition.log, partition.high_watermark
+        if log.compaction_points.compacted_to > 0:
+            self._simulation.probe("compacted")
+        for batch in read_batches(log, seen.checked_to, log.log_end_offset):
+            seen.records += self._compacted.check(where, key, batch)
+            seen.checked_to = batch.header.next_offset
+        while seen.records and seen.records[0].offset < high_watermark:
+            self._compacted.check_committed(where, key, seen.records.popleft())
+        seen.committed_to = max(seen.committed_to, min(seen.checked_to, high_watermark))
+        self._committed_end[key] = max(self._committed_end.get(key, 0), seen.committed_to)
 
     def _check_batch(self, where: str, key: Key, header: BatchHeader) -> None:
         name = (key, header.base_offset, header.leader_epoch)
@@ -271,7 +291,7 @@ class Observer:
             if log.log_end_offset < wanted:
                 raise Violation(name, f"{where} ends at {log.log_end_offset} of {wanted}: {state}")
             seen = self._seen.get((node.node_id, key))
-            if seen is not None and log.is_open:
+            if seen is not None and log.is_open and key[0] not in self.compacted_topics:
                 self._compare(name, where, key, seen)
 
     def _compare(self, name: str, where: str, key: Key, seen: _Seen) -> None:
@@ -305,8 +325,10 @@ class Observer:
             if header.producer_id < 0:
                 continue
             epoch, batches = expected.get(header.producer_id, (-1, []))
-            batch = (header.base_sequence, header.base_offset, header.last_offset)
-            batches = [*batches, batch] if epoch == header.producer_epoch else [batch]
+            if header.is_control or epoch != header.producer_epoch:  # a marker has an epoch of its own
+                batches = []
+            if header.base_sequence >= 0:
+                batches = [*batches, (header.base_sequence, header.base_offset, header.last_offset)]
             expected[header.producer_id] = (header.producer_epoch, batches[-KEPT_BATCHES:])
         for producer_id, (epoch, batches) in expected.items():
             known = log.producers.get(producer_id)
@@ -388,22 +410,3 @@ def _brief(state: PartitionState) -> str:
         f"leader {state.leader} epoch {state.leader_epoch}.{state.partition_epoch}"
         f" isr {list(state.isr)}{f' eligible {list(elr)}' if elr else ''}"
     )
-
-
-def read_headers(log: Any, start: int, end: int) -> Iterable[BatchHeader]:
-    """The headers of all batches in [start, end)."""
-    offset = start
-    while offset < end:
-        try:
-            chunk = log.read(offset, max_bytes=READ_BYTES, up_to=end)
-        except KafkaliteError:
-            return
-        if not chunk.size_bytes:
-            return
-        for buffer in chunk.buffers:
-            position = 0
-            while position < len(buffer):
-                header = parse_header(buffer, position)
-                yield header
-                position += header.length_bytes
-        offset = chunk.next_offset

@@ -32,6 +32,7 @@ FAULTS: Final[dict[str, tuple[int, bool]]] = {
     "broken_disk": (1, True),
     "clock_jump": (1, True),
     "crash_client": (2, True),
+    "pause_client": (2, True),
 }
 
 _CALM: Final = {"replace_disk", "full_disk", "broken_disk", "power_loss_all", "kill_all"}
@@ -58,6 +59,7 @@ class Plan:
     topic_configs: dict[str, str] = field(default_factory=dict)
     admin_pause_s: float = 0.0  #: the mean between two acts of an administrator; 0: there is none
     load: Load = field(default_factory=Load)
+    compacts: bool = False  #: the internal topics have small segments, and cleaners are busy
     delay_s: float = 0.0003
     jitter_s: float = 0.0003
     spike_rate: float = 0.0
@@ -68,7 +70,8 @@ class Plan:
         return (
             f"brokers={self.brokers}{f'+{self.controllers}' if self.controllers else ''}"
             f" partitions={self.partitions} rf={self.replication_factor}"
-            f" min={self.min_insync_replicas} {self.durability} faults={faults}"
+            f" min={self.min_insync_replicas} {self.durability}"
+            f"{' compacts' if self.compacts else ''} faults={faults}"
         )
 
 
@@ -102,6 +105,8 @@ def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
         plan.admin_pause_s = 0.5 + 3.0 * rng.random()
     _draw_settings(plan, rng)
     _draw_load(plan, rng)
+    if rng.random() < 0.6:
+        _draw_coordination(plan, rng)
     plan.jitter_s = 0.0002 + (0.02 * rng.random() if rng.random() < 0.3 else 0.002 * rng.random())
     plan.spike_rate = 0.02 * rng.random() if rng.random() < 0.3 else 0.0
     plan.split_rate = 0.2 * rng.random() if rng.random() < 0.3 else 0.0
@@ -155,3 +160,25 @@ def _draw_load(plan: Plan, rng: Rng) -> None:
         load.producer_settings["compression_type"] = "gzip"
     if rng.random() < 0.3:
         load.consumer_settings["max_partition_fetch_bytes"] = 64
+
+
+def _draw_coordination(plan: Plan, rng: Rng) -> None:
+    """Programs that use groups and transactions, and coordinators that are impatient."""
+    load, settings = plan.load, plan.broker_settings
+    load.group_readers = rng.randrange(4)
+    load.transformers = rng.randrange(3)
+    load.transactors = rng.randrange(3)
+    load.batch_teams = rng.randrange(2)
+    load.watchers = rng.randrange(3) if plan.admin_pause_s else 0
+    load.committed_readers = int(bool(load.transformers + load.transactors + load.batch_teams))
+    settings["offsets_topic_num_partitions"] = settings["transaction_state_log_num_partitions"] = (
+        1 + rng.randrange(2)
+    )
+    settings["group_consumer_session_timeout_ms"] = 1_000 + rng.randrange(2_000)
+    settings["group_consumer_heartbeat_interval_ms"] = (100, 300)[rng.randrange(2)]
+    if rng.random() < 0.5:
+        plan.compacts = True
+        settings["offsets_topic_segment_bytes"] = 1_024 << rng.randrange(4)
+        settings["transaction_state_log_segment_bytes"] = 1_024 << rng.randrange(4)
+        settings["log_cleaner_backoff_ms"] = (500, 2_000)[rng.randrange(2)]
+        settings["log_cleaner_min_cleanable_ratio"] = (0.1, 0.5)[rng.randrange(2)]

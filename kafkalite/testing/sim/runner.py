@@ -27,7 +27,7 @@ STORY_LINES: Final = 120
 SEEDS_PER_PROCESS: Final = 50
 
 #: Paths that a long enough run must take, or it proves nothing about them.
-PROBES: Final = (
+PROBES: Final[tuple[str, ...]] = (
     "truncation",
     "isr-shrink",
     "isr-expand",
@@ -39,6 +39,23 @@ PROBES: Final = (
 )
 #: From so many seeds on a probe that never fired is a failure.
 PROBES_FROM_SEEDS: Final = 40
+
+#: The same of groups and transactions, which not every seed has.
+COORDINATION_PROBES: Final = (
+    "rebalance",
+    "member-expelled",
+    "zombie-member-refused",
+    "zombie-producer-refused",
+    "coordinator-failover",
+    "failover-in-transaction",
+    "batch-decided",
+    "timeout-abort",
+    "transformed",
+    "read-committed",
+    "compacted",
+    "replayed",
+)
+COORDINATION_PROBES_FROM_SEEDS: Final = 120
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -188,7 +205,10 @@ class Report:
             if any(outcome.kind == kind for outcome in self.failures):
                 return EXIT_CODES[kind]
         if wants_probes and self.seeds >= PROBES_FROM_SEEDS:
-            missing = [name for name in PROBES if not self.probes[name]]
+            wanted = PROBES
+            if self.seeds >= COORDINATION_PROBES_FROM_SEEDS:
+                wanted += COORDINATION_PROBES
+            missing = [name for name in wanted if not self.probes[name]]
             if missing:
                 _say(f"FAIL never happened: {', '.join(missing)}")
                 return EXIT_NO_PROBE

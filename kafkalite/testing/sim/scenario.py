@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from kafkalite import mutants
+from kafkalite.broker.coordinator_topics import KINDS
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import Acks, TopicPartition
 from kafkalite.testing.history import Send, check
+from kafkalite.testing.sim.coordination import Coordination
 from kafkalite.testing.sim.loop import Deadlock
 from kafkalite.testing.sim.nemesis import Nemesis
 from kafkalite.testing.sim.network import Tuning
@@ -37,6 +39,7 @@ AFTERMATH_S: Final = 1.0
 END_DEADLINE_S: Final = 20.0
 PROBE_DEADLINE_S: Final = 10.0
 READ_DEADLINE_S: Final = 30.0
+GROUPS_DEADLINE_S: Final = 20.0  #: sessions, time-outs of transactions, and what there is to catch up
 
 T = TypeVar("T")
 
@@ -136,10 +139,15 @@ class Scenario:
         )
         if plan.admin_pause_s:
             self.workload.add_administrator(plan.admin_pause_s, plan.replication_factor)
+        self.coordination = Coordination(self.workload, self.nodes)
         self.workload.on_ok = self._on_ok
         self.observer = Observer(simulation, self.nodes)
+        if plan.compacts:
+            self.observer.compacted_topics = tuple(KINDS)
         self.nemesis = Nemesis(simulation, plan, self.nodes, self.workload)
-        self.nemesis.on_fault = self.observer.check
+        self.nemesis.clients = [*self.workload.clients, *self.coordination.clients]
+        self.nemesis.on_fault = self._check
+        self.coordination.on_decided = self.nemesis.on_decided
         self.nemesis.find_leader = lambda: self.observer.leader_of_any(self.nemesis.rng.randrange(100))
         self.nemesis.find_controller = self._controller
 
@@ -165,7 +173,11 @@ class Scenario:
         admin = self.simulation.host("admin")
         create = self.workload.create_topics(self.plan.replication_factor, self.plan.topic_configs)
         await self._as_client("create-topics", TOPICS_DEADLINE_S, admin, create)
+        if self.coordination.is_used:
+            create = self.coordination.create_topics(self.plan.replication_factor, self.plan.topic_configs)
+            await self._as_client("create-topics", TOPICS_DEADLINE_S, admin, create)
         self.workload.start()
+        self.coordination.start()
         await self._watch(WARM_UP_S)
         faults = self.simulation.loop.create_task(self.nemesis.run(self.plan.fault_phase_s), name="nemesis")
         while not faults.done():
@@ -178,14 +190,28 @@ class Scenario:
         if self._is_stranded():
             return
         await self._watch(AFTERMATH_S)
+        if self.coordination.is_used:
+            await self._until(GROUPS_DEADLINE_S, "L3", self.coordination.unsettled)
         self.workload.is_over = True
         await self._until(END_DEADLINE_S, "L2", self._busy_client)
         await self._as_client("L2", PROBE_DEADLINE_S, admin, self.workload.probe())
+        if self.coordination.is_used:
+            await self._end_coordination(admin)
         await self._until(WHOLE_DEADLINE_S, "L1", self.observer.unconverged)
         await self._as_client("final-read", READ_DEADLINE_S, admin, self.workload.read_everything())
         self.observer.check()
         self.observer.check_rest()
+        self.coordination.check_rest()
         self._judge()
+
+    async def _end_coordination(self, admin: Any) -> None:
+        """What was produced is consumed; then its programs end, and nothing stays open (L3, L4)."""
+        coordination = self.coordination
+        await self._until(GROUPS_DEADLINE_S, "L3", coordination.uncommitted)
+        coordination.is_over = True
+        await self._until(END_DEADLINE_S, "L2", lambda: _busy(coordination.clients))
+        await self._until(GROUPS_DEADLINE_S, "L4", coordination.open_transactions)
+        await self._as_client("final-read", READ_DEADLINE_S, admin, coordination.read_everything())
 
     def _judge(self) -> None:
         unanswered = [send for send in self.workload.history.sends if send.ended_ms is None]
@@ -196,6 +222,12 @@ class Scenario:
         if anomalies:
             first = anomalies[0]
             raise Violation(first.kind, f"{first.message} (and {len(anomalies) - 1} more)")
+        if self.coordination.is_used:
+            self.coordination.judge()
+
+    def _check(self) -> None:
+        self.observer.check()
+        self.coordination.check()
 
     def _is_stranded(self) -> bool:
         """Whether a partition has lost every replica that surely has everything.
@@ -211,15 +243,14 @@ class Scenario:
         return self.observer.unconverged_isr()
 
     def _busy_client(self) -> str | None:
-        busy: Client | None = next((each for each in self.workload.clients if not each.is_done), None)
-        return None if busy is None else f"{busy.host} has not ended"
+        return _busy(self.workload.clients)
 
     async def _watch(self, duration_s: float) -> None:
         """Let time pass, and check meanwhile."""
         end_s = self.simulation.loop.time() + duration_s
         while (left_s := end_s - self.simulation.loop.time()) > 0:
             await asyncio.sleep(min(CHECK_INTERVAL_S, left_s))
-            self.observer.check()
+            self._check()
             self._stop_if_violated()
 
     def _stop_if_violated(self) -> None:
@@ -230,7 +261,7 @@ class Scenario:
         """Wait until ``problem`` tells none. Raises Violation of liveness after ``deadline_s``."""
         end_s = self.simulation.loop.time() + deadline_s
         while True:
-            self.observer.check()
+            self._check()
             self._stop_if_violated()
             why = problem()
             if why is None:
@@ -254,3 +285,8 @@ class Scenario:
         except KafkaliteError as error:
             raise Violation(name, repr(error), kind="liveness") from error
         return result
+
+
+def _busy(clients: Sequence[Client]) -> str | None:
+    busy = next((each for each in clients if not each.is_done), None)
+    return None if busy is None else f"{busy.host} has not ended"

@@ -132,7 +132,7 @@ class Simulation:
             result: T = self.loop.run_until_complete(task)
             return result
         finally:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False
 
     @property
     def now_ms(self) -> int:

@@ -301,6 +301,9 @@ class SimEnd(asyncio.Transport):
     def _send(self, data: bytes) -> None:
         if not data:
             return
+        self._network.before_write(self.process)
+        if self._is_closing:
+            return
         self._sent_bytes += len(data)
         split_rate = self._out.link.tuning.split_rate
         rng = self._network.rng

@@ -48,6 +48,12 @@ class Load:
     value_bytes: int = 40
     deletes_records: bool = False  #: somebody does, now and then
     changes_min_isr: bool = False  #: somebody sets min.insync.replicas to 1 and to 2
+    group_readers: int = 0  #: members of one consumer group
+    transformers: int = 0  #: of an exactly-once job: consume, produce and commit in one transaction
+    transactors: int = 0  #: producers of transactions, with zombies
+    batch_teams: int = 0  #: writers of transaction groups
+    watchers: int = 0  #: members of a group that reads topics that come and go
+    committed_readers: int = 0  #: of what all of these write
     producer_settings: dict[str, Any] = field(default_factory=dict)
     consumer_settings: dict[str, Any] = field(default_factory=dict)
 
@@ -215,7 +221,7 @@ class AdministratorClient(Client):
         elif choice == 3:
             await admin.describe_cluster()
         elif choice == 4 and self._replication_factor > 1:
-            await admin.elect_leaders(self.workload.keys)
+            await admin.elect_leaders([*self.workload.keys, *self.workload.coordinator_keys])
             simulation.probe("leaders-elected")
         elif choice == 5 and self.workload.load.deletes_records:
             key = self.workload.keys[rng.randrange(len(self.workload.keys))]
@@ -245,6 +251,7 @@ class Workload:
         self.is_over = False
         self.on_ok: Callable[[Send], None] = lambda send: None
         self.others: list[Client] = []
+        self.coordinator_keys: list[TopicPartition] = []  #: of internal topics, once they are there
         self.producers = [ProducerClient(self, f"p{number}") for number in range(1, load.producers + 1)]
         self.consumers = [ConsumerClient(self, f"c{number}") for number in range(1, load.consumers + 1)]
 

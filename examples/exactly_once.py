@@ -1,0 +1,100 @@
+"""Read, transform, write, exactly once: workers are killed in the middle, and each receipt is there once.
+
+A worker turns purchases into receipts. Receipts and the offsets of their purchases go in one transaction, so
+that a worker that dies leaves both or neither, and the next one goes on where the last transaction ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from kafkalite import Admin, Broker, Consumer, Producer
+
+PURCHASES = 100
+CUSTOMERS = [b"ann", b"bob", b"cyd"]
+DEATHS = [17, 21, 22]  # among the receipts, before the commit, behind it; then one lives
+
+
+async def work(servers: str, last_step: int) -> None:
+    """Write receipts until no purchase comes any more; dies at step ``last_step`` unless that is 0."""
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == last_step:
+            os.kill(os.getpid(), signal.SIGKILL)  # no farewell, nothing is flushed
+
+    async with (
+        Consumer(
+            "purchases",
+            bootstrap_servers=servers,
+            group_id="receipts",
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            max_poll_records=20,
+        ) as consumer,
+        Producer(servers, transactional_id="receipts-1") as producer,  # ends what the one before left open
+    ):
+        while records := await consumer.get_many(timeout_ms=1200):
+            async with producer.transaction():
+                for record in records:
+                    await producer.send("receipts", b"receipt for " + (record.value or b""), key=record.key)
+                    step()
+                await producer.send_offsets(consumer)
+                step()
+            step()
+
+
+async def main() -> None:
+    async with Broker(  # whoever is silent for half a second is taken for dead
+        listeners="127.0.0.1:0",
+        group_consumer_session_timeout_ms=500,
+        group_consumer_heartbeat_interval_ms=100,
+    ) as broker:
+        servers = broker.bootstrap_servers
+        async with Admin(servers) as admin, Producer(servers) as producer:
+            for topic in ("purchases", "receipts"):
+                await admin.create_topic(topic, partitions=3)
+            for number in range(PURCHASES):
+                customer = CUSTOMERS[number % len(CUSTOMERS)]
+                producer.send_nowait("purchases", b"purchase %d" % number, key=customer)
+
+        for last_step in [*DEATHS, 0]:
+            worker = await asyncio.create_subprocess_exec(sys.executable, __file__, servers, str(last_step))
+            code = await worker.wait()
+            written, seen = await receipts(servers, "read_uncommitted"), await receipts(servers)
+            fate = "was killed" if code == -signal.SIGKILL else "is done"
+            print(f"a worker {fate}: {len(seen)} receipts, {len(written) - len(seen)} more written in vain")
+            assert len(seen) == len(set(seen))
+
+        for customer in CUSTOMERS:
+            mine = [value for key, value in await receipts(servers) if key == customer]
+            first = CUSTOMERS.index(customer)
+            expected = [b"receipt for purchase %d" % n for n in range(first, PURCHASES, len(CUSTOMERS))]
+            assert mine == expected, mine
+        print(f"{PURCHASES} purchases, {PURCHASES} receipts, in order")
+
+
+async def receipts(
+    servers: str, isolation_level: str = "read_committed"
+) -> list[tuple[bytes | None, bytes | None]]:
+    """What a reader sees now."""
+    async with Consumer(
+        "receipts", bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level=isolation_level
+    ) as consumer:
+        found = []
+        while records := await consumer.get_many(timeout_ms=100):
+            found += [(record.key, record.value) for record in records]
+        return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        asyncio.run(work(sys.argv[1], int(sys.argv[2])))
+    else:
+        asyncio.run(main())

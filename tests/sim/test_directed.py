@@ -1,0 +1,48 @@
+"""Schedules for the rules of transactions and coordinators (R31-R34, R36): each needs its rule alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kafkalite import mutants
+from kafkalite.testing.sim import cluster_directed, group_directed, txn_directed, txn_log
+from kafkalite.testing.sim.mutants import _directed
+from kafkalite.testing.sim.simulation import Violation
+from kafkalite.testing.sim.stage import Stage, play
+
+SCHEDULES = {**txn_directed.DIRECTED, **cluster_directed.DIRECTED}
+
+
+@pytest.fixture
+def remove() -> Iterator[Callable[[str], None]]:
+    yield mutants.ACTIVE.add
+    mutants.ACTIVE.clear()
+
+
+@pytest.mark.parametrize("mutant", SCHEDULES)
+def test_a_schedule_breaks_only_without_its_rule(mutant: str, remove: Callable[[str], None]) -> None:
+    assert SCHEDULES[mutant]() is None
+    remove(mutant)
+    found = SCHEDULES[mutant]()
+    assert found is not None
+    assert found.startswith(mutant.partition("-")[0] + ":"), "it is the rule's own promise that is broken"
+
+
+def test_every_rule_of_groups_and_transactions_has_a_schedule() -> None:
+    wanted = {name for name in mutants.MUTANTS if re.match("R3[1-9]-", name)}
+    assert wanted == {*SCHEDULES, *group_directed.DIRECTED, *txn_log.DIRECTED}
+    assert all(_directed(name) is not None for name in wanted)
+
+
+def test_an_accident_is_not_taken_for_a_finding() -> None:
+    """What breaks beside the schedule's own promise is raised."""
+
+    async def story(stage: Stage) -> str | None:
+        await stage.until(lambda: False, seconds=0.1)
+        return "never"
+
+    with pytest.raises(Violation, match="stage"):
+        play(story)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkalite.client.loop_thread import shared_loop_thread
-from kafkalite.client.sync import Consumer, PendingDelivery, Producer
+from kafkalite.client.sync import Consumer, PendingBatchDelivery, PendingDelivery, Producer
 from kafkalite.client.sync_admin import Admin
 from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
 
@@ -28,6 +28,7 @@ __all__ = [
     "Admin",
     "Broker",
     "Consumer",
+    "PendingBatchDelivery",
     "PendingDelivery",
     "Producer",
     "TransactionGroup",

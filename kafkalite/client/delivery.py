@@ -112,6 +112,39 @@ class Delivery:
         return RecordMetadata(batch.topic, batch.partition, self._offset(), batch.timestamp_ms(self.index))
 
 
+class BatchDelivery:
+    """The future of one batch queued with ``queue_batch``. Await it, or leave it to flush()."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: PendingBatch) -> None:
+        self.batch = batch
+
+    def __repr__(self) -> str:
+        return f"<BatchDelivery of {self.batch!r}>"
+
+    def done(self) -> bool:
+        return self.batch.done
+
+    def result(self) -> BatchMetadata:
+        """Where the batch stands. Raises its error, or asyncio.InvalidStateError while it is pending."""
+        if not self.batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        return batch_metadata(self.batch)
+
+    def exception(self) -> Exception | None:
+        """Why the batch failed, or None when it is acknowledged. Raises as ``result`` while it is pending."""
+        if not self.batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        if self.batch.error is not None:
+            self.batch.observe_all()
+        return self.batch.error
+
+    def __await__(self) -> Generator[Any, None, BatchMetadata]:
+        yield from wait_done(self.batch).__await__()
+        return batch_metadata(self.batch)
+
+
 def _place(batch: PendingBatch) -> str:
     return batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
 

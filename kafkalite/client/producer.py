@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from kafkalite.client.columns import RecordColumns, split_by_partition, split_by_size
+from kafkalite.client.bulk_sender import BulkSender
+from kafkalite.client.columns import RecordColumns
 from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
-from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, batch_metadata, wait_done
+from kafkalite.client.delivery import BatchDelivery, BatchMetadata, Delivery, DeliveryCallback, wait_done
 from kafkalite.client.pending_batch import (
     RECORD_OVERHEAD_BYTES,
-    PendingBatch,
     record_size,
 )
-from kafkalite.client.placement import OutgoingRecord, Placement, TopicQueues, own_bytes, own_headers
+from kafkalite.client.placement import OutgoingRecord, Placement, own_bytes, own_headers
 from kafkalite.client.sender import ProducerStatistics, Sender
 from kafkalite.client.transaction_manager import (
     GroupConsumer,
@@ -41,11 +41,9 @@ from kafkalite.errors import (
     RecordTooLargeError,
     TransactionStateError,
 )
-from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
-from kafkalite.records.builder import RecordBatchBuilder, build_batch
-from kafkalite.records.header import parse_header
+from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
 
@@ -102,6 +100,7 @@ class Producer:
         chosen = partitioner if callable(partitioner) else self.config.partitioner
         self._sender = Sender(self.config, on_delivery=on_delivery, on_change=self._on_change, rng=rng)
         self._placement = Placement(self._sender, make_partitioner(chosen, rng))
+        self._bulk = BulkSender(self._sender, self._placement, self.check_may_send)
         self._transactions: TransactionManager | None = None
         if self.config.transactional_id is not None:
             self._transactions = self._manager(self.config.transactional_id)
@@ -441,13 +440,7 @@ class Producer:
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
         """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
         self._check_open()
-        await self._wait_for_bytes(self.config.batch_size, timeout_ms)
-
-    async def _wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
-        self._sender.drain()
-        await self._sender.wait_for_bytes(
-            size_bytes, self.config.max_block_ms if timeout_ms is None else timeout_ms
-        )
+        await self._bulk.wait_for_bytes(self.config.batch_size, timeout_ms)
 
     # --- many records --------------------------------------------------------------------------
 
@@ -476,54 +469,7 @@ class Producer:
         columns.check()
         if not len(columns):
             return []
-        target = await self._placement.topic(topic)
-        self.check_may_send(number)
-        plan = self._plan(target, columns, partition)
-        batches: list[PendingBatch] = []
-        try:
-            for chosen, part in plan:
-                encoded = build_batch(
-                    part.values,
-                    part.keys,
-                    part.timestamps_ms,
-                    part.headers,
-                    codec=self.config.codec,
-                    level=self.config.compression_level,
-                    is_sealed=not self.config.enable_idempotence,  # or when its sequence is known
-                )
-                if chosen is None:
-                    chosen = self._placement.next_partition(target)
-                first_ms = (
-                    part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
-                )
-                batches.append(
-                    await self._send_built(topic, chosen, encoded, len(part), first_ms, is_own=True)
-                )
-        finally:
-            for batch in batches:
-                await wait_done(batch)
-        for batch in batches:
-            batch.observe_all()
-        return [batch_metadata(batch) for batch in batches]
-
-    def _plan(
-        self, topic: TopicQueues, columns: RecordColumns, partition: int | None
-    ) -> list[tuple[int | None, RecordColumns]]:
-        """(partition, records) of each batch; None leaves the choice to the time of sending."""
-        by_partition: list[tuple[int | None, RecordColumns]] = []
-        if partition is not None:
-            by_partition.append((self._placement.choose(topic, None, None, partition), columns))
-        elif columns.keys is None and self._placement.places_batches:
-            by_partition.append((None, columns))
-        else:
-            chosen = self._placement.choose_all(topic, columns.keys, columns.values)
-            by_partition.extend(split_by_partition(columns, chosen))
-        limit_records = self.config.batch_max_messages or MAX_RECORDS_PER_BATCH
-        return [
-            (chosen_partition, part)
-            for chosen_partition, share in by_partition
-            for part in split_by_size(share, self.config.max_request_size, limit_records)
-        ]
+        return await self._bulk.send_columns(topic, columns, partition, number)
 
     async def send_batch(
         self,
@@ -537,59 +483,20 @@ class Producer:
         change before that. Raises CorruptBatchError when it is no batch,
         RecordTooLargeError when it is above max.request.size, and else as ``send``.
         """
-        number = self.check_may_send()
-        encoded: bytes | bytearray | memoryview
-        if isinstance(batch, RecordBatchBuilder):
-            encoded = batch.build()
-        elif isinstance(batch, RecordBatch):
-            encoded = batch.buffer
-        else:
-            encoded = batch
-        header = parse_header(encoded)
-        if len(encoded) > self.config.max_request_size:
-            raise RecordTooLargeError(
-                f"a batch of {len(encoded)} bytes; max.request.size is {self.config.max_request_size}",
-                hint="build smaller batches, or raise max.request.size and the topic's max.message.bytes",
-            )
-        target = await self._placement.topic(topic)
-        self._placement.choose(target, None, None, partition)
-        self.check_may_send(number)
-        sent = await self._send_built(
-            topic, partition, encoded, header.record_count, header.base_timestamp_ms, is_own=False
-        )
-        await wait_done(sent)
-        return batch_metadata(sent)
+        return await (await self.queue_batch(topic, partition, batch))
 
-    async def _send_built(
+    async def queue_batch(
         self,
         topic: str,
         partition: int,
-        encoded: bytes | bytearray | memoryview,
-        record_count: int,
-        timestamp_ms: int,
-        *,
-        is_own: bool,
-    ) -> PendingBatch:
-        """Hand a built batch to the sender when there is room for it.
+        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
+    ) -> BatchDelivery:
+        """As ``send_batch``, but return as soon as buffer.memory has room for the batch.
 
-        ``is_own``: nobody else has its buffer.
+        Its acknowledgement is told by the delivery, and failure also by flush() and close(). Batches of one
+        partition keep the order of the calls, each of which must have returned before the next.
         """
-        sender = self._sender
-        if not sender.accumulator.has_room(len(encoded)):
-            number = self.check_may_send()
-            await self._wait_for_bytes(len(encoded))
-            self.check_may_send(number)
-        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
-        batch.prebuilt = encoded
-        batch.owns_prebuilt = is_own
-        batch.size_bytes = len(encoded)
-        batch.common_timestamp_ms = timestamp_ms
-        batch.close()
-        batch.record_count = record_count
-        queue = sender.accumulator.queue(TopicPartition(topic, partition))
-        sender.accumulator.add_batch(queue, batch, sender.now_ms())
-        sender.drain()
-        return batch
+        return BatchDelivery(await self._bulk.queue(topic, partition, batch))
 
 
 # As module globals these cost the fast path one cached lookup.

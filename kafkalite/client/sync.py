@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from kafkalite.client import producer as async_producer
 from kafkalite.client.config import BootstrapServers, ProducerSettings
-from kafkalite.client.delivery import BatchMetadata, Delivery, DeliveryCallback, wait_done
+from kafkalite.client.delivery import BatchDelivery, BatchMetadata, Delivery, DeliveryCallback, wait_done
 from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
 from kafkalite.client.sender import ProducerStatistics
 from kafkalite.client.sync_consumer import Consumer as Consumer
@@ -91,6 +91,36 @@ class PendingDelivery:
             await self._producer._next_crossing()
         while not self._delivery.done():  # a record of a topic not known yet changes its batch once
             await wait_done(self._delivery.batch)
+
+
+class PendingBatchDelivery:
+    """The future of one batch: ``result(timeout)`` waits for its acknowledgement."""
+
+    __slots__ = ("_delivery", "_producer")
+
+    def __init__(self, producer: Producer, delivery: BatchDelivery) -> None:
+        self._producer = producer
+        self._delivery = delivery
+
+    def __repr__(self) -> str:
+        return f"<Pending{repr(self._delivery)[1:]}"
+
+    def done(self) -> bool:
+        return self._delivery.done()
+
+    def result(self, timeout: float | None = None) -> BatchMetadata:
+        """Where the batch stands. Raises its error, and TimeoutError after ``timeout`` seconds."""
+        self._wait(timeout)
+        return self._delivery.result()
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Why the batch failed, or None. Raises TimeoutError after ``timeout`` seconds."""
+        self._wait(timeout)
+        return self._delivery.exception()
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done():
+            self._producer._run(wait_done(self._delivery.batch), timeout)
 
 
 class Producer(_Face):
@@ -325,6 +355,26 @@ class Producer(_Face):
             return await self._producer.send_batch(topic, partition, batch)
 
         return self._run(send(), timeout)
+
+    def queue_batch(
+        self,
+        topic: str,
+        partition: int,
+        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
+        *,
+        timeout: float | None = None,
+    ) -> PendingBatchDelivery:
+        """As ``send_batch``, but return as soon as buffer.memory has room for the batch.
+
+        ``result()`` of what is returned waits for the acknowledgement, ``flush()`` for that of everything.
+        Raises BufferFullError after max.block.ms.
+        """
+
+        async def queue() -> BatchDelivery:
+            await self._all_crossed()
+            return await self._producer.queue_batch(topic, partition, batch)
+
+        return PendingBatchDelivery(self, self._run(queue(), timeout))
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when all that was sent is acknowledged. Raises DeliveryFailedError, TimeoutError."""

@@ -62,6 +62,7 @@ class ApiKey(enum.IntEnum):
     END_TXN_GROUP = 1008
     DESCRIBE_TXN_GROUP = 1009
     ABORT_TRANSACTION = 1010
+    OFFSETS_FOR_BYTES = 1011
 
 
 #: Spoken between the nodes of a cluster, on a connection that has proved to know its secret (S10).
@@ -212,6 +213,7 @@ APIS: Final[dict[int, Api]] = {
             0,
         ),
         Api(ApiKey.JOIN_TXN_GROUP, transactions.JoinTxnGroupRequest, transactions.JoinTxnGroupResponse, 0, 0),
+        Api(ApiKey.OFFSETS_FOR_BYTES, data.OffsetsForBytesRequest, data.OffsetsForBytesResponse, 0, 0),
         Api(ApiKey.END_TXN_GROUP, transactions.EndTxnGroupRequest, transactions.EndTxnGroupResponse, 0, 0),
         Api(
             ApiKey.DESCRIBE_TXN_GROUP,

@@ -1,4 +1,4 @@
-"""Record batches to and from Arrow. The only module of records that imports pyarrow: import it lazily.
+"""Record batches to and from Arrow. This and ``arrow_keys`` alone import pyarrow: import them lazily.
 
 What is taken over and what is copied: the bytes of keys and values are never copied in either direction,
 nor are their validity bitmaps. Offsets (4 bytes per record) are, because Arrow wants them aligned in
@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafkalite.errors import CorruptBatchError, RecordError
-from kafkalite.model import NO_TIMESTAMP, TimestampType
-from kafkalite.records.columns import BinaryColumn, BinaryView, BodyView, decode_headers
-from kafkalite.records.header import BatchHeader
+from kafkalite.limits import MAX_HEADERS_PER_RECORD, MAX_PAYLOAD_BYTES
+from kafkalite.model import NO_TIMESTAMP, Headers, TimestampType
+from kafkalite.records.columns import (
+    MAX_NARROW_DELTA_MS,
+    BinaryColumn,
+    BinaryView,
+    BodyView,
+    bin_parts,
+    decode_headers,
+    is_ordinary,
+)
+from kafkalite.records.header import BatchHeader, Buffer
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
@@ -37,14 +47,24 @@ SCHEMA: Final = pa.schema(
 # --- from Arrow --------------------------------------------------------------------------------------
 
 
+def is_array(values: object) -> bool:
+    return isinstance(values, pa.Array | pa.ChunkedArray)
+
+
 def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
     """(count, column) per chunk of an Arrow array of bytes or text; None where all are null.
 
     Raises RecordError for an array of anything else.
     """
-    if not isinstance(values, pa.Array | pa.ChunkedArray):
+    if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    chunks = [values]
+    if isinstance(values, pa.ChunkedArray):
+        chunks = values.chunks
+        if len(chunks) > 1 and values.nbytes <= MAX_PAYLOAD_BYTES:
+            chunks = [
+                values.combine_chunks()
+            ]  # one more copy, but far cheaper than joining offsets in Python
     return [(len(chunk), _binary_column(chunk)) for chunk in chunks if len(chunk)]
 
 
@@ -80,18 +100,77 @@ def _validity(array: Any, bitmap: Any) -> memoryview | None:
     return memoryview(bitmap)[first : first + size_bytes]
 
 
-def timestamps(values: Any) -> Iterable[int]:
-    """Milliseconds from an Arrow array of integers or timestamps; another iterable as it is."""
-    if not isinstance(values, pa.Array | pa.ChunkedArray):
-        return values  # type: ignore[no-any-return]
+def timestamps(values: Any) -> tuple[memoryview, int, int]:
+    """(milliseconds as int64, the least, the largest) of an Arrow array of integers or timestamps,
+    which is not empty.
+
+    Raises RecordError for nulls and for an array of anything else.
+    """
     if values.null_count:
         raise RecordError("a timestamp is null", hint="fill nulls with -1, which means none")
     try:
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
         if pa.types.is_timestamp(values.type):
-            values = values.cast(pa.timestamp("ms", tz=values.type.tz), safe=False)
-        return values.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+            unit = pa.timestamp("ms", tz=values.type.tz)
+            values = pc.cast(values, options=pc.CastOptions(unit, allow_time_truncate=True))
+        numbers = values.cast(pa.int64())
     except pa.ArrowException as error:
         raise RecordError(f"an Arrow array of {values.type} can't be timestamps: {error}") from error
+    bounds = pc.min_max(numbers)
+    view = memoryview(numbers.buffers()[1])[8 * numbers.offset : 8 * (numbers.offset + len(numbers))]
+    return view.cast("B").cast("q"), bounds["min"].as_py(), bounds["max"].as_py()
+
+
+def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
+    """As ``columns.timestamp_parts``, of what ``timestamps`` gave."""
+    numbers = pa.Array.from_buffers(pa.int64(), len(timestamps_ms), [None, pa.py_buffer(timestamps_ms)])
+    try:
+        deltas = pc.subtract_checked(numbers, pa.scalar(base_timestamp_ms, pa.int64()))
+    except pa.ArrowException as error:
+        raise RecordError(f"timestamps too far from each other for one batch: {error}") from error
+    size_bytes = 8 * len(deltas)
+    if widest_delta_ms <= MAX_NARROW_DELTA_MS:
+        deltas, size_bytes = deltas.cast(pa.int32()), 4 * len(deltas)
+    return bin_parts(memoryview(deltas.buffers()[1])[:size_bytes])
+
+
+def header_lists(values: Any) -> list[Headers] | None:
+    """Each record's headers from an Arrow array of lists of (name, value), or of maps.
+
+    A null list is as an empty one; None when no record has any. Raises RecordError for an array of anything
+    else, and for a null name.
+    """
+    if not is_array(values):
+        raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.null_count == len(values):
+        return None
+    try:
+        values.validate(full=True)
+        if pa.types.is_map(values.type):
+            pair = pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])
+            values = values.cast(pa.list_(pair))
+        lengths = pc.list_value_length(values).fill_null(0).to_pylist()
+        pairs = values.flatten()
+        names, contents = pairs.flatten()
+        if names.null_count:
+            raise RecordError("a header, or its name, is null")
+        rows = list(
+            zip(names.cast(pa.string()).to_pylist(), contents.cast(pa.binary()).to_pylist(), strict=True)
+        )
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise RecordError(
+            f"an Arrow array of {values.type} can't be headers: {error}",
+            hint="they are list<struct<name: string, value: binary>>",
+        ) from error
+    if max(lengths) > MAX_HEADERS_PER_RECORD:
+        raise RecordError(f"a record has at most {MAX_HEADERS_PER_RECORD} headers, one has {max(lengths)}")
+    if not rows:
+        return None
+    ends = list(accumulate(lengths, initial=0))
+    return [tuple(rows[start:end]) for start, end in pairwise(ends)]
 
 
 # --- to Arrow ----------------------------------------------------------------------------------------
@@ -123,7 +202,7 @@ def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | N
 
 def _count_up(count: int) -> pa.Array:
     """0, 1, 2 … below ``count``."""
-    return _counted(1 << (count - 1).bit_length())[:count]
+    return _counted(max(1 << (count - 1).bit_length(), 1024))[:count]
 
 
 @lru_cache(maxsize=4)
@@ -139,12 +218,16 @@ def _timestamp_array(header: BatchHeader, deltas: memoryview | None) -> pa.Array
         # Five times as fast as pa.repeat.
         repeated = common_ms.to_bytes(8, sys.byteorder, signed=True) * count
         return pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(repeated)])
-    width = pa.int32() if len(deltas) == 4 * count else pa.int64()
-    array = pa.Array.from_buffers(width, count, [None, pa.py_buffer(bytes(deltas))]).cast(pa.int64())
-    timestamps_ms = pc.add_checked(array, pa.scalar(common_ms, pa.int64()))
+    is_narrow = len(deltas) == 4 * count
+    width = pa.int32() if is_narrow else pa.int64()
+    array = pa.Array.from_buffers(width, count, [None, pa.py_buffer(bytes(deltas))])
+    base_ms = pa.scalar(common_ms, pa.int64())
+    if is_narrow and is_ordinary(common_ms):
+        return pc.add(array, base_ms).view(TIMESTAMP_TYPE)
+    timestamps_ms = pc.add_checked(array, base_ms)
     if pc.min(timestamps_ms).as_py() < NO_TIMESTAMP:
         raise CorruptBatchError(f"timestamps down to {pc.min(timestamps_ms)} ms")
-    return timestamps_ms.cast(TIMESTAMP_TYPE)
+    return timestamps_ms.view(TIMESTAMP_TYPE)
 
 
 def _binary_array(column: BinaryView | None, count: int) -> pa.Array:

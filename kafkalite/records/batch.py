@@ -95,7 +95,7 @@ class RecordBatch:
 
     def columns(self) -> Columns:
         """Every column in Python's own objects. Raises CorruptBatchError, BatchTooLargeError."""
-        header, body = self.header, self._view()
+        header, body = self.header, self.view()
         count = header.record_count
         return Columns(
             range(header.base_offset, header.next_offset),
@@ -107,7 +107,7 @@ class RecordBatch:
 
     def keys(self) -> list[bytes | None] | None:
         """The keys alone; None when no record has one. Raises as ``columns``."""
-        body = self._view()
+        body = self.view()
         return None if body.keys is None else body.keys.decode()
 
     def records(self, topic: str, partition: int, *, from_offset: int | None = None) -> list[Record]:
@@ -141,7 +141,7 @@ class RecordBatch:
         """
         from kafkalite.records import arrow
 
-        return arrow.record_batch(self.header, self._view(), columns)
+        return arrow.record_batch(self.header, self.view(), columns)
 
     def _timestamps(self, body: BodyView) -> int | list[int]:
         header = self.header
@@ -151,7 +151,7 @@ class RecordBatch:
             return header.base_timestamp_ms
         return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
 
-    def _view(self) -> BodyView:
+    def view(self) -> BodyView:
         """The body, unpacked and its columns found; kept for the next call."""
         if self._body is None:
             header = self.header

@@ -60,9 +60,10 @@ _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
 
 
 class _Timestamps(NamedTuple):
-    """Timestamps and their bounds, both inclusive. ``values`` is None when all are the same."""
+    """Timestamps and their bounds, both inclusive. ``values`` is None when all are the same; a memoryview
+    of int64 lies in an Arrow array."""
 
-    values: list[int] | None
+    values: list[int] | memoryview | None
     lowest_ms: int
     highest_ms: int
 
@@ -206,12 +207,14 @@ class RecordBatchBuilder:
         values: pyarrow.Array | pyarrow.ChunkedArray,
         keys: pyarrow.Array | pyarrow.ChunkedArray | None = None,
         timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
+        headers: pyarrow.Array | pyarrow.ChunkedArray | None = None,
     ) -> None:
         """Add the records of Arrow arrays: binary, string, their large and view kinds, or fixed-size binary.
 
         Buffers are taken over without a copy until ``build`` joins them, so they must not change before.
         Timestamps may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.
-        Raises RecordError for other types, for null timestamps and for differing lengths.
+        Headers are lists of structs of a name (or key) and a value, or maps; a null list is none at all.
+        Raises RecordError for other types, for null timestamps, null names of headers, and differing lengths.
         """
         from kafkalite.records import arrow
 
@@ -220,11 +223,16 @@ class RecordBatchBuilder:
         key_columns = [(count, None)] if keys is None else arrow.binary_columns(keys)
         key_count = sum(count for count, _ in key_columns)
         key_column = _same_count("keys", concatenate(key_columns), key_count, count)
-        if not isinstance(timestamps_ms, int):
-            timestamps_ms = arrow.timestamps(timestamps_ms)
-        timestamps = _checked_timestamps(timestamps_ms, count)
+        if isinstance(timestamps_ms, int) or not arrow.is_array(timestamps_ms):
+            timestamps = _checked_timestamps(timestamps_ms, count)
+        else:
+            timestamps = _arrow_timestamps(timestamps_ms, count)
+        header_list = None
+        if headers is not None:
+            header_list = arrow.header_lists(headers)
+            _same_count("headers", None, len(headers), count)
         if count:
-            self._push(_Chunk(count, timestamps, key_column, concatenate(value_columns), None))
+            self._push(_Chunk(count, timestamps, key_column, concatenate(value_columns), header_list))
 
     def _push(self, chunk: _Chunk) -> None:
         if self.record_count + chunk.count > MAX_RECORDS_PER_BATCH:
@@ -367,6 +375,19 @@ def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Time
     return timestamps
 
 
+def _arrow_timestamps(array: Any, count: int) -> _Timestamps:
+    """As ``_checked_timestamps``, of an Arrow array, in no list."""
+    from kafkalite.records import arrow
+
+    _same_count("timestamps", None, len(array), count)
+    if not count:
+        return _Timestamps(None, NO_TIMESTAMP, NO_TIMESTAMP)
+    values, lowest_ms, highest_ms = arrow.timestamps(array)
+    if lowest_ms < NO_TIMESTAMP:
+        raise _bad_timestamp(lowest_ms)
+    return _Timestamps(None if lowest_ms == highest_ms else values, lowest_ms, highest_ms)
+
+
 def _bounded(values: list[int]) -> _Timestamps:
     """``values``, at least one, with their bounds."""
     lowest_ms, highest_ms = min(values), max(values)
@@ -413,11 +434,7 @@ def _build(
     base_timestamp_ms = lowest_ms if timestamps is None else timestamps[0]
     body: list[Buffer] = [
         ARRAY_OF_4,
-        *(
-            [NIL]
-            if timestamps is None
-            else timestamp_parts(timestamps, base_timestamp_ms, highest_ms - lowest_ms)
-        ),
+        *_timestamp_parts(timestamps, base_timestamp_ms, highest_ms - lowest_ms),
         *binary_parts(chunk.keys),
         *binary_parts(chunk.values),
         *header_parts(chunk.headers),
@@ -452,6 +469,18 @@ def _build(
     if is_sealed:
         seal(batch)
     return batch
+
+
+def _timestamp_parts(
+    timestamps: list[int] | memoryview | None, base_timestamp_ms: int, widest_delta_ms: int
+) -> list[Buffer]:
+    if timestamps is None:
+        return [NIL]
+    if isinstance(timestamps, memoryview):
+        from kafkalite.records import arrow
+
+        return arrow.timestamp_parts(timestamps, base_timestamp_ms, widest_delta_ms)
+    return timestamp_parts(timestamps, base_timestamp_ms, widest_delta_ms)
 
 
 def _own_bytes(value: Any) -> bytes | None:

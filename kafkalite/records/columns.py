@@ -56,6 +56,7 @@ _FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 _INT32: Final = struct.Struct("<i")
 _MAX_INT32: Final = 2**31 - 1
+MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to here a timestamp's difference to the base takes 4 bytes
 
 #: Outside these bounds the general way is as fast, or a cache entry not worth its place (16 of at most
 #: 512 KiB).
@@ -228,12 +229,17 @@ def timestamp_parts(timestamps: Sequence[int], base_timestamp_ms: int, widest_de
 
     Raises RecordError for what is no whole number.
     """
-    kind = "i" if widest_delta_ms <= _MAX_INT32 else "q"
+    kind = "i" if widest_delta_ms <= MAX_NARROW_DELTA_MS else "q"
     deltas = map(sub, timestamps, repeat(base_timestamp_ms))
     try:
         packed = struct.pack(f"<{len(timestamps)}{kind}", *deltas)
     except struct.error as error:
         raise RecordError("a timestamp is not a whole number of milliseconds") from error
+    return bin_parts(packed)
+
+
+def bin_parts(packed: Buffer) -> list[Buffer]:
+    """The pieces of one bin of the body, which has the bytes ``packed``."""
     return [_bin_header(len(packed)), packed]
 
 
@@ -395,11 +401,16 @@ def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) ->
     is_narrow = len(deltas) == 4 * count
     kind = "i" if is_narrow else "q"
     timestamps = list(map(base_timestamp_ms.__add__, struct.unpack(f"<{count}{kind}", deltas)))
-    # 32 bits can't lead from an ordinary time (after January 1970) to an impossible one.
-    is_ordinary = is_narrow and _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
-    if not is_ordinary and (min(timestamps) < NO_TIMESTAMP or max(timestamps) > MAX_INT64):
+    if not (is_narrow and is_ordinary(base_timestamp_ms)) and (
+        min(timestamps) < NO_TIMESTAMP or max(timestamps) > MAX_INT64
+    ):
         raise CorruptBatchError(f"timestamps from {min(timestamps)} to {max(timestamps)} ms")
     return timestamps
+
+
+def is_ordinary(base_timestamp_ms: int) -> bool:
+    """Whether 32 bits can't lead from there to an impossible time: it is after January 1970."""
+    return _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:

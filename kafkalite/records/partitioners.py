@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PartitionFunction = Callable[[str, bytes | None, bytes | None, int], int | None]
 
 _MASK: Final = 0xFFFFFFFF
-_SEED: Final = 0x9747B28C
-_M: Final = 0x5BD1E995
-_R: Final = 24
+MURMUR2_SEED: Final = 0x9747B28C
+MURMUR2_M: Final = 0x5BD1E995
+MURMUR2_R: Final = 24
 
 # Hashing in Python takes a microsecond or two and keys repeat, so hashes are kept: at most 32,768 of
 # keys of at most 64 bytes, some 5 MB.
@@ -41,15 +41,15 @@ def murmur2(data: bytes) -> int:
     """The 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as theirs."""
     length = len(data)
     words = length // 4
-    h = _SEED ^ length
+    h = MURMUR2_SEED ^ length
     for k in struct.unpack_from(f"<{words}I", data):
-        k = k * _M & _MASK
-        k = (k ^ k >> _R) * _M & _MASK
-        h = h * _M & _MASK ^ k
+        k = k * MURMUR2_M & _MASK
+        k = (k ^ k >> MURMUR2_R) * MURMUR2_M & _MASK
+        h = h * MURMUR2_M & _MASK ^ k
     tail = data[words * 4 :]
     if tail:
-        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
-    h = (h ^ h >> 13) * _M & _MASK
+        h = (h ^ int.from_bytes(tail, "little")) * MURMUR2_M & _MASK
+    h = (h ^ h >> 13) * MURMUR2_M & _MASK
     h ^= h >> 15
     return h - (1 << 32) if h >> 31 else h
 

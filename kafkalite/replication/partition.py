@@ -56,6 +56,7 @@ from kafkalite.storage.log import Appended
 if TYPE_CHECKING:
     from kafkalite.storage.log import Slice
     from kafkalite.storage.producer_state import OpenTransaction, SequencedBatch
+    from kafkalite.storage.segment_list import BytesEnd
 
 __all__ = ["Partition", "PartitionSettings", "ReplicaFetchResult"]
 
@@ -185,6 +186,37 @@ class Partition(Replica):
         if is_committed_only:
             end = log.last_stable_offset(end)
         return log.read(offset, max_bytes=max_bytes, up_to=end)
+
+    def readable_end(self, offset: int, is_committed_only: bool = False) -> int:
+        """Where a ``read`` from ``offset`` on would have to stop, exclusive. Raises as ``read``."""
+        leader = self._leader or self._leading()
+        log = self.log
+        if offset > log.log_end_offset and not leader.is_settled:
+            raise self._unsettled()
+        log.read(offset, max_bytes=0, up_to=offset)  # nothing to read, but whether one may is told
+        end = leader.high_watermark
+        return log.last_stable_offset(end) if is_committed_only else end
+
+    def offset_for_bytes(
+        self, start_offset: int, end_offset: int, max_bytes: int, is_committed_only: bool = False
+    ) -> BytesEnd:
+        """As ``Log.offset_for_bytes``, up to the high watermark or the last stable offset.
+
+        Raises InvalidRequestError for a range that is none, OffsetOutOfRangeError when it begins above what
+        is readable, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        """
+        leader = self._leading()
+        if not 0 <= start_offset <= end_offset:
+            raise InvalidRequestError(f"[{start_offset}, {end_offset}) is no range of offsets")
+        if not leader.is_settled:
+            raise self._unsettled()
+        log = self.log
+        end = leader.high_watermark
+        if is_committed_only:
+            end = log.last_stable_offset(end)
+        if start_offset > end:
+            raise OffsetOutOfRangeError(f"{self.topic_partition} is readable up to {end}, not {start_offset}")
+        return log.offset_for_bytes(start_offset, min(end_offset, end), max_bytes)
 
     def _unsettled(self) -> OffsetNotAvailableError:
         return OffsetNotAvailableError(

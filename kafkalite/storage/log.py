@@ -29,11 +29,11 @@ from kafkalite.records.control import check_at
 from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
-from kafkalite.storage.compactable_log import CompactableLog
 from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
 from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.lookup_log import LookupLog
 from kafkalite.storage.retention import plan_retention
 from kafkalite.storage.segment import Found, Segment
 from kafkalite.storage.sync_work import StateWork
@@ -81,7 +81,7 @@ class LogStatistics:
     boundary_bytes_scanned: int
 
 
-class Log(CompactableLog):
+class Log(LookupLog):
     """Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
     deleted before they are synced. ``offline_reason`` is None until the log goes offline, for good."""
 
@@ -328,25 +328,6 @@ class Log(CompactableLog):
         raise OffsetOutOfRangeError(
             f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
         )
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(max timestamp, base offset) of the first batch whose max timestamp is not below
-        ``timestamp_ms``, or None. What was deleted is not found; an offset below the log start is it."""
-        self._open()
-        try:
-            found = self._segments.find_timestamp(timestamp_ms, self.log_start_offset)
-        except (CorruptLogError, OSError) as error:
-            raise self._read_failed(error) from error
-        return None if found is None else (found[0], max(found[1], self.log_start_offset))
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(largest timestamp, base offset of the first batch that has it), or None in an empty log."""
-        self._open()
-        try:
-            largest = self._segments.largest_timestamp_ms()
-        except (CorruptLogError, OSError) as error:
-            raise self._read_failed(error) from error
-        return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
 
     # --- epochs ----------------------------------------------------------------------------------------
 

@@ -334,16 +334,25 @@ class Segment:
             return Run(memoryview(b""), offset)
         end, next_offset = limit, limit_offset
         if limit - start > max_bytes:
-            end, next_offset = self._last_boundary(start, start_offset, start + max_bytes, at_least_one)
+            end, next_offset = self.last_boundary(
+                Found(start, start_offset), start + max_bytes, at_least_one=at_least_one
+            )
         self._hint_offset, self._hint_position = next_offset, end
         view = self._map if self._mapped_bytes >= end else self.view()
         self.used = True
         return Run(view[start:end], next_offset)
 
-    def _last_boundary(
-        self, start: int, start_offset: int, target: int, at_least_one: bool
-    ) -> tuple[int, int]:
-        """(position, offset) of the last batch start not above ``target``; of the second batch at least."""
+    def end_position(self, found: Found) -> int:
+        """Where the batch at ``found`` ends in the file, exclusive."""
+        for position, _, _, _, length in scan(self.view(), found.position, self.size_bytes):
+            return position + length
+        raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
+
+    def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
+        """The last batch start from ``begin`` on not above ``target``; of the second batch at least."""
+        start, start_offset = begin
+        if not self.indexes_loaded:
+            self.load_indexes()
         from_position = max(self.offset_index.position_before_position(target), start)
         end, next_offset = start, start_offset
         for position, base_offset, last_delta, _, length in scan(self.view(), from_position, self.size_bytes):
@@ -354,7 +363,7 @@ class Segment:
                 # Taken whole whatever its size; the loop goes on to those that fit behind it.
                 end, next_offset = position + length, base_offset + last_delta + 1
         self.boundary_bytes_scanned += max(end - from_position, 0)
-        return end, next_offset
+        return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
         """(max timestamp, base offset) of the first batch whose max timestamp is not below that.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
 
 from kafkalite.model import NO_TIMESTAMP
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
@@ -15,7 +17,15 @@ from kafkalite.storage.checkpoints import LogState
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.retention import SegmentSummary
-from kafkalite.storage.segment import Segment
+from kafkalite.storage.segment import Found, Segment
+
+
+class BytesEnd(NamedTuple):
+    """How far a number of bytes reaches: a batch's end, or the end of the range asked for; exclusive."""
+
+    end_offset: int
+    size_bytes: int  #: of the batches with an offset from the start to ``end_offset``
+    total_bytes: int  #: of those up to the end of the range asked for
 
 
 class SegmentList:
@@ -79,6 +89,25 @@ class SegmentList:
             size_bytes += len(view)
             number += 1
         return buffers, size_bytes, next_offset
+
+    def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
+        """As ``Log.offset_for_bytes``, for a range that is not empty and lies in the log."""
+        first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
+        start = self.segments[first].find(start_offset)
+        stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))
+        # Positions from here on are from the beginning of the first segment.
+        bases = list(accumulate((one.size_bytes for one in self.segments[first:last]), initial=0))
+        total_bytes = bases[-1] + stop - start.position
+        if total_bytes <= max_bytes:
+            return BytesEnd(end_offset, total_bytes, total_bytes)
+        target = start.position + max(max_bytes, 0)
+        number = bisect_right(bases, target) - 1
+        segment, begin = self.segments[first + number], start
+        if number:
+            begin = Found(0, segment.base_offset)
+        position, offset = segment.last_boundary(begin, target - bases[number], at_least_one=not number)
+        size_bytes = bases[number] + position - start.position
+        return BytesEnd(min(offset, end_offset), size_bytes, total_bytes)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
         """(max timestamp, base offset) of the first batch not older than that, not below ``from_offset``."""

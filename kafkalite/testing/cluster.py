@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _names = count(1)
 
 READ_TIMEOUT_MS: Final = 10_000
+READ_SLICE_MS: Final = 50
 FIRST_CONTROLLER_ID: Final = 101
 #: Nodes in one process hear of each other at once: what is patient in production may be quick here.
 SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
@@ -371,14 +372,14 @@ class Cluster:
             ends = await consumer.end_offsets(partitions)
             starts = await consumer.beginning_offsets(partitions)
             open_ends = {key for key in partitions if starts[key] < ends[key]}
+            waited_ms = 0
             while open_ends:
-                batch = await consumer.get_many(timeout_ms=READ_TIMEOUT_MS)
-                assert batch, f"{open_ends} gave nothing for {READ_TIMEOUT_MS} ms"
+                batch = await consumer.get_many(timeout_ms=READ_SLICE_MS)
                 records += [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
-                for record in batch:
-                    key = TopicPartition(record.topic, record.partition)
-                    if record.offset >= ends[key] - 1:
-                        open_ends.discard(key)
+                # The last offsets of a partition may be markers, which are no records: its position tells.
+                open_ends = {key for key in open_ends if (consumer.position(key) or 0) < ends[key]}
+                waited_ms = 0 if batch else waited_ms + READ_SLICE_MS
+                assert waited_ms < READ_TIMEOUT_MS, f"{open_ends} gave nothing for {READ_TIMEOUT_MS} ms"
         return sorted(records, key=lambda record: (record.partition, record.offset))
 
     # --- faults and time

@@ -275,7 +275,8 @@ async def test_the_answer_stays_under_its_limit_but_for_the_first_batch(
     assert await lengths(3 * size) == [2 * size, size, 0]
     assert await lengths(2**20) == [2 * size] * 3
     assert await lengths(2**20, each=size) == [size] * 3
-    assert await lengths(0, each=0) == [size, 0, 0]
+    assert await lengths(0, each=1) == [size, 0, 0]
+    assert await lengths(2**20, each=0) == [0, 0, 0]  # watched: tests/broker/test_watching.py
 
 
 async def test_a_partition_that_fails_does_not_hold_up_the_others(

@@ -422,7 +422,7 @@ async def test_an_exception_aborts(fake_broker: Any, coordinator: Any) -> None:
     assert [end[2:] for end in coordinator.ends] == [(0, False), (1, False), (2, True)]
 
 
-@pytest.mark.parametrize("way", ["send_many", "send_batch"])
+@pytest.mark.parametrize("way", ["send_many", "send_batch", "queue_batch"])
 async def test_what_waits_to_be_sent_goes_into_no_later_transaction(
     fake_broker: Any, coordinator: Any, way: str
 ) -> None:
@@ -432,7 +432,7 @@ async def test_what_waits_to_be_sent_goes_into_no_later_transaction(
         if way == "send_many":
             late: Any = producer.send_many("t", [b"late"])
         else:
-            late = producer.send_batch("t", 0, build_batch([b"late"], timestamps_ms=1))
+            late = getattr(producer, way)("t", 0, build_batch([b"late"], timestamps_ms=1))
         sending = asyncio.ensure_future(late)
         await asyncio.sleep(0)
         await producer.abort_transaction()

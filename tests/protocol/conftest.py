@@ -120,6 +120,14 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
                 *ok, [data.ListedOffset("orders", 3, *ok, 1_700_000_000_123, 456_000, 7)]
             ),
         ),
+        ApiKey.OFFSETS_FOR_BYTES: (
+            data.OffsetsForBytesRequest(
+                1, [data.OffsetsForBytesPartition("orders", 3, 7, 456_000, 460_000, 1 << 20)]
+            ),
+            data.OffsetsForBytesResponse(
+                *ok, [data.OffsetForBytes("orders", 3, *ok, 458_500, 1_040_000, 1_700_000)]
+            ),
+        ),
         ApiKey.METADATA: (
             metadata.MetadataRequest(["orders"], False),
             metadata.MetadataResponse(

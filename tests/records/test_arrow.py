@@ -6,6 +6,7 @@ import ctypes
 import datetime
 import subprocess
 import sys
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -169,6 +170,71 @@ def test_chunked_arrays_and_timestamps_of_arrow() -> None:
         [b"k", b"l", None],
         [3, 4, 5],
     )
+
+
+HEADERS = [[("a", b"1"), ("b", None)], [], None, [("a", b"")]]
+
+
+@pytest.mark.parametrize("name_type", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("wrap", [pa.list_, pa.large_list])
+def test_headers_of_arrow_are_taken(name_type: pa.DataType, wrap: Any) -> None:
+    struct = pa.struct([("name", name_type), ("value", pa.binary())])
+    rows = [None if row is None else [{"name": n, "value": v} for n, v in row] for row in HEADERS]
+    array = pa.array([[{"name": "x", "value": b"x"}], *rows], wrap(struct))[1:]
+    builder = RecordBatchBuilder()
+    builder.extend_arrow(pa.array([b"v"] * 4), headers=array)
+    assert builder.build() == build_batch([b"v"] * 4, headers=[row or () for row in HEADERS])
+
+
+def test_headers_may_be_maps_or_none_at_all() -> None:
+    maps = pa.array([[("a", b"1")], None], pa.map_(pa.string(), pa.binary()))
+    builder = RecordBatchBuilder()
+    builder.extend_arrow(pa.array([b"v"] * 2), headers=maps)
+    assert RecordBatch(builder.build()).columns().headers == [(("a", b"1"),), ()]
+    for nothing in (maps[1:], pa.array([[]], pa.map_(pa.string(), pa.binary())), pa.nulls(1)):
+        builder.clear()
+        builder.extend_arrow(pa.array([b"v"]), headers=nothing)
+        assert RecordBatch(builder.build()).columns().headers is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (["list"], "list is not an Arrow array"),
+        (pa.array([1]), "int64 can't be headers"),
+        (pa.array([["a"]]), "can't be headers"),
+        (pa.array([[{"name": None, "value": b""}]]), "a header, or its name, is null"),
+        (pa.array([[None]], pa.list_(pa.struct([("n", pa.string()), ("v", pa.binary())]))), "is null"),
+        (pa.array([[{"name": "a", "value": 1}]]), "can't be headers"),
+        (pa.array([[{"name": "a", "value": b"", "more": b""}]]), "can't be headers"),
+        (pa.nulls(2), "2 headers for 1 values"),
+    ],
+)
+def test_headers_that_are_none_are_refused(headers: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        RecordBatchBuilder().extend_arrow(pa.array([b"v"]), headers=headers)
+
+
+@pytest.mark.parametrize(
+    "times", [[7, 7, 7], [5, 2**31 + 4, 6], [5, 2**31 + 5, 6], [2**40, -1, 3], [9, 8, 7]]
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_timestamps_of_arrow_build_what_lists_build(times: list[int], first: int) -> None:
+    builder = RecordBatchBuilder()
+    values = [b"v"] * (3 - first)
+    builder.extend_arrow(pa.array(values), timestamps_ms=pa.array(times)[first:])
+    assert builder.build() == build_batch(values, timestamps_ms=times[first:])
+    builder.append(b"w", None, 1)
+    assert builder.build() == build_batch([*values, b"w"], timestamps_ms=[*times[first:], 1])
+
+
+def test_timestamps_that_leave_64_bits_are_refused() -> None:
+    builder = RecordBatchBuilder()
+    with pytest.raises(RecordError, match="can't be timestamps"):
+        builder.extend_arrow(pa.array([b"v"]), timestamps_ms=pa.array([2**62], pa.timestamp("s")))
+    builder.extend_arrow(pa.array([b"v", b"w"]), timestamps_ms=pa.array([-1, 2**63 - 1]))
+    with pytest.raises(RecordError, match="too far from each other"):
+        builder.build()
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import crc32c
 import msgpack
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,44 @@ def test_what_goes_in_comes_out(rows: list[Any], codec: Codec, skipped: int) -> 
     assert table.column("value").to_pylist() == values
     assert table.column("key").to_pylist() == keys
     assert table.column("timestamp").cast("int64").to_pylist() == times
+
+
+def _arrow(items: list[Any], kind: pa.DataType, before: int, cut: int) -> pa.ChunkedArray:
+    """``items`` as two chunks, each in the middle of a longer array."""
+    chunks = []
+    for piece in (items[:cut], items[cut:]):
+        padded = [*items[:before], *piece, *items[:1]]
+        chunks.append(pa.array(padded, kind)[len(items[:before]) :][: len(piece)])
+    return pa.chunked_array(chunks, kind)
+
+
+@relaxed
+@given(batches, st.integers(0, 9), st.integers(0, 9), st.sampled_from(["name", "key"]), st.booleans())
+def test_what_goes_in_from_arrow_comes_out(
+    rows: list[Any], before: int, cut: int, name: str, whole: bool
+) -> None:
+    values, keys, times, headers = map(list, zip(*rows, strict=True))
+    struct = pa.struct([pa.field(name, pa.string()), pa.field("value", pa.binary())])
+    lists = [
+        [{name: one, "value": content} for one, content in record] if record else None for record in headers
+    ]
+    columns: list[Any] = [
+        _arrow(values, pa.large_binary(), before, cut),
+        _arrow(keys, pa.binary(), before + 1, cut),
+        _arrow(times, pa.int64(), before, cut + 1),
+        _arrow(lists, pa.list_(struct), before, cut + 2),
+    ]
+    if whole:
+        columns = [column.combine_chunks() for column in columns]
+    builder = RecordBatchBuilder()
+    builder.extend_arrow(*columns)
+    found = [
+        (r.value, r.key, r.timestamp_ms, list(r.headers))
+        for r in RecordBatch(builder.build()).records("t", 0)
+    ]
+    assert found == [(value, key, time, list(record)) for value, key, time, record in rows]
+    builder.extend(values, keys, times, headers)
+    assert len(RecordBatch(builder.build())) == 2 * len(rows)
 
 
 def _read_everything(buffer: bytes) -> None:

@@ -258,6 +258,27 @@ def test_the_latest_record_of_each_key_stays_where_it_was() -> None:
     assert (first.base_offset, first.next_offset) == (0, 2)
 
 
+def test_bytes_are_those_that_compaction_has_left() -> None:
+    log = new_log()
+    for number in range(20):
+        put(log, (b"a", LONG), (b"%d" % (number % 3), LONG))
+        close_segment(log)
+    before = log.offset_for_bytes(0, log.log_end_offset, 1 << 20)
+    assert compact(log)
+    found = batches(log)
+    sizes = [(one.header.next_offset, one.size_bytes) for one in found]
+    whole = log.offset_for_bytes(0, log.log_end_offset, 1 << 20)
+    assert whole == (log.log_end_offset, log.size_bytes, sum(size for _, size in sizes))
+    assert whole.total_bytes < before.total_bytes
+    for limit in range(0, whole.total_bytes, 37):
+        reached, taken = sizes[0]
+        for next_offset, size in sizes[1:]:
+            if taken + size > limit:
+                break
+            reached, taken = next_offset, taken + size
+        assert log.offset_for_bytes(0, log.log_end_offset, limit) == (reached, taken, whole.total_bytes)
+
+
 def test_records_without_a_key_stay() -> None:
     log = new_log()
     put(log, (None, b"1"), (b"a", LONG), (None, b"2"))

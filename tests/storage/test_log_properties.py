@@ -197,6 +197,21 @@ class LogMachine(RuleBasedStateMachine):
         expected = next(((one[2], max(one[0], self.start)) for one in self.batches if one[2] >= time), None)
         assert found == expected
 
+    @rule(start=st.integers(0, 30), length=st.integers(0, 40), max_bytes=st.integers(-1, 6000))
+    def measure(self, start: int, length: int, max_bytes: int) -> None:
+        start, end = self.start + start - 3, self.start + start - 3 + length
+        touched = [one for one in self.batches if max(one[0], start, self.start) < min(one[1], end)]
+        total = sum(len(one[4]) for one in touched)
+        reached, size = end, total
+        if total > max(max_bytes, 0):
+            reached, size = min(touched[0][1], end), len(touched[0][4])
+            for one in touched[1:]:
+                if size + len(one[4]) > max_bytes:
+                    break
+                reached, size = one[1], size + len(one[4])
+        reached = end if size == total else reached
+        assert self.log.offset_for_bytes(start, end, max_bytes) == (reached, size, total)
+
 
 @pytest.mark.slow
 def test_a_log_is_a_list(make_batch: Any, read_all: Any, caplog: pytest.LogCaptureFixture) -> None:

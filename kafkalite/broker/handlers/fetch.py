@@ -8,8 +8,12 @@ the data of the others. The payload is views of the segments' maps: nothing is c
 With ``read_committed`` each partition is read below its last stable offset, and the answer tells which of the
 transactions among its batches were aborted (R11, R33); the reader leaves those out.
 
-Deviations from Kafka: no fetch sessions. Without ``read_committed`` the last stable offset is told as far as
-it is known: finding it may need a walk over the log, which is not begun for that.
+A partition with ``max_bytes`` 0 is only watched: it is told where it stands and sends no data, and as soon as
+there is a batch to be read at ``fetch_offset`` or behind, the request is answered, whatever ``min_bytes``.
+
+Deviations from Kafka: a partition with ``max_bytes`` 0 gets no batch. No fetch sessions. Without
+``read_committed`` the last stable offset is told as far as it is known: finding it may need a walk over the
+log, which is not begun for that.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
 OFFSET_NOT_AVAILABLE (a new leader does not know yet), OFFSET_OUT_OF_RANGE (with the log start and the high
@@ -44,7 +48,7 @@ _LEVELS: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level i
 class _Read(NamedTuple):
     reply: Reply
     size_bytes: int
-    has_error: bool
+    is_final: bool  #: a partition has failed, or one that is only watched has something: nothing to wait for
 
     def missing_bytes(self, message: FetchRequest) -> int:
         """How many more must become readable; 1 if some are there that an open transaction holds back."""
@@ -59,7 +63,7 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
     read = _read(services, message)
     if (
         read.size_bytes >= message.min_bytes
-        or read.has_error
+        or read.is_final
         or message.max_wait_ms <= 0
         or services.is_stopping
     ):
@@ -71,12 +75,22 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
 class _Poll:
     """A fetch that waits for more: reads again when there may be enough, and when time is over."""
 
-    __slots__ = ("_deadline_s", "_keys", "_message", "_pending", "_services", "_stable", "_waiter")
+    __slots__ = (
+        "_deadline_s",
+        "_is_watching",
+        "_keys",
+        "_message",
+        "_pending",
+        "_services",
+        "_stable",
+        "_waiter",
+    )
 
     def __init__(self, services: Services, message: FetchRequest) -> None:
         self._services = services
         self._message = message
         self._keys = [(asked.topic, asked.partition) for asked in message.partitions]
+        self._is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
         self._deadline_s = services.waiters.loop.time() + min(message.max_wait_ms, MAX_WAIT_MS) / 1000
         self._stable: dict[Key, int] = {}  # the last stable offsets that were read, with read_committed
         self._waiter: AppendedWaiter | None = None
@@ -88,10 +102,10 @@ class _Poll:
 
     def _wait(self, read: _Read, left_s: float) -> None:
         waiters = self._services.waiters
-        missing_bytes = self._message.min_bytes - read.size_bytes
+        missing_bytes = 1 if self._is_watching else self._message.min_bytes - read.size_bytes
         is_readable = None
         if _LEVELS[self._message.isolation_level]:
-            missing_bytes = read.missing_bytes(self._message)
+            missing_bytes = min(missing_bytes, read.missing_bytes(self._message))
             partitions = read.reply.message.partitions
             self._stable = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
             is_readable = self._has_more_stable
@@ -118,7 +132,7 @@ class _Poll:
             self._pending.resolve(Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops", closes=True))
             return
         missing_bytes = message.min_bytes - read.size_bytes
-        if missing_bytes > 0 and not read.has_error and not services.is_stopping:
+        if missing_bytes > 0 and not read.is_final and not services.is_stopping:
             left_s = self._deadline_s - services.waiters.loop.time()
             if left_s > CLOCK_GRAIN_S:
                 self._wait(read, left_s)
@@ -132,15 +146,20 @@ def _read(services: Services, message: FetchRequest) -> _Read:
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
     size_bytes = 0
-    has_error = False
+    is_final = False
     is_committed_only = _LEVELS.get(message.isolation_level)
     if is_committed_only is None:
         raise InvalidRequestError(f"isolation level {message.isolation_level} is neither 0 nor 1")
     for asked in message.partitions:
         try:
+            if asked.max_bytes <= 0:
+                result, has_news = _watch_partition(services, asked, is_committed_only)
+                is_final = is_final or has_news
+                results.append(result)
+                continue
             result, parts = _read_partition(services, asked, left_bytes, size_bytes, is_committed_only)
         except Exception as error:
-            has_error = True
+            is_final = True
             results.append(_refused(services, asked, error))
             continue
         results.append(result)
@@ -148,7 +167,7 @@ def _read(services: Services, message: FetchRequest) -> _Read:
             buffers += parts
             size_bytes += result.length_bytes
             left_bytes -= result.length_bytes
-    return _Read(Reply(FetchResponse(0, None, results), buffers), size_bytes, has_error)
+    return _Read(Reply(FetchResponse(0, None, results), buffers), size_bytes, is_final)
 
 
 def _read_partition(
@@ -175,6 +194,19 @@ def _read_partition(
         topic, number, 0, None, high_watermark, stable, hosted.log_start_offset, length_bytes, aborted
     )
     return result, buffers
+
+
+def _watch_partition(
+    services: Services, asked: FetchPartition, is_committed_only: bool
+) -> tuple[FetchedPartition, bool]:
+    """Where the partition stands, and whether a batch could be read from ``fetch_offset`` on."""
+    topic, number, leader_epoch, fetch_offset, _ = asked
+    hosted = services.partitions.leader(topic, number, leader_epoch)
+    end = hosted.partition.readable_end(fetch_offset, is_committed_only)
+    high_watermark = hosted.high_watermark
+    stable = end if is_committed_only else hosted.log.known_stable_offset(high_watermark)
+    result = FetchedPartition(topic, number, 0, None, high_watermark, stable, hosted.log_start_offset, 0, [])
+    return result, fetch_offset < end
 
 
 def _refused(services: Services, asked: FetchPartition, error: Exception) -> FetchedPartition:

@@ -1,4 +1,4 @@
-"""Produce, Fetch, ListOffsets, OffsetsForLeaderEpoch, DeleteRecords: the data plane.
+"""Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords: the data plane.
 
 Record batches never stand inside a body. A body tells the length of each, and the frame's payload holds
 them back to back in the same order.
@@ -43,7 +43,7 @@ class FetchPartition(Struct):
     partition: int
     current_leader_epoch: int  #: NO_EPOCH when the client does not know it
     fetch_offset: int  #: first offset wanted, inclusive
-    max_bytes: int
+    max_bytes: int  #: 0: no data, only where the partition stands; anything to be read ends a long poll
 
 
 class FetchRequest(Struct):
@@ -111,6 +111,39 @@ class ListOffsetsResponse(Struct):
     error_code: int
     error_message: str | None
     partitions: list[ListedOffset]
+
+
+class OffsetsForBytesPartition(Struct):
+    topic: str
+    partition: int
+    current_leader_epoch: int
+    start_offset: int  #: inclusive
+    end_offset: int  #: exclusive
+    max_bytes: int
+
+
+class OffsetsForBytesRequest(Struct):
+    isolation_level: int
+    partitions: list[OffsetsForBytesPartition]
+
+
+class OffsetForBytes(Struct):
+    """How far ``max_bytes`` of batches reach. A batch counts whole when any offset of it is in the range; the
+    first one is taken however large."""
+
+    topic: str
+    partition: int
+    error_code: int
+    error_message: str | None
+    end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET on error
+    size_bytes: int  #: of the batches from start_offset to this end_offset
+    total_bytes: int  #: of the batches in the whole range
+
+
+class OffsetsForBytesResponse(Struct):
+    error_code: int
+    error_message: str | None
+    partitions: list[OffsetForBytes]
 
 
 class EpochPartition(Struct):

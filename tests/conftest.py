@@ -35,6 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(0, "_no_leaked_tasks")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, any test to any worker, but all those that share a Spark session to one.
+
+    That is xdist_group's job, but xdist 3.8 finds no group under pytest 9.
+    """
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class SparkTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+    return SparkTogether(config, log)
+
+
 @pytest_asyncio.fixture
 async def _no_leaked_tasks() -> AsyncIterator[None]:
     """An async test that leaves a task behind fails."""

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import kafkalite
+import sparkbridge
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted(ROOT.glob("kafkalite/**/*.py"))
+PACKAGES = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
+MODULES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py"))
 
 # Modules that say why they are longer than 600 lines.
 LONG_MODULES: dict[str, str] = {}
@@ -90,6 +92,18 @@ def test_public_names() -> None:
         kafkalite.Nothing  # noqa: B018
 
 
+def test_public_names_of_the_spark_bridge() -> None:
+    assert sparkbridge.__all__ == ["KafkaliteDataSource", "foreach_batch", "install", "session"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sparkbridge.nothing  # noqa: B018
+
+
+def test_no_module_of_the_bridge_hides_a_public_name() -> None:
+    """``sparkbridge.session`` must be the function, whatever was imported before."""
+    modules = {path.stem for path in ROOT.glob("sparkbridge/*.py")}
+    assert modules.isdisjoint(sparkbridge.__all__)
+
+
 def _modules_after(statement: str) -> set[str]:
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -118,3 +132,25 @@ def test_a_node_without_a_vote_does_not_load_the_raft_library() -> None:
     loaded = _modules_after("import kafkalite.broker.cluster_node")
     assert "pysyncobj" not in loaded
     assert "kafkalite.raft.observer_quorum" in loaded
+
+
+def test_importing_the_spark_bridge_pulls_in_nothing_heavy() -> None:
+    loaded = _modules_after("import sparkbridge")
+    for heavy in ("pyspark", "pyarrow", "py4j", "asyncio", "kafkalite.client", "kafkalite.protocol"):
+        assert heavy not in loaded
+
+
+def test_what_spark_imports_to_find_the_format_loads_little() -> None:
+    """Every session imports it, whether it uses the format or not."""
+    loaded = _modules_after("import pyspark.sql.datasource")
+    more = _modules_after("import pyspark_kafkalite") - loaded
+    assert {name for name in more if "kafkalite" in name or "sparkbridge" in name} == {
+        "pyspark_kafkalite",
+        "sparkbridge",
+        "sparkbridge.datasource",
+    }
+
+
+def test_nothing_of_the_spark_bridge_loads_numpy_or_pandas() -> None:
+    loaded = _modules_after("import sparkbridge.reading, sparkbridge.stream_reader, sparkbridge.columns")
+    assert {"numpy", "pandas"}.isdisjoint(loaded)

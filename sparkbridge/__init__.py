@@ -1,0 +1,43 @@
+"""The Spark source and sink of kafkalite, format ``kafkalite``: no jar, exactly once, Arrow all the way.
+
+Where this package is installed Spark finds the format by itself; elsewhere ``install(spark)`` ships it::
+
+    from sparkbridge import session
+
+    spark = session("orders")
+    lines = spark.readStream.format("kafkalite").option("kafka.bootstrap.servers", "localhost:9092")
+    lines = lines.option("subscribe", "lines").load()
+
+Names are loaded when they are first used: ``import sparkbridge`` loads neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkbridge.datasource import KafkaliteDataSource
+    from sparkbridge.foreach import foreach_batch
+    from sparkbridge.shipping import install
+    from sparkbridge.spark_session import session
+
+__all__ = ["KafkaliteDataSource", "foreach_batch", "install", "session"]
+
+_HOMES = {
+    "KafkaliteDataSource": "sparkbridge.datasource",
+    "foreach_batch": "sparkbridge.foreach",
+    "install": "sparkbridge.shipping",
+    "session": "sparkbridge.spark_session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

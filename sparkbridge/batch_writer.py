@@ -1,0 +1,61 @@
+"""The sink of a batch job: all rows of the job, or none."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sparkbridge.errors import SinkCommitError, SparkOptionError
+from sparkbridge.options import SinkOptions
+from sparkbridge.sink_commit import Written, abort_batch, commit_batch
+from sparkbridge.sink_schema import sink_columns
+from sparkbridge.task_writer import TaskIdentity, write_task
+
+
+class KafkaliteWriter(DataSourceArrowWriter):
+    """Made once per job; the tasks and the commit have copies of it.
+
+    With ``txnAppId`` and ``txnVersion`` a job submitted again, of the same two, writes nothing; with
+    ``sinkName``, one that a foreachBatch function starts again for the same batch of the stream.
+    Raises SparkOptionError and SinkSchemaError, before the job starts.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
+        if overwrite:
+            raise SparkOptionError(
+                "a topic can't be overwritten, records are only added", hint='say .mode("append")'
+            )
+        self.options = SinkOptions.parse(options, is_stream=False)
+        self.columns = sink_columns(schema, self.options.topic)
+        self.job_id = uuid.uuid4().hex
+        self.sink_id = self.options.txn_app_id or f"{self.options.transactional_id_prefix}-{self.job_id}"
+        self.batch_id = self.options.txn_version or 0
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """One task attempt. See ``task_writer``."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise SinkCommitError("this is no task of Spark's", hint="write with df.write")
+        attempt = f"{self.job_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}"
+        sink_id, batch_id = self.sink_id, self.batch_id
+        query_id = context.getLocalProperty("sql.streaming.queryId") or ""  # within foreachBatch
+        options = self.options
+        if query_id and options.sink_name is not None and options.txn_app_id is None:
+            sink_id = f"{options.transactional_id_prefix}-{options.sink_name}"
+            batch_id = int(context.getLocalProperty("streaming.sql.batchId"))
+        task = TaskIdentity(sink_id, batch_id, query_id, attempt, context.partitionId())
+        return write_task(iterator, self.columns, options, task)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Let readers see the rows. Raises SinkCommitError."""
+        commit_batch(self.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """The job failed: take back what its tasks wrote."""
+        abort_batch(self.options, messages)

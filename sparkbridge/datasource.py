@@ -1,0 +1,67 @@
+"""KafkaliteDataSource: the one object that Spark makes for ``format("kafkalite")``.
+
+Spark makes it in a worker of its own and pickles it to those that plan, read and write. So it holds only the
+options; readers and writers, and all that they import, come when they are asked for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from sparkbridge.options import SourceOptions
+
+
+class KafkaliteDataSource(DataSource):
+    """Source and sink, for batches and streams; the options of Spark's Kafka connector, and ours."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafkalite"
+
+    def schema(self) -> StructType:
+        """All columns of the source. Spark asks only when the user has given no schema.
+
+        Raises SparkOptionError for options that can't be, so that ``load()`` fails, not the first action.
+        """
+        from sparkbridge.schema import source_schema
+
+        options = self._parsed_for_either()
+        return source_schema(include_headers=options.include_headers, headers_as_map=options.headers_as_map)
+
+    def reader(self, schema: StructType) -> Any:
+        from sparkbridge.batch_reader import KafkaliteReader
+
+        return KafkaliteReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> Any:
+        from sparkbridge.stream_reader import KafkaliteStreamReader
+
+        return KafkaliteStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from sparkbridge.batch_writer import KafkaliteWriter
+
+        return KafkaliteWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        from sparkbridge.stream_writer import KafkaliteStreamWriter
+
+        return KafkaliteStreamWriter(self.options, schema, overwrite)
+
+    def _parsed_for_either(self) -> SourceOptions:
+        """The options as a stream's or as a batch's: ``schema`` is not told which it will be."""
+        from sparkbridge.errors import SparkOptionError
+        from sparkbridge.options import SourceOptions
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the reader warns, once
+            try:
+                return SourceOptions.parse(self.options, is_stream=False)
+            except SparkOptionError:
+                return SourceOptions.parse(self.options, is_stream=True)

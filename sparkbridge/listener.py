@@ -1,0 +1,108 @@
+"""What a query does right now, as values: rows, lag and times of each batch.
+
+::
+
+    listener = ProgressListener(print)
+    spark.streams.addListener(listener)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.streaming import StreamingQueryListener
+
+from kafkalite.model import TopicPartition
+from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """One batch that ended, or a look that found nothing (``row_count`` 0)."""
+
+    query_id: str
+    run_id: str
+    name: str | None
+    batch_id: int
+    timestamp: str  #: when it began, ISO 8601
+    row_count: int
+    rows_per_second: float  #: processed, by the time that the batch took
+    durations_ms: Mapping[str, int]  #: Spark's names: triggerExecution, addBatch, ...
+    positions: Positions = field(default_factory=dict)  #: where the query is, in topics of kafkalite
+    ends: Positions = field(default_factory=dict)  #: where the topics ended when it looked
+
+    @property
+    def lag(self) -> int:
+        """Offsets between where the query is and where the topics ended when it last looked."""
+        return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
+
+    @property
+    def lag_by_partition(self) -> dict[TopicPartition, int]:
+        return {tp: max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items()}
+
+    @property
+    def batch_ms(self) -> int:
+        return self.durations_ms.get("triggerExecution", 0)
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any]) -> BatchProgress:
+        """From a progress as Spark tells it in json."""
+        positions: Positions = {}
+        ends: Positions = {}
+        for source in told.get("sources", ()):
+            positions |= _positions(source.get("endOffset"))
+            ends |= _positions(source.get("latestOffset"))
+        return cls(
+            query_id=str(told["id"]),
+            run_id=str(told["runId"]),
+            name=told.get("name"),
+            batch_id=int(told.get("batchId", -1)),
+            timestamp=str(told.get("timestamp", "")),
+            row_count=sum(int(source.get("numInputRows", 0)) for source in told.get("sources", ())),
+            rows_per_second=float(told.get("processedRowsPerSecond") or 0.0),
+            durations_ms={name: int(ms) for name, ms in (told.get("durationMs") or {}).items()},
+            positions=positions,
+            ends=ends,
+        )
+
+
+def _positions(offset: Any) -> Positions:
+    """Those of an offset as a progress tells it, json or text; none when it is of another kind of source."""
+    try:
+        told = json.loads(offset) if isinstance(offset, str) else offset
+        return StreamOffset.parse(told).positions if isinstance(told, Mapping) else {}
+    except (ValueError, OffsetFormatError):
+        return {}
+
+
+class ProgressListener(StreamingQueryListener):
+    """Calls ``on_progress`` for every batch and every idle look of every query of the session.
+
+    ``on_end`` gets a query's run id and its error, or None when it was stopped. Both are called in a thread
+    of py4j's; what they raise is Spark's to log.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[BatchProgress], object],
+        on_end: Callable[[str, str | None], object] | None = None,
+    ) -> None:
+        super().__init__()
+        self._on_progress = on_progress
+        self._on_end = on_end
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        self._on_progress(BatchProgress.parse(json.loads(event.progress.json)))
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        if self._on_end is not None:
+            self._on_end(str(event.runId), event.exception)

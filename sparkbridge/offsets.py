@@ -1,0 +1,178 @@
+"""Where a stream is, as values and as the json that Spark writes into its offset log.
+
+The json is the one of Spark's Kafka connector, ``{"topic": {"0": 23}}``, and beside the topics it has keys of
+our own, which begin with ``@`` as no topic can: ``@ids`` tells a topic from another of its name that came
+later, ``@from`` where the batch that ends here began in partitions that its start does not know, and
+``@initial`` marks the answer of ``initialOffset``. A batch so holds all that a replay of it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from kafkalite.model import TopicPartition, topic_name_problem
+from sparkbridge.errors import SparkBridgeError
+
+Positions = dict[TopicPartition, int]
+"""The next offset to be read, per partition."""
+
+IDS: Final = "@ids"
+FROM: Final = "@from"
+INITIAL: Final = "@initial"
+
+_MAX_OFFSET: Final = 2**63 - 1
+_MAX_PARTITION: Final = 2**31 - 1
+
+
+class OffsetFormatError(SparkBridgeError):
+    """Json that is not an offset of this source: another source's checkpoint, or an edited one."""
+
+
+class OffsetRange(NamedTuple):
+    """What one task reads: ``start`` inclusive, ``end`` exclusive."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    topic_id: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class TopicSnapshot(NamedTuple):
+    """A topic at one moment: the log start and the end (LSO or high watermark, exclusive) per partition."""
+
+    topic_id: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+Snapshot = Mapping[str, TopicSnapshot]
+"""By topic; absent is what does not exist. A start of -1 is a partition that was not asked for."""
+
+
+class Loss(NamedTuple):
+    """Records still to be read that are gone: offsets ``from_`` (inclusive) to ``to`` (exclusive)."""
+
+    topic: str
+    partition: int
+    from_: int
+    to: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.from_} to {self.to}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """The end of a batch, and the start of the next. ``from_`` is for partitions its start does not know."""
+
+    positions: Positions
+    ids: dict[str, str] = field(default_factory=dict)
+    from_: Positions = field(default_factory=dict)
+    is_initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The same value always gives the same json, key order included, for Spark compares its text."""
+        told: dict[str, Any] = positions_to_json(self.positions)
+        if self.ids:
+            told[IDS] = dict(sorted(self.ids.items()))
+        if self.from_:
+            told[FROM] = positions_to_json(self.from_)
+        if self.is_initial:
+            told[INITIAL] = True
+        return told
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any]) -> StreamOffset:
+        """Raises OffsetFormatError. A key with ``@`` that is not known is an error too: it has a meaning."""
+        if not isinstance(told, Mapping):
+            raise _refused(told, "an object of topics")
+        topics = {name: value for name, value in told.items() if not name.startswith("@")}
+        unknown = sorted(name for name in told if name.startswith("@") and name not in {IDS, FROM, INITIAL})
+        if unknown:
+            raise OffsetFormatError(
+                f"the offset {_excerpt(told)} has the key {unknown[0]}, which this version does not know",
+                hint="the checkpoint was written by a newer version: use that one, or another checkpoint",
+            )
+        is_initial = told.get(INITIAL, False)
+        if not isinstance(is_initial, bool):
+            raise _refused(told, f"true or false as {INITIAL}")
+        ids = told.get(IDS, {})
+        if not isinstance(ids, Mapping) or not all(isinstance(id_, str) for id_ in ids.values()):
+            raise _refused(told, f"an object of texts as {IDS}")
+        return cls(
+            positions=positions_from_json(topics, told),
+            ids=dict(ids),
+            from_=positions_from_json(told.get(FROM, {}), told),
+            is_initial=is_initial,
+        )
+
+    @classmethod
+    def parse_text(cls, text: str) -> StreamOffset:
+        """Raises OffsetFormatError, also for what is no json at all."""
+        try:
+            told = json.loads(text)
+        except ValueError as cause:
+            raise OffsetFormatError(f"the offset {text[:200]!r} is no json: {cause}") from cause
+        return cls.parse(told)
+
+
+def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """``{"t": {"0": 23}}``, topics by name and partitions by number."""
+    told: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(positions.items()):
+        told.setdefault(topic, {})[str(partition)] = offset
+    return told
+
+
+def positions_from_json(told: Any, whole: Any = None) -> Positions:
+    """The way back. Offsets are 0 or more. Raises OffsetFormatError with an excerpt of ``whole``."""
+    whole = told if whole is None else whole
+    if not isinstance(told, Mapping):
+        raise _refused(whole, "an object of topics")
+    positions: Positions = {}
+    for topic, partitions in told.items():
+        problem = topic_name_problem(topic)
+        if problem is not None:
+            raise _refused(whole, f"topics: {problem}")
+        if not isinstance(partitions, Mapping):
+            raise _refused(whole, f"an object of partitions for topic {topic}")
+        for partition, offset in partitions.items():
+            number = partition_number(partition)
+            if number is None:
+                raise _refused(whole, f"partitions of topic {topic} as numbers, not {partition!r}")
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
+                raise _refused(whole, f"an offset, 0 or more, for {topic}-{partition}, not {offset!r}")
+            positions[TopicPartition(topic, number)] = offset
+    return positions
+
+
+def partition_number(text: Any) -> int | None:
+    """``"7"`` as 7; None for what can't be a partition."""
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
+        return None
+    number = int(text)
+    return number if number <= _MAX_PARTITION and text == str(number) else None
+
+
+def _refused(told: Any, wanted: str) -> OffsetFormatError:
+    return OffsetFormatError(
+        f"the offset {_excerpt(told)} can't be used: it must have {wanted}",
+        hint='the form is {"topic":{"0":23}}; is the checkpoint one of another source?',
+    )
+
+
+def _excerpt(told: Any) -> str:
+    try:
+        text = json.dumps(told)
+    except (TypeError, ValueError):
+        text = repr(told)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,116 @@
+"""The columns of the source, as Spark has them and as Arrow has them.
+
+They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection: any of
+them in any order, and nothing else is built or sent to the JVM. ``key`` and ``value`` may be asked for as
+text, and ``headers`` as an array, which keeps what a record has, or as a map, in which the last one of a name
+wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkbridge.errors import SourceSchemaError
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+HEADERS_ARRAY: Final = "array<struct<key:string,value:binary>>"
+HEADERS_MAP: Final = "map<string,binary>"
+
+#: Name to the types it may have, as Spark writes them; the first is what the source has by itself.
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "offset": ("bigint",),
+    "timestamp": ("timestamp",),
+    "timestampType": ("int",),
+    "headers": (HEADERS_ARRAY, HEADERS_MAP),
+}
+#: What a record may lack.
+NULLABLE: Final = ("key", "value", "headers")
+
+
+@lru_cache(maxsize=4)
+def source_schema(*, include_headers: bool = False, headers_as_map: bool = False) -> StructType:
+    """All columns of the source; ``headers`` when ``include_headers``. Not to be changed: it is kept."""
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    schema = StructType(
+        [
+            StructField("key", BinaryType()),
+            StructField("value", BinaryType()),
+            StructField("topic", StringType()),
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+            StructField("timestampType", IntegerType()),
+        ]
+    )
+    if not include_headers:
+        return schema
+    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    as_map = MapType(StringType(), BinaryType())
+    return StructType(
+        [*schema.fields, StructField("headers", as_map if headers_as_map else ArrayType(header))]
+    )
+
+
+def check_projection(schema: StructType) -> None:
+    """Raises SourceSchemaError unless ``schema`` is some of the source's columns, each of a type of its."""
+    if not schema.fields:
+        raise SourceSchemaError("the schema given to the source has no columns", hint=_choice())
+    seen: set[str] = set()
+    for field in schema.fields:
+        if field.name not in COLUMNS:
+            near = _nearest(field.name, list(COLUMNS))
+            raise SourceSchemaError(f"the source has no column {field.name!r}{near}", hint=_choice())
+        if field.name in seen:
+            raise SourceSchemaError(f"the schema given to the source names column {field.name!r} twice")
+        seen.add(field.name)
+        found, allowed = field.dataType.simpleString(), COLUMNS[field.name]
+        if found not in allowed:
+            near = _nearest(found, allowed)
+            raise SourceSchemaError(
+                f"column {field.name!r} of the source can't be {found}{near}",
+                hint=f"it is {' or '.join(allowed)}; cast it in a select()",
+            )
+        if not field.nullable and field.name in NULLABLE:
+            raise SourceSchemaError(
+                f"column {field.name!r} can't be NOT NULL: a record may be without one",
+                hint="leave NOT NULL out, and filter with IS NOT NULL",
+            )
+
+
+def arrow_schema(schema: StructType) -> pyarrow.Schema:
+    """The Arrow schema that Spark wants the batches of a source of that ``schema`` to have."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    converted: Any = to_arrow_schema(schema, timezone="UTC")
+    return converted
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    by_lower = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def _choice() -> str:
+    return f"a schema is a projection of {', '.join(COLUMNS)}"

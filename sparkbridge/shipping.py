@@ -1,0 +1,81 @@
+"""``install(spark)``: the bridge on a cluster whose executors do not have it installed.
+
+Spark's own ``addPyFile`` reaches tasks but not the process in which a stream's reader lives: that one looks
+in a directory of its own. What is shipped is Python; msgpack, crc32c and pyarrow, which are not, must be
+installed wherever tasks run.
+"""
+
+from __future__ import annotations
+
+import compileall
+import shutil
+import tempfile
+import zipfile
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from py_compile import PycInvalidationMode
+from typing import Any, Final
+
+from sparkbridge.errors import SparkBridgeError
+
+PACKAGES: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
+#: What no task and no reader of a stream needs.
+LEFT_OUT: Final = frozenset({"__pycache__", "testing", "cli", "broker", "raft"})
+#: Where Spark's process for stream readers looks, below the root of the files that were added.
+STREAM_READER_DIRECTORY: Final = "streaming_job"
+
+
+def install(spark: Any) -> None:
+    """Ship this package to the executors and stream readers of ``spark``, and register format ``kafkalite``.
+
+    May be called again. Where the package is installed everywhere, nothing needs to be called at all. Raises
+    SparkBridgeError for a Spark Connect session: there the package must be installed on the server.
+    """
+    from pyspark import SparkFiles
+
+    from sparkbridge.datasource import KafkaliteDataSource
+
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        raise SparkBridgeError(
+            "a Spark Connect session has no SparkContext to ship files with",
+            hint='install the package where the server and its executors run: pip install "kafkalite[spark]"',
+        )
+    root = Path(SparkFiles.getRootDirectory())
+    name = f"kafkalite-{_version()}.zip"
+    shipped = root / STREAM_READER_DIRECTORY / name
+    if not shipped.exists():
+        shipped.parent.mkdir(exist_ok=True)
+        pack(shipped)
+        context.addPyFile(str(shipped))
+    spark.dataSource.register(KafkaliteDataSource)
+
+
+def pack(archive: Path) -> None:
+    """Write the packages into a zip, compiled as well: a worker then compiles nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        copied = Path(directory) / "packages"
+        for package in PACKAGES:
+            source = Path(str(import_module(package).__file__)).parent
+            shutil.copytree(source, copied / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        compileall.compile_dir(
+            copied,
+            quiet=2,
+            legacy=True,
+            invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
+            stripdir=copied,
+        )
+        packed = Path(directory) / archive.name
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for path in sorted(copied.rglob("*")):
+                if path.is_file():
+                    zipped.write(path, path.relative_to(copied).as_posix())
+        shutil.move(packed, archive)
+
+
+def _version() -> str:
+    try:
+        return version("kafkalite")
+    except PackageNotFoundError:  # a checkout on the path
+        return "0"

@@ -1,0 +1,150 @@
+"""What the driver says of a batch: commit it, once, or take back what its tasks wrote.
+
+A commit is one call, ``TransactionGroup.finish``, which may be repeated: who crashes between it and Spark's
+own commit log repeats it after the restart, and hears the first result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
+from kafkalite.client.txn_group import GroupResult, PreparedWriter
+from kafkalite.errors import FinishedBatchError, InvalidTxnStateError, KafkaliteError
+from sparkbridge.errors import SinkCommitError
+from sparkbridge.options import SinkOptions
+
+#: So long a commit waits for its markers. It is decided before; readers see it when they are written.
+COMPLETE_WAIT_MS: Final = 10_000
+#: So long a commit is tried, through failovers of the coordinator.
+COMMIT_TIMEOUT_MS: Final = 120_000
+#: And an abort: what it leaves behind, the next commit or the time-out takes away.
+ABORT_TIMEOUT_MS: Final = 10_000
+
+logger = logging.getLogger("sparkbridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task attempt wrote. ``prepared`` is None where there is nothing for the driver to decide."""
+
+    sink_id: str
+    batch_id: int
+    query_id: str  #: of the stream, or the job; what tells a sink used by two
+    rows: int
+    prepared: tuple[str, int, int] | None
+
+
+def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> GroupResult | None:
+    """Let readers see the batch. None where there is nothing to decide. Raises SinkCommitError."""
+    written = [message for message in messages if isinstance(message, Written)]
+    if not written or not options.exactly_once:
+        return None
+    sink_id, query_id, batch_id = written[0].sink_id, written[0].query_id, written[0].batch_id
+    winners = [PreparedWriter(*one.prepared) for one in written if one.prepared is not None]
+    try:
+        with TransactionGroup(sink_id, config=driver_config(options, COMMIT_TIMEOUT_MS)) as group:
+            result = group.finish(batch_id, winners, wait_ms=COMPLETE_WAIT_MS)
+    except InvalidTxnStateError as error:
+        raise SinkCommitError(
+            f"batch {batch_id} of {sink_id!r} was not committed: a task's transaction was aborted before "
+            f"({error.message})",
+            hint="it was open for longer than kafka.transaction.timeout.ms, now "
+            f"{options.transaction_timeout_ms}, or the batch was run by a second driver; start the query "
+            "again, with a longer time-out or smaller batches",
+        ) from error
+    except FinishedBatchError as error:
+        raise older_batch(sink_id, batch_id, error.message) from error
+    except KafkaliteError as error:
+        raise SinkCommitError(
+            f"whether batch {batch_id} of {sink_id!r} is committed is not known: {error}",
+            hint="start the query again: it runs the batch once more, and it is written once all the same",
+        ) from error
+    _check_same_query(sink_id, query_id, batch_id, result)
+    if not result.is_complete:
+        logger.warning(
+            "batch %d of %s is committed; some partitions show it when they have a leader", batch_id, sink_id
+        )
+    return result
+
+
+def older_batch(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
+    return SinkCommitError(
+        f"batch {batch_id} of {sink_id!r} comes after a later one was committed ({why}): nothing was written",
+        hint="the checkpoint is new, or older than the sink, or two queries use one name, or this driver was "
+        "replaced: if it is to go on, give it a sinkName (txnAppId) of its own",
+    )
+
+
+def member_name(query_id: str, attempt: str) -> str:
+    """Of a task attempt, unique. The query comes first, see ``commit_batch``."""
+    return f"{query_id}/{attempt}"
+
+
+def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
+    """A repeated batch must be this query's, or its rows would be taken for written."""
+    if not result.is_repeated:
+        return
+    strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]
+    if strangers and query_id:
+        raise SinkCommitError(
+            f"batch {batch_id} of {sink_id!r} was committed by another query ({strangers[0]!r}): the rows of "
+            "this one were not written",
+            hint="a sinkName belongs to one checkpoint; give this query another one",
+        )
+
+
+def abort_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Take back what the tasks wrote, as far as that goes now: the cause of it matters more."""
+    for message in messages:
+        if not isinstance(message, Written) or message.prepared is None:
+            continue
+        member = message.prepared[0]
+        # Whoever takes the name of an attempt aborts what it wrote; leaving without prepare() ends it.
+        config = {
+            **driver_config(options, ABORT_TIMEOUT_MS),
+            "transaction.timeout.ms": str(ABORT_TIMEOUT_MS),
+        }
+        writer = TransactionGroupWriter(message.sink_id, message.batch_id, member, config=config)
+        try:
+            with writer:
+                pass
+        except KafkaliteError as error:
+            logger.warning(
+                "%s of batch %d of %s is not aborted yet: %s",
+                member,
+                message.batch_id,
+                message.sink_id,
+                error,
+            )
+            return
+
+
+def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:
+    """Settings of an Admin: how to reach the cluster, and for how long a call is tried."""
+    client = options.client
+    common = {name: text for name, text in client.producer.items() if name in _COMMON}
+    return {
+        **common,
+        "bootstrap.servers": client.bootstrap_servers,
+        "client.id": client.client_id,
+        "request.timeout.ms": str(client.request_timeout_ms),
+        "default.api.timeout.ms": str(timeout_ms),
+    }
+
+
+_COMMON: Final = frozenset(
+    {
+        "retry.backoff.ms",
+        "retry.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms",
+        "socket.connection.setup.timeout.ms",
+        "metadata.max.age.ms",
+    }
+)

@@ -1,0 +1,243 @@
+"""The sink of batch jobs, and of foreachBatch, its tasks and driver played by the test: no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kafkalite.client.sync_txn_group import TransactionGroup
+from kafkalite.testing import SyncCluster
+from sparkbridge import foreach_batch
+from sparkbridge.batch_writer import KafkaliteWriter
+from sparkbridge.errors import SinkCommitError, SinkSchemaError, SparkOptionError
+
+SCHEMA = StructType([StructField("value", StringType())])
+
+_numbers = count(1)
+
+
+def through_pickle(value: Any) -> Any:
+    """As it comes out on the other side, with Spark's own pickle."""
+    return CPickleSerializer().loads(CPickleSerializer().dumps(value))
+
+
+class FakeTask:
+    def __init__(self, partition: int = 0, properties: dict[str, str] | None = None) -> None:
+        self._partition = partition
+        self._properties = properties or {}
+        self._number = next(_numbers)
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return self._properties.get(key)
+
+    def partitionId(self) -> int:
+        return self._partition
+
+    def attemptNumber(self) -> int:
+        return 0
+
+    def taskAttemptId(self) -> int:
+        return self._number
+
+
+Enter = Callable[[FakeTask | None], None]
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Enter:
+    return lambda task: monkeypatch.setattr(TaskContext, "_taskContext", task)
+
+
+def job(cluster: SyncCluster, topic: str, **options: str) -> KafkaliteWriter:
+    """A job's writer as the tasks have it, for it is the same there and in the commit."""
+    given = CaseInsensitiveDict({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic})
+    given.update(options)
+    copy: KafkaliteWriter = through_pickle(KafkaliteWriter(given, SCHEMA, False))
+    return copy
+
+
+def rows(*values: str) -> Iterator[Any]:
+    yield pa.record_batch([pa.array(values)], names=["value"])
+
+
+def ends(cluster: SyncCluster, topic: str) -> int:
+    from kafkalite.client.sync_admin import Admin
+    from kafkalite.model import TopicPartition
+
+    with Admin(cluster.bootstrap_servers) as admin:
+        found = admin.list_offsets([TopicPartition(topic, number) for number in range(3)], "latest")
+    return sum(one.offset for one in found.values())
+
+
+def last_batch(cluster: SyncCluster, sink_id: str) -> int:
+    with TransactionGroup(sink_id, cluster.bootstrap_servers) as group:
+        return group.last_batch_id()
+
+
+def test_a_job_is_one_transaction(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    one = job(cluster, topic)
+    messages = []
+    for partition in range(2):
+        enter(FakeTask(partition))
+        messages.append(one.write(rows("a")))
+    enter(None)
+    one.commit(messages)
+    assert last_batch(cluster, one.sink_id) == 0
+    other = job(cluster, topic)
+    assert one.sink_id.startswith("spark-")
+    assert other.sink_id != one.sink_id
+
+
+def test_a_job_submitted_again_writes_nothing(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    options = {"txnAppId": f"app-{topic}", "txnVersion": "3"}
+    one = job(cluster, topic, **options)
+    enter(FakeTask())
+    one.commit([one.write(rows("a", "b"))])
+    end = ends(cluster, topic)
+    again = job(cluster, topic, **options)
+    message = again.write(rows("a", "b"))
+    again.commit([message])
+    assert (message.rows, message.prepared) == (2, None)
+    assert ends(cluster, topic) == end
+    assert last_batch(cluster, f"app-{topic}") == 3
+
+
+def test_an_older_version_is_refused(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    enter(FakeTask())
+    for version in ("5", "4"):
+        one = job(cluster, topic, txnAppId=f"app-{topic}", txnVersion=version)
+        if version == "5":
+            one.commit([one.write(rows("a"))])
+        else:
+            with pytest.raises(SinkCommitError, match="the last one is 5"):
+                one.write(rows("a"))
+
+
+def test_a_job_that_failed_is_taken_back(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    from kafkalite.client.sync_admin import Admin
+
+    one = job(cluster, topic)
+    enter(FakeTask())
+    message = one.write(rows("a"))
+    one.abort([None, message])
+    with Admin(cluster.bootstrap_servers) as admin:
+        members = admin.describe_transaction_group(one.sink_id).members
+    assert [member for member in members if member.partitions] == []
+
+
+def test_at_least_once_jobs(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    one = job(cluster, topic, exactlyOnce="false")
+    enter(FakeTask())
+    one.commit([one.write(rows("a"))])
+    assert [record.value for record in cluster.records(topic)] == [b"a"]
+
+
+def test_a_topic_is_not_overwritten(cluster: SyncCluster) -> None:
+    with pytest.raises(SparkOptionError, match="can't be overwritten") as caught:
+        KafkaliteWriter({"kafka.bootstrap.servers": "h:1", "topic": "out"}, SCHEMA, overwrite=True)
+    assert '.mode("append")' in str(caught.value)
+
+
+def test_errors_come_with_the_writer() -> None:
+    with pytest.raises(SinkSchemaError):
+        KafkaliteWriter({"kafka.bootstrap.servers": "h:1"}, SCHEMA)
+    with pytest.raises(SparkOptionError):
+        KafkaliteWriter({"topic": "out"}, SCHEMA)
+
+
+def test_outside_a_task(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    enter(None)
+    with pytest.raises(SinkCommitError, match="no task of Spark's"):
+        job(cluster, topic).write(rows("a"))
+
+
+def test_a_named_sink_inside_a_stream_is_known_by_its_batch(
+    cluster: SyncCluster, topic: str, enter: Enter
+) -> None:
+    """df.write with sinkName in a foreachBatch function of the user's own."""
+    properties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "9"}
+    for _ in range(2):
+        one = job(cluster, topic, sinkName=f"name-{topic}")
+        enter(FakeTask(0, properties))
+        one.commit([one.write(rows("a"))])
+    assert ends(cluster, topic) == 2  # a record and a marker
+    assert last_batch(cluster, f"spark-name-{topic}") == 9
+
+
+# --- foreach_batch -----------------------------------------------------------------------------------
+
+
+class FakeFrame:
+    """Writes as Spark would, by the options that it was given."""
+
+    def __init__(self, cluster: SyncCluster, enter: Enter, *values: str) -> None:
+        self.enter, self.values = enter, values
+        self.given: dict[str, str] = {}
+
+    @property
+    def write(self) -> FakeFrame:
+        return self
+
+    def format(self, name: str) -> FakeFrame:
+        assert name == "kafkalite"
+        return self
+
+    def mode(self, name: str) -> FakeFrame:
+        assert name == "append"
+        return self
+
+    def options(self, **options: str) -> FakeFrame:
+        self.given.update(options)
+        return self
+
+    def option(self, name: str, value: str) -> FakeFrame:
+        self.given[name] = value
+        return self
+
+    def save(self) -> None:
+        writer = KafkaliteWriter(self.given, SCHEMA, False)
+        self.enter(FakeTask())
+        writer.commit([writer.write(rows(*self.values))])
+
+
+def test_foreach_batch_writes_each_batch_once(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    function = foreach_batch(
+        {"kafka.bootstrap.servers": cluster.bootstrap_servers}, topic=topic, sinkName=f"sink-{topic}"
+    )
+    for batch in (0, 1, 1):
+        function(FakeFrame(cluster, enter, f"batch {batch}"), batch)  # type: ignore[arg-type]
+    assert ends(cluster, topic) == 4  # two records, two markers
+    assert last_batch(cluster, f"spark-sink-{topic}") == 1
+
+
+def test_two_sinks_of_one_batch(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
+    for name in ("left", "right"):
+        foreach_batch(servers, sinkName=f"{name}-{topic}")(FakeFrame(cluster, enter, name), 0)  # type: ignore[arg-type]
+    assert ends(cluster, topic) == 4
+
+
+def test_foreach_batch_needs_a_name() -> None:
+    with pytest.raises(TypeError, match="sinkName"):
+        foreach_batch({"kafka.bootstrap.servers": "h:1"})  # type: ignore[call-arg]
+    with pytest.raises(SparkOptionError, match="sinkName is empty"):
+        foreach_batch({"kafka.bootstrap.servers": "h:1"}, sinkName="")
+
+
+def test_foreach_batch_tells_errors_before_the_query_starts() -> None:
+    with pytest.raises(SparkOptionError, match=r"kafka\.bootstrap\.servers"):
+        foreach_batch({"topic": "out"}, sinkName="s")
+    with pytest.raises(SparkOptionError, match="txnversion"):
+        foreach_batch({"kafka.bootstrap.servers": "h:1", "txnVersion": "1"}, sinkName="s")

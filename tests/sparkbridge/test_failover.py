@@ -1,0 +1,233 @@
+"""SparkCluster against three brokers: leaders and coordinators that die, move and come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+import kafkalite.sync
+from kafkalite.errors import ConnectionFailedError, RequestTimeoutError, UnknownTopicOrPartitionError
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.api import ApiKey
+from kafkalite.records.batch import iter_batches
+from kafkalite.testing import SyncCluster, drop_next
+from sparkbridge import wire_brokers, wire_groups
+from sparkbridge.cluster import Fetched, SparkCluster
+from sparkbridge.options import ClientOptions
+
+MIB = 1 << 20
+LONG_MS = 20_000
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[SyncCluster]:
+    with SyncCluster(3, transport="tcp") as running:
+        yield running
+        running.kill()  # requests that a test had dropped would hold up a stop in good order
+
+
+@pytest.fixture
+def three(brokers: SyncCluster) -> SyncCluster:
+    """All three run, and hear of each other."""
+    brokers.start()
+    brokers.wait_until(lambda inner: all(broker.is_running for broker in inner.brokers.values()))
+    return brokers
+
+
+@pytest.fixture
+def replicated(three: SyncCluster) -> str:
+    """A topic with six partitions on all three brokers, each with its number as first record."""
+    name = f"replicated-{next(_numbers)}"
+    three.create_topic(name, partitions=6, configs={"min.insync.replicas": "1"})
+    for number in range(6):
+        three.produce(name, [b"%d" % number], partition=number)
+    return name
+
+
+@pytest.fixture
+def spark(three: SyncCluster) -> Iterator[SparkCluster]:
+    one = SparkCluster(ClientOptions(three.bootstrap_servers))
+    yield one
+    one.close()
+
+
+def values_in(fetched: Fetched) -> list[bytes | None]:
+    return [record.value for batch in iter_batches(fetched.payload) for record in batch]
+
+
+def moved(three: SyncCluster, tp: TopicPartition, away_from: int) -> None:
+    three.wait_until(lambda inner: inner.leader(*tp) not in (away_from, -1), what=f"{tp} has another leader")
+
+
+def test_each_partition_is_read_from_its_leader(
+    three: SyncCluster, spark: SparkCluster, replicated: str
+) -> None:
+    assert len({three.leader(replicated, number) for number in range(6)}) > 1
+    assert spark.snapshot({replicated: None})[replicated].ends == (1,) * 6
+    tokens = [spark.send_fetch(TopicPartition(replicated, n), 0, max_bytes=MIB) for n in range(6)]
+    assert [values_in(spark.receive_fetch(token)) for token in tokens] == [[b"%d" % n] for n in range(6)]
+    times = spark.offsets_for_times({TopicPartition(replicated, n): 0 for n in range(6)})
+    assert set(times.values()) == {0}
+    starts = {TopicPartition(replicated, n): 0 for n in range(6)}
+    ends = {TopicPartition(replicated, n): 1 for n in range(6)}
+    assert spark.ends_by_bytes(starts, ends, 1 << 30) == ends
+
+
+def test_a_topic_that_no_broker_knows_is_an_error(three: SyncCluster, spark: SparkCluster) -> None:
+    with pytest.raises(UnknownTopicOrPartitionError, match="absent"):
+        spark.fetch(TopicPartition("absent", 0), 0, max_bytes=MIB)
+
+
+def test_a_leader_killed_under_fetches_is_left_for_the_next(
+    three: SyncCluster, spark: SparkCluster, replicated: str
+) -> None:
+    tp = TopicPartition(replicated, 0)
+    leader = three.leader(*tp)
+    tokens = [spark.send_fetch(tp, 0, max_bytes=MIB)]
+    assert values_in(spark.receive_fetch(tokens.pop())) == [b"0"]
+    waiting = spark.send_fetch(tp, 1, max_bytes=MIB, max_wait_ms=LONG_MS)
+    ahead = spark.send_fetch(tp, 0, max_bytes=MIB)
+    three.kill(leader)
+    assert values_in(spark.receive_fetch(ahead)) == [b"0"]
+    assert spark.snapshot({replicated: None})[replicated].ends == (1,) * 6
+    three.produce(replicated, [b"more"], partition=0)
+    assert values_in(spark.receive_fetch(waiting)) == [b"more"]
+    three.start(leader)
+    assert values_in(spark.fetch(tp, 0, max_bytes=MIB)) == [b"0", b"more"]
+
+
+def test_a_leader_that_hangs_is_left_when_the_others_name_another(
+    three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_brokers, "PATIENCE_S", 0.1)
+    tp = TopicPartition(replicated, 0)
+    preferred = three.leader(*tp)
+    three.kill(preferred)
+    moved(three, tp, preferred)
+    three.start(preferred)
+    hanging = three.leader(*tp)
+    assert values_in(spark.fetch(tp, 0, max_bytes=MIB)) == [b"0"]
+    three.intercept(ApiKey.FETCH, drop_next(1_000), node_id=hanging)
+    try:
+        token = spark.send_fetch(tp, 0, max_bytes=MIB)
+        with kafkalite.sync.Admin(three.bootstrap_servers) as admin:
+            three.wait_until(
+                lambda inner: preferred in inner.broker.image.partition(*tp).isr, what="it is in sync"
+            )
+            admin.elect_leaders([tp])
+        assert values_in(spark.receive_fetch(token)) == [b"0"]
+    finally:
+        three.intercept(ApiKey.FETCH, None, node_id=hanging)
+
+
+def test_a_coordinator_that_dies_is_found_again(
+    three: SyncCluster, spark: SparkCluster, replicated: str
+) -> None:
+    tp = TopicPartition(replicated, 0)
+    group = f"group-of-{replicated}"
+    spark.commit_offsets(group, {tp: 1})
+    address = spark._held.groups._coordinators[group]
+    coordinator = next(n for n, broker in three.cluster.brokers.items() if address in broker.addresses)
+    three.kill(coordinator)
+    assert spark.committed_offsets(group) == {tp: 1}
+    spark.commit_offsets(group, {tp: 2})
+    three.start(coordinator)
+    assert spark.committed_offsets(group) == {tp: 2}
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_anew(
+    three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_groups, "PATIENCE_S", 0.1)
+    group = f"group-of-{replicated}"
+    three.intercept(ApiKey.OFFSET_FETCH, drop_next(1))
+    assert spark.committed_offsets(group) == {}
+
+
+@pytest.mark.parametrize("silent", [1, 2, 3])
+def test_any_broker_tells_the_metadata_when_one_is_silent(
+    three: SyncCluster, spark: SparkCluster, replicated: str, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_brokers, "STAGGER_S", 0.1)
+    three.intercept(ApiKey.METADATA, drop_next(1_000), node_id=silent)
+    try:
+        for _ in range(3):
+            assert list(spark.topics(names=[replicated])) == [replicated]
+    finally:
+        three.intercept(ApiKey.METADATA, None, node_id=silent)
+
+
+def test_news_come_from_any_leader_and_from_the_next_one(
+    three: SyncCluster, spark: SparkCluster, replicated: str
+) -> None:
+    positions = {TopicPartition(replicated, number): 1 for number in range(6)}
+    assert not spark.wait_for_news(positions, 20)
+    for number in range(6):
+        tp = TopicPartition(replicated, number)
+        three.produce(replicated, [b"more"], partition=number)
+        assert spark.wait_for_news(positions, LONG_MS)
+        positions[tp] = 2
+        assert not spark.wait_for_news(positions, 20)
+    tp = TopicPartition(replicated, 3)
+    leader = three.leader(*tp)
+    three.kill(leader)
+    producing = threading.Thread(target=three.produce, args=(replicated, [b"x"]), kwargs={"partition": 3})
+    producing.start()
+    assert spark.wait_for_news(positions, LONG_MS)
+    producing.join(20)
+    three.start(leader)
+
+
+def test_one_dead_leader_does_not_hold_up_the_news_of_another(
+    three: SyncCluster, spark: SparkCluster, replicated: str
+) -> None:
+    leaders = [three.leader(replicated, number) for number in range(6)]
+    dead = leaders[0]
+    living = next(number for number in range(6) if leaders[number] != dead)
+    name = f"lone-{replicated}"
+    three.create_topic(name, partitions=6, replication_factor=1)
+    lone = next(number for number in range(6) if three.leader(name, number) == dead)
+    positions = {TopicPartition(name, lone): 0, TopicPartition(replicated, living): 1}
+    assert not spark.wait_for_news(positions, 20)
+    three.kill(dead)
+    assert not spark.wait_for_news(positions, 50)
+    three.produce(replicated, [b"x"], partition=living)
+    assert spark.wait_for_news(positions, LONG_MS)
+    three.start(dead)
+
+
+def test_a_partition_without_a_leader_is_waited_for_and_then_named(
+    three: SyncCluster, spark: SparkCluster
+) -> None:
+    name = f"lone-{next(_numbers)}"
+    three.create_topic(name, replication_factor=1)
+    three.produce(name, [b"x"], partition=0)
+    tp = TopicPartition(name, 0)
+    assert values_in(spark.fetch(tp, 0, max_bytes=MIB)) == [b"x"]
+    leader = three.leader(name)
+    three.kill(leader)
+    three.wait_until(lambda inner: inner.leader(name) == -1, what="the dead leader is fenced")
+    hasty = SparkCluster(ClientOptions(three.bootstrap_servers, request_timeout_ms=300))
+    with pytest.raises((RequestTimeoutError, ConnectionFailedError), match=name):
+        hasty.fetch(tp, 0, max_bytes=MIB)
+    with pytest.raises((RequestTimeoutError, ConnectionFailedError)):
+        hasty.snapshot({name: None})
+    hasty.close()
+    token = spark.send_fetch(tp, 0, max_bytes=MIB)
+    three.start(leader)
+    assert values_in(spark.receive_fetch(token)) == [b"x"]
+
+
+def test_when_all_are_away_the_error_names_them(three: SyncCluster, replicated: str) -> None:
+    spark = SparkCluster(ClientOptions(three.bootstrap_servers, request_timeout_ms=500))
+    spark.snapshot({replicated: None})
+    three.kill()
+    with pytest.raises(ConnectionFailedError) as caught:
+        spark.fetch(TopicPartition(replicated, 0), 0, max_bytes=MIB)
+    assert all(address in str(caught.value) for address in three.bootstrap_servers.split(","))
+    three.start()
+    spark.close()

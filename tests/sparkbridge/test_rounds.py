@@ -1,0 +1,58 @@
+"""The plans of rounds: every point strikes, none after what ends its run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from kafkalite.rng import seeded_rng
+from sparkbridge.testing.points import KILLS_DRIVER, KILLS_QUERY, POINTS
+from sparkbridge.testing.rounds import ALL, LOCAL, LOCAL_CLUSTER, STOPPED, last_batch_id, plan_round
+
+SEEDS = range(200)
+
+
+@pytest.mark.parametrize("points", [ALL, ("before-commit",), ("task-fails", STOPPED), ()])
+def test_every_point_strikes_once_and_the_last_run_ends_in_peace(points: tuple[str, ...]) -> None:
+    for seed in SEEDS:
+        runs = plan_round(seeded_rng(seed), points)
+        planned = [point for run in runs for point in run.plan]
+        assert sorted(planned) == sorted(point for point in points if point in POINTS)
+        assert sum(isinstance(run.until, int) for run in runs) == (STOPPED in points)
+        assert not runs[-1].ends_driver and not runs[-1].ends_query and isinstance(runs[-1].until, str)
+
+
+def test_what_kills_is_the_last_of_its_run() -> None:
+    for seed in SEEDS:
+        for run in plan_round(seeded_rng(seed)):
+            *others, last = list(run.plan) or [""]
+            assert not (KILLS_DRIVER | KILLS_QUERY) & set(others)
+            assert run.ends_driver == (last in KILLS_DRIVER)
+            assert run.ends_query == (last in KILLS_QUERY)
+            if run.ends_driver or run.ends_query:
+                assert all(run.plan[other] < run.plan[last] for other in others)
+
+
+def test_batches_go_up() -> None:
+    for seed in SEEDS:
+        runs = plan_round(seeded_rng(seed))
+        for one, other in pairwise(run for run in runs if run.plan):
+            assert max(one.plan.values()) <= min(other.plan.values())
+        assert all(last_batch_id(runs) >= batch_id for run in runs for batch_id in run.plan.values())
+
+
+def test_executors_are_their_own_for_a_whole_driver() -> None:
+    for seed in SEEDS:
+        runs = plan_round(seeded_rng(seed))
+        (killed,) = (run for run in runs if "executor-killed" in run.plan)
+        assert killed.master == LOCAL_CLUSTER
+        for one, other in pairwise(runs):
+            if not one.ends_driver:
+                assert one.master == other.master
+        assert any(run.master == LOCAL for run in runs)
+
+
+def test_a_seed_is_a_plan() -> None:
+    assert plan_round(seeded_rng(5)) == plan_round(seeded_rng(5))
+    assert len({str(plan_round(seeded_rng(seed))) for seed in SEEDS}) == len(SEEDS)

@@ -1,0 +1,435 @@
+"""The stream's sink against a broker, its tasks and driver played by the test: no JVM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+import kafkalite
+from kafkalite.client.sync_admin import Admin
+from kafkalite.client.sync_txn_group import TransactionGroup
+from kafkalite.model import TopicPartition
+from kafkalite.testing import SyncCluster
+from sparkbridge import sink_commit, task_writer
+from sparkbridge.errors import SinkCommitError, SinkSchemaError, SparkOptionError
+from sparkbridge.sink_commit import Written
+from sparkbridge.stream_writer import KafkaliteStreamWriter
+
+SCHEMA = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+_numbers = count(1)
+
+
+def through_pickle(value: Any) -> Any:
+    """As it comes out on the other side, with Spark's own pickle."""
+    return CPickleSerializer().loads(CPickleSerializer().dumps(value))
+
+
+class FakeTask:
+    """What a task sees of Spark."""
+
+    def __init__(
+        self, query: str, batch: int, partition: int = 0, attempt: int = 0, run: str = "run"
+    ) -> None:
+        self._properties = {
+            "sql.streaming.queryId": query,
+            "streaming.sql.batchId": str(batch),
+            "spark.jobGroup.id": run,
+        }
+        self._partition = partition
+        self._attempt = attempt
+        self._task_attempt = next(_numbers)
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return self._properties.get(key)
+
+    def partitionId(self) -> int:
+        return self._partition
+
+    def attemptNumber(self) -> int:
+        return self._attempt
+
+    def taskAttemptId(self) -> int:
+        return self._task_attempt
+
+
+Enter = Callable[[FakeTask | None], None]
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Enter:
+    """Be in this task from now on."""
+    return lambda task: monkeypatch.setattr(TaskContext, "_taskContext", task)
+
+
+@pytest.fixture
+def query() -> str:
+    return f"query-{next(_numbers)}"
+
+
+def writer(cluster: SyncCluster, topic: str, **options: str) -> KafkaliteStreamWriter:
+    """As it comes out of Spark's pickle."""
+    given = CaseInsensitiveDict({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic})
+    given.update(options)
+    made = KafkaliteStreamWriter(given, SCHEMA, False)
+    copy: KafkaliteStreamWriter = through_pickle(made)
+    return copy
+
+
+def rows(*values: str) -> Iterator[Any]:
+    keys = pa.array([None] * len(values), pa.string())
+    yield pa.record_batch([keys, pa.array([one.encode() for one in values])], names=["key", "value"])
+
+
+def committed(cluster: SyncCluster, topic: str) -> list[str]:
+    """What a read_committed reader sees now, up to the last stable offsets."""
+
+    async def read() -> list[str]:
+        settings: Any = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+        found: list[str] = []
+        async with kafkalite.Consumer(bootstrap_servers=cluster.bootstrap_servers, **settings) as consumer:
+            partitions = [TopicPartition(topic, number) for number in range(3)]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            async with asyncio.timeout(20):
+                while any(end and not has_come_to(consumer, tp, end) for tp, end in ends.items()):
+                    records = await consumer.get_many(timeout_ms=50)
+                    found.extend((record.value or b"").decode() for record in records)
+        return sorted(found)
+
+    def has_come_to(consumer: Any, tp: TopicPartition, end: int) -> bool:
+        position = consumer.positions().get(tp)
+        return position is not None and position.offset >= end
+
+    return asyncio.run(read())
+
+
+def end_offsets(cluster: SyncCluster, topic: str) -> list[int]:
+    with Admin(cluster.bootstrap_servers) as admin:
+        found = admin.list_offsets([TopicPartition(topic, number) for number in range(3)], "latest")
+    return [found[tp].offset for tp in sorted(found)]
+
+
+def open_members(cluster: SyncCluster, sink_id: str) -> list[str]:
+    with Admin(cluster.bootstrap_servers) as admin:
+        members = admin.describe_transaction_group(sink_id).members
+    return [one.member for one in members if one.state == "Ongoing" and one.partitions]
+
+
+def fail_after(batches: Iterable[Any]) -> Iterator[Any]:
+    yield from batches
+    raise ZeroDivisionError("in the query's own code")
+
+
+# --- a batch -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_seen_when_it_is_committed(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0, 0))
+    first = sink.write(rows("a", "b"))
+    enter(FakeTask(query, 0, 1))
+    second = sink.write(rows("c"))
+    assert committed(cluster, topic) == []
+    enter(None)
+    writer(cluster, topic).commit([through_pickle(first), second, None], 0)
+    assert committed(cluster, topic) == ["a", "b", "c"]
+    assert (first.rows, second.rows) == (2, 1)
+
+
+def test_batches_follow_each_other_with_gaps(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    for batch in (0, 1, 5):
+        enter(FakeTask(query, batch))
+        sink.commit([sink.write(rows(f"batch {batch}"))], batch)
+    assert committed(cluster, topic) == ["batch 0", "batch 1", "batch 5"]
+
+
+def test_a_committed_batch_run_again_sends_nothing(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """The driver died between the commit and Spark's commit log."""
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 3))
+    sink.commit([sink.write(rows("a", "b"))], 3)
+    ends = end_offsets(cluster, topic)
+    for partition in (0, 1):  # the re-run may be cut otherwise
+        enter(FakeTask(query, 3, partition, run="run-2"))
+        again = sink.write(rows("a" if partition == 0 else "b"))
+        assert (again.rows, again.prepared) == (1, None)
+        sink.commit([again], 3)
+    assert end_offsets(cluster, topic) == ends
+    assert committed(cluster, topic) == ["a", "b"]
+
+
+def test_a_batch_not_committed_is_written_by_its_second_run_only(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """The driver died before the commit; the second run is cut otherwise."""
+    sink = writer(cluster, topic)
+    for partition, value in enumerate(("a", "b")):
+        enter(FakeTask(query, 0, partition))
+        sink.write(rows(value))
+    enter(FakeTask(query, 0, 0, run="run-2"))
+    sink.commit([sink.write(rows("a", "b"))], 0)
+    assert committed(cluster, topic) == ["a", "b"]
+
+
+def test_an_attempt_that_lost_is_never_seen(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """A speculative copy, or a first attempt whose answer was lost."""
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0, 0, attempt=0))
+    sink.write(rows("a"))
+    enter(FakeTask(query, 0, 0, attempt=1))
+    sink.commit([sink.write(rows("a"))], 0)
+    assert committed(cluster, topic) == ["a"]
+
+
+def test_a_zombie_attempt_after_the_commit_is_refused(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+
+    def slow() -> Iterator[Any]:
+        yield from rows(*("x" * 300_000 for _ in range(8)))  # some of it is on its way by the time
+        enter(FakeTask(query, 0, 0, attempt=1))
+        sink.commit([sink.write(rows("a"))], 0)
+        yield from rows(*("x" * 300_000 for _ in range(8)))
+
+    enter(FakeTask(query, 0, 0, attempt=0))
+    with pytest.raises(SinkCommitError, match="transaction of task 0 in batch 0"):
+        sink.write(slow())
+    assert committed(cluster, topic) == ["a"]
+
+
+def test_a_task_that_fails_aborts_what_it_wrote(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0))
+    with pytest.raises(ZeroDivisionError):
+        sink.write(fail_after(rows(*("x" * 300_000 for _ in range(8)))))
+    assert open_members(cluster, f"spark-{query}") == []
+    enter(FakeTask(query, 0, attempt=1))
+    sink.commit([sink.write(rows("a"))], 0)
+    assert committed(cluster, topic) == ["a"]
+
+
+def test_abort_takes_back_and_the_batch_can_run_again(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0, 0))
+    written = sink.write(rows("a"))
+    assert len(open_members(cluster, f"spark-{query}")) == 1
+    sink.abort([written, None], 0)
+    assert open_members(cluster, f"spark-{query}") == []
+    enter(FakeTask(query, 0, 0, run="run-2"))
+    sink.commit([sink.write(rows("b"))], 0)
+    assert committed(cluster, topic) == ["b"]
+
+
+def test_abort_after_the_commit_changes_nothing(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0))
+    written = sink.write(rows("a"))
+    sink.commit([written], 0)
+    sink.abort([written], 0)
+    assert committed(cluster, topic) == ["a"]
+
+
+def test_a_batch_without_rows_is_recorded_as_finished(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 4))
+    empty = sink.write(iter([]))
+    assert (empty.rows, empty.prepared) == (0, None)
+    sink.commit([empty], 4)
+    with TransactionGroup(f"spark-{query}", cluster.bootstrap_servers) as group:
+        assert group.last_batch_id() == 4
+
+
+def test_no_messages_are_nothing_to_commit(cluster: SyncCluster, topic: str) -> None:
+    sink = writer(cluster, topic)
+    sink.commit([], 0)
+    sink.commit([None], 0)
+    sink.abort([None], 0)
+
+
+# --- what can't be -----------------------------------------------------------------------------------
+
+
+def test_a_batch_before_the_last_is_refused(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """A new checkpoint under an old name would lose its first batches."""
+    sink = writer(cluster, topic, sinkName=f"sink-{query}")
+    enter(FakeTask(query, 7))
+    sink.commit([sink.write(rows("a"))], 7)
+    enter(FakeTask("another-query", 0))
+    with pytest.raises(SinkCommitError, match="the checkpoint is new"):
+        sink.write(rows("b"))
+    empty = Written(f"spark-sink-{query}", 6, query, 0, None)
+    with pytest.raises(SinkCommitError, match="comes after a later one"):
+        sink.commit([empty], 6)
+
+
+def test_the_same_batch_of_another_query_is_not_taken_for_written(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic, sinkName=f"sink-{query}")
+    enter(FakeTask(query, 0))
+    sink.commit([sink.write(rows("a"))], 0)
+    enter(FakeTask("another-query", 0))
+    stranger = sink.write(rows("b"))
+    with pytest.raises(SinkCommitError, match="committed by another query"):
+        sink.commit([stranger], 0)
+
+
+def test_a_task_open_for_too_long_is_told_as_such(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic, **{"kafka.transaction.timeout.ms": "300"})
+    enter(FakeTask(query, 0))
+    written = sink.write(rows("a"))
+    wait_until_closed(cluster, f"spark-{query}")
+    with pytest.raises(SinkCommitError, match=r"kafka\.transaction\.timeout\.ms, now 300"):
+        sink.commit([written], 0)
+    enter(FakeTask(query, 0, run="run-2"))
+    retried = writer(cluster, topic)
+    retried.commit([retried.write(rows("a"))], 0)
+    assert committed(cluster, topic) == ["a"]
+
+
+def test_a_task_that_writes_for_too_long_is_told_as_such(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    def slow() -> Iterator[Any]:
+        yield from rows(*("x" * 300_000 for _ in range(8)))
+        wait_until_closed(cluster, f"spark-{query}")
+        yield from rows(*("x" * 300_000 for _ in range(8)))
+
+    sink = writer(cluster, topic, **{"kafka.transaction.timeout.ms": "300"})
+    enter(FakeTask(query, 0))
+    with pytest.raises(SinkCommitError, match=r"kafka\.transaction\.timeout\.ms, now 300"):
+        sink.write(slow())
+    assert committed(cluster, topic) == []
+
+
+def wait_until_closed(cluster: SyncCluster, sink_id: str) -> None:
+    """The coordinator aborts it by its own clock."""
+    deadline_s = time.monotonic() + 20
+    with Admin(cluster.bootstrap_servers) as admin:
+        while any(one.state == "Ongoing" for one in admin.describe_transaction_group(sink_id).members):
+            assert time.monotonic() < deadline_s, "the transaction stays open"
+            time.sleep(0.02)
+
+
+def test_a_time_out_above_the_brokers_limit_is_lowered(topic: str, enter: Enter, query: str) -> None:
+    with SyncCluster(transport="tcp", transaction_max_timeout_ms=5_000) as small:
+        small.create_topic("out", partitions=3)
+        sink = writer(small, "out")
+        enter(FakeTask(query, 0))
+        sink.commit([sink.write(rows("a"))], 0)
+        assert committed(small, "out") == ["a"]
+
+
+def test_outside_a_task(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+    enter(None)
+    with pytest.raises(SinkCommitError, match="no task of a streaming query"):
+        writer(cluster, topic).write(rows("a"))
+
+
+def test_errors_come_with_the_writer(cluster: SyncCluster) -> None:
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
+    with pytest.raises(SinkSchemaError):
+        KafkaliteStreamWriter(servers, SCHEMA, overwrite=False)
+    with pytest.raises(SparkOptionError):
+        KafkaliteStreamWriter({"topic": "out"}, SCHEMA, overwrite=True)
+
+
+def test_complete_mode_overwrites_by_name_only(cluster: SyncCluster, topic: str) -> None:
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
+    assert KafkaliteStreamWriter(options, SCHEMA, True).options.topic == topic
+
+
+def test_the_coordinator_fails_over_under_a_commit(topic: str, enter: Enter, query: str) -> None:
+    with SyncCluster(brokers=3, transport="tcp") as three:
+        three.create_topic("out", partitions=3)
+        sink = writer(three, "out")
+        enter(FakeTask(query, 0))
+        written = sink.write(rows("a"))
+        for node_id in (1, 2, 3):  # the coordinator among them, wherever it is
+            three.restart(node_id)
+        sink.commit([written], 0)
+        assert committed(three, "out") == ["a"]
+
+
+# --- at least once -----------------------------------------------------------------------------------
+
+
+def test_at_least_once_is_seen_as_it_is_written(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic, exactlyOnce="false")
+    enter(FakeTask(query, 0))
+    written = sink.write(rows("a", "b"))
+    assert committed(cluster, topic) == ["a", "b"]
+    sink.commit([written], 0)
+    sink.abort([written], 0)
+    sink.write(rows("a", "b"))
+    assert committed(cluster, topic) == ["a", "a", "b", "b"]
+
+
+def test_the_tasks_of_a_process_share_a_producer(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic, exactlyOnce="false")
+    enter(FakeTask(query, 0))
+    sink.write(rows("a"))
+    pooled = dict(task_writer._producers)
+    sink.write(rows("b"))
+    assert dict(task_writer._producers) == pooled
+    with pytest.raises(ZeroDivisionError):
+        sink.write(fail_after(rows("c")))
+    assert not set(task_writer._producers.values()) & set(pooled.values())
+    sink.write(rows("d"))
+    assert {"a", "b", "d"} <= set(committed(cluster, topic))
+
+
+@pytest.fixture(autouse=True)
+def _no_producers_left() -> Iterator[None]:
+    yield
+    for producer in list(task_writer._producers.values()):
+        task_writer._forget_producer(producer)
+
+
+def test_the_commit_waits_for_the_markers(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0))
+    result = sink_commit.commit_batch(sink.options, [sink.write(rows("a"))])
+    assert result is not None
+    assert result.is_complete

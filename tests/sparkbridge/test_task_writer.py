@@ -1,0 +1,244 @@
+"""What a task attempt sends: batches, limits, order. The tasks are played by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+from kafkalite.client.sync_admin import Admin
+from kafkalite.errors import InvalidTopicError, RecordError, RecordTooLargeError
+from kafkalite.model import Record, TopicPartition
+from kafkalite.records.builder import RecordBatchBuilder
+from kafkalite.records.partitioners import partition_for_key
+from kafkalite.testing import SyncCluster
+from sparkbridge import task_writer
+from sparkbridge.options import SinkOptions
+from sparkbridge.sink_schema import SinkColumns
+from sparkbridge.task_writer import Outlet, TaskIdentity, write_task
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TYPES = {
+    "value": pa.binary(),
+    "key": pa.binary(),
+    "headers": HEADERS,
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+_numbers = count(1)
+
+
+def batch_of(**columns: Any) -> Any:
+    arrays = [pa.array(values, TYPES[name]) for name, values in columns.items()]
+    return pa.record_batch(arrays, names=list(columns))
+
+
+def columns_of(batch: Any) -> SinkColumns:
+    return SinkColumns(**{name: batch.schema.get_field_index(name) for name in batch.schema.names})
+
+
+def options(cluster: SyncCluster, topic: str | None, **given: str) -> SinkOptions:
+    settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **given}
+    return SinkOptions.parse(settings if topic is None else {**settings, "topic": topic}, is_stream=True)
+
+
+def task(partition: int = 0, batch_id: int = 0) -> TaskIdentity:
+    number = next(_numbers)
+    return TaskIdentity(f"sink-{number}", batch_id, "query", f"attempt-{number}", partition)
+
+
+def write(cluster: SyncCluster, topic: str | None, *batches: Any, **given: str) -> list[Record]:
+    """At least once, for what is written is looked at here; records of the topic by partition."""
+    given = {"exactlyOnce": "false", **given}
+    columns = columns_of(batches[0])
+    columns = columns if topic is None else columns._replace(topic=None)
+    write_task(iter(batches), columns, options(cluster, topic, **given), task())
+    return [] if topic is None else cluster.records(topic)
+
+
+@pytest.fixture(autouse=True)
+def _no_producers_left() -> Iterator[None]:
+    yield
+    for producer in list(task_writer._producers.values()):
+        task_writer._forget_producer(producer)
+
+
+def test_every_column_is_written(cluster: SyncCluster) -> None:
+    topic = "of-long-ago"
+    cluster.create_topic(topic, partitions=3, configs={"retention.ms": "-1"})
+    when = datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
+    records = write(
+        cluster,
+        topic,
+        batch_of(
+            value=[b"v", None],
+            key=[b"k", b""],
+            headers=[[("a", b"1"), ("b", None), ("a", b"")], []],
+            partition=[2, 2],
+            timestamp=[when, when],
+        ),
+    )
+    first, second = records
+    assert (first.partition, first.key, first.value) == (2, b"k", b"v")
+    assert first.timestamp_ms == int(when.timestamp() * 1000)
+    assert first.headers == (("a", b"1"), ("b", None), ("a", b""))
+    assert (second.partition, second.key, second.value, second.headers) == (2, b"", None, ())
+
+
+def test_a_row_without_timestamp_has_that_of_writing(cluster: SyncCluster, topic: str) -> None:
+    import time
+
+    before_ms = time.time_ns() // 1_000_000
+    plain, null = write(cluster, topic, batch_of(value=[b"1"])), None
+    null = write(cluster, topic, batch_of(value=[b"2"], timestamp=[None]))
+    after_ms = time.time_ns() // 1_000_000
+    assert all(before_ms <= record.timestamp_ms <= after_ms for record in [*plain, *null])
+
+
+def test_topics_by_the_row(cluster: SyncCluster, topic: str) -> None:
+    other = f"{topic}-other"
+    cluster.create_topic(other)
+    write(cluster, None, batch_of(value=[b"1", b"2", b"3"], topic=[topic, other, topic]))
+    assert [record.value for record in cluster.records(topic)] == [b"1", b"3"]
+    assert [record.value for record in cluster.records(other)] == [b"2"]
+
+
+def test_keys_keep_their_order_over_many_batches(cluster: SyncCluster, topic: str) -> None:
+    keys = [b"k%d" % number for number in range(10)]
+    batches = [
+        batch_of(value=[b"%d-%d" % (round_, number) for number in range(10)], key=keys)
+        for round_ in range(50)
+    ]
+    records = write(cluster, topic, *batches, **{"kafka.max.request.size": "2000"})
+    for number, key in enumerate(keys):
+        own = [record for record in records if record.key == key]
+        assert {record.partition for record in own} == {partition_for_key(key, 3)}
+        assert [record.value for record in own] == [b"%d-%d" % (round_, number) for round_ in range(50)]
+
+
+def test_rows_without_key_go_to_the_next_partition_by_the_batch(cluster: SyncCluster, topic: str) -> None:
+    batches = [batch_of(value=[b"x" * 900]) for _ in range(6)]
+    records = write(cluster, topic, *batches, **{"kafka.max.request.size": "1100"})
+    assert sorted(record.partition for record in records) == [0, 0, 1, 1, 2, 2]
+
+
+def test_rows_without_key_among_others_go_to_every_partition(cluster: SyncCluster, topic: str) -> None:
+    batches = [batch_of(value=[b"x" * 900, b"y" * 900], key=[None, b"k"]) for _ in range(6)]
+    records = write(cluster, topic, *batches, **{"kafka.max.request.size": "1100"})
+    assert {record.partition for record in records if record.key is None} == {0, 1, 2}
+    assert {record.partition for record in records if record.key} == {partition_for_key(b"k", 3)}
+
+
+def test_tasks_begin_with_different_partitions(cluster: SyncCluster, topic: str) -> None:
+    batch = batch_of(value=[b"x"])
+    for partition in range(3):
+        write_task(
+            iter([batch]), columns_of(batch), options(cluster, topic, exactlyOnce="false"), task(partition)
+        )
+    assert sorted(record.partition for record in cluster.records(topic)) == [0, 1, 2]
+
+
+def test_batches_are_no_larger_than_the_topic_takes(cluster: SyncCluster, topic: str) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.alter_configs("topic", topic, {"max.message.bytes": "5000"})
+    records = write(cluster, topic, batch_of(value=[b"x" * 500] * 100))
+    assert len(records) == 100
+
+
+def test_a_row_that_the_topic_does_not_take(cluster: SyncCluster, topic: str) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.alter_configs("topic", topic, {"max.message.bytes": "5000"})
+    with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
+        write(cluster, topic, batch_of(value=[b"x" * 6_000]))
+
+
+def test_a_topic_that_is_not_there(cluster: SyncCluster) -> None:
+    with pytest.raises(InvalidTopicError):
+        write(cluster, None, batch_of(value=[b"1"], topic=["no/such topic"]))
+
+
+def test_a_null_topic_fails_the_task(cluster: SyncCluster, topic: str) -> None:
+    with pytest.raises(RecordError, match="a row has no topic"):
+        write(cluster, None, batch_of(value=[b"1"], topic=[None]))
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_compression(cluster: SyncCluster, topic: str, codec: str) -> None:
+    batch = batch_of(value=[b"x" * 100] * 1_000)
+    records = write(cluster, topic, batch, **{"kafka.compression.type": codec})
+    assert [record.value for record in records] == [b"x" * 100] * 1_000
+
+
+def test_no_rows_open_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
+    empty = batch_of(value=[])
+    written = write_task(iter([empty]), columns_of(empty), SinkOptions.parse(given, is_stream=True), task())
+    assert (written.rows, written.prepared) == (0, None)
+
+
+class CountingProducer:
+    """Takes batches, and knows how much was held back when each one came."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self.outlet: Outlet | None = None
+        self.sizes: list[int] = []
+        self.most_open_bytes = 0
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in range(self.partitions)]
+
+    def queue_batch(self, topic: str, partition: int, batch: RecordBatchBuilder) -> None:
+        self.sizes.append(len(batch.build()))
+
+
+def test_open_batches_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand partitions of which none has enough for a batch."""
+    monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 100_000)
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
+    producer = CountingProducer(1_000)
+    given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
+    batch = batch_of(value=[b"x" * 100] * 1_000, partition=list(range(1_000)))
+    outlet = Outlet(producer, columns_of(batch), given, task())
+    for _ in range(5):
+        outlet.write(batch)
+        assert outlet._open_bytes <= 100_000
+    outlet.flush()
+    assert outlet._open_bytes == 0
+    assert sum(producer.sizes) > 500_000
+
+
+def test_batches_are_filled_over_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 50_000)
+    producer = CountingProducer(1)
+    given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
+    batch = batch_of(value=[b"x" * 100] * 10)
+    outlet = Outlet(producer, columns_of(batch), given, task())
+    for _ in range(500):
+        outlet.write(batch)
+    outlet.flush()
+    assert max(producer.sizes) <= 50_000
+    assert min(producer.sizes[:-1]) > 35_000
+
+
+def test_few_rows_do_not_hold_the_arrow_batch_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare key among common ones, or a task would keep every batch that it ever saw."""
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
+    given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
+    batch = batch_of(value=[b"x" * 1_000] * 1_000, partition=[0] * 999 + [1])
+    outlet = Outlet(CountingProducer(2), columns_of(batch), given, task())
+    for _ in range(20):
+        outlet.write(batch)
+    held = outlet._open["t", 1].records
+    assert sum(records.row_count for records in held) == 20
+    assert sum(records.values.get_total_buffer_size() for records in held) < 50_000

@@ -46,6 +46,7 @@ COMMANDS: Final = {
         "kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER
     ),
     "config": LazyCommand("kafkalite.cli.config:config", "Every option: value, source, meaning.", _CLUSTER),
+    "pipeline": LazyCommand("kafkalite.cli.pipeline:pipeline", "Spark pipelines from a file.", _TOOLS),
     "log": LazyCommand("kafkalite.cli.log:log", "Look into log files, no broker needed.", _TOOLS),
     "bench": LazyCommand("kafkalite.cli.bench:bench", "Measure produce, consume, end to end.", _TOOLS),
     "completion": LazyCommand("kafkalite.cli.completion:completion", "Tab completion for a shell.", _TOOLS),

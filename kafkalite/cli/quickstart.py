@@ -1,5 +1,7 @@
 """``bin/quickstart [FILE]``: the main job, start to end, with tables about what happened.
 
+Then, where Java and pyspark are, the access log's pipeline on Spark (``quickstart_pipeline``).
+
 A broker with the embedded defaults (durability fsync) on a temporary data directory, a topic of three
 partitions, every line of the file produced under its first word as the key, everything consumed back and
 compared: as many records out as in, and every key's records in the order they went in.
@@ -63,19 +65,47 @@ With FILE every line is a record keyed by its first word: in an access log, the 
 )
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the purchases.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--spark/--no-spark",
+    "has_spark",
+    default=True,
+    show_default=True,
+    help="Also run the access log's pipeline, where Java and pyspark are there.",
+)
 @debug_option
-def quickstart(file: Path | None, records: int, seed: int, output: str) -> None:
-    """Start a broker, send a file through it, look at what came out."""
+def quickstart(file: Path | None, records: int, seed: int, output: str, has_spark: bool) -> None:
+    """Start a broker, send a file through it, run a pipeline over it, look at what came out."""
     job = _Job(file, records, seed, quiet=output == "json")
     with tempfile.TemporaryDirectory(prefix="kafkalite-quickstart-") as directory:
         invocation.run(lambda: job.run(directory))
     if output == "json":
-        click.echo(json.dumps(job.document(), indent=2))
+        document = job.document()
+        if has_spark:
+            document["pipeline"] = _pipeline_document(job)
+        click.echo(json.dumps(document, indent=2))
     else:
         _print_tables(job)
     problems = job.problems()
     if problems:
         raise CheckFailedError("what came out is not what went in: " + "; ".join(problems))
+    if output != "json":
+        if has_spark and job.is_access_log:
+            from kafkalite.cli import quickstart_pipeline
+
+            quickstart_pipeline.show(file)
+        click.echo(_next_steps(job))
+
+
+def _pipeline_document(job: _Job) -> dict[str, Any]:
+    from kafkalite.cli import quickstart_pipeline
+
+    if not job.is_access_log:
+        return {"missing": ["no line looks like an access log's"]}
+    if absent := quickstart_pipeline.missing():
+        return {"missing": absent}
+    pipeline = quickstart_pipeline.PipelineJob(job.file, is_quiet=True)
+    pipeline.run()
+    return pipeline.document()
 
 
 # --- the job ---------------------------------------------------------------------------------------
@@ -117,6 +147,11 @@ class _Job:
     @property
     def topic(self) -> str:
         return "Purchases" if self.file is None else "access-log"
+
+    @property
+    def is_access_log(self) -> bool:
+        """Whether the pipeline has something to count: without a file it finds a log itself."""
+        return self.file is None or bool(self.counts)
 
     @property
     def counted_by(self) -> str:
@@ -299,7 +334,6 @@ def _print_tables(job: _Job) -> None:
             f"each of the {keys:,} keys kept its partition and its order.",
             soft_wrap=True,
         )
-    console.print(_next_steps(job), markup=False, soft_wrap=True)
 
 
 def _per_partition(job: _Job) -> list[tuple[str, int]]:
@@ -352,11 +386,12 @@ def _next_steps(job: _Job) -> str:
     else:
         feed = f"{program} produce {job.topic} {shlex.quote(str(job.file))} --progress"
     return f"""
-That broker is gone again, with its data. To go on:
+The brokers are gone again, with their data. To go on:
   {program} dev --topic {job.topic}:{PARTITION_COUNT}        a broker that stays, on localhost:9092
   {feed}
   {program} consume {job.topic} -e -f '%p %o %k %s\\n' | head
   {program} topic describe {job.topic}
+  {program} pipeline list                pipelines to try, each with --demo
   {program} --help"""
 
 

@@ -18,7 +18,7 @@ Kl = Callable[..., Any]
 
 
 def test_access_log(kl: Kl, access_log: Path) -> None:
-    result = kl("quickstart", access_log, "-o", "json")
+    result = kl("quickstart", access_log, "--no-spark", "-o", "json")
     assert result.code == 0, result.told
     report = json.loads(result.out)
 
@@ -38,7 +38,7 @@ def test_tables_for_people(kl: Kl, tmp_path: Path) -> None:
     log = tmp_path / "a log"
     line = '1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET /a\\"b HTTP/1.1" {} 10 "-" "x"\n'
     log.write_text(line.format(200) * 3 + line.format(404) + "\nsomething else")
-    result = kl("quickstart", log)
+    result = kl("quickstart", log, "--no-spark")
     assert result.code == 0, result.told
     rows = [line.replace("│", " ").split() for line in result.text.splitlines()]
     assert ["200", "3", "75.0%"] in [row[:3] for row in rows]
@@ -50,17 +50,19 @@ def test_tables_for_people(kl: Kl, tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(kl: Kl, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("alpha beta\ngamma\n")
-    result = kl("quickstart", tmp_path / "words")
+    result = kl("quickstart", tmp_path / "words", "--no-spark")
     assert result.code == 0
     assert "No line looks like an access log's" in result.text
 
 
 def test_donuts(kl: Kl) -> None:
-    first, second = (json.loads(kl("quickstart", "--records", "500", "-o", "json").out) for _ in range(2))
+    first, second = (
+        json.loads(kl("quickstart", "--no-spark", "--records", "500", "-o", "json").out) for _ in range(2)
+    )
     assert first["count_by_country"] == second["count_by_country"]
     assert sum(first["count_by_country"].values()) == first["records_out"] == 500
     assert first["acknowledged_ms"]["p50"] <= first["acknowledged_ms"]["p99"]
-    assert "records by country" in kl("quickstart", "--records", "500").text
+    assert "records by country" in kl("quickstart", "--no-spark", "--records", "500").text
 
 
 def test_a_missing_file_is_usage(kl: Kl) -> None:

@@ -1,0 +1,401 @@
+"""``kl pipeline``: Spark pipelines declared in a file: run, list, validate.
+
+What runs them is ``sparkbridge.pipelines``, of the extra ``spark``: it is looked for when a command needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from kafkalite.cli import invocation
+from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
+from kafkalite.cli.invocation import client_options, output_option
+from kafkalite.cli.output import Column, plural, print_listing, write
+from kafkalite.cli.pipeline_view import Watcher, print_report
+from kafkalite.errors import KafkaliteError
+
+_COLUMNS: Final = (
+    Column("name", "NAME"),
+    Column("source", "SOURCE"),
+    Column("sink", "SINK"),
+    Column("description", "DESCRIPTION"),
+    Column("trigger", "TRIGGER", wide=True),
+    Column("file", "FILE", wide=True),
+)
+_PROBLEM_COLUMNS: Final = (
+    Column("file", "FILE"),
+    Column("line", "LINE"),
+    Column("level", "LEVEL"),
+    Column("table", "TABLE"),
+    Column("key", "KEY"),
+    Column("message", "MESSAGE"),
+    Column("hint", "HINT"),
+)
+_FILE: Final = click.Path(path_type=Path)
+
+
+def part(name: str) -> Any:
+    """A module of sparkbridge.pipelines. Raises UsageError when that is not installed."""
+    if find_spec("sparkbridge") is None:
+        raise UsageError(
+            "pipelines need Spark's part of kafkalite", hint='pip install "kafkalite[cli,spark]"'
+        )
+    try:
+        return import_module(f"sparkbridge.pipelines.{name}")
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            f"pipelines need {missing.name}, which is not installed", hint='pip install "kafkalite[spark]"'
+        ) from missing
+
+
+@click.group()
+def pipeline() -> None:
+    """Run a pipeline: topic to SQL to topic, Parquet or console, on Spark."""
+
+
+# --- list ------------------------------------------------------------------------------------------
+
+
+@pipeline.command("list")
+@click.argument("directory", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@invocation.debug_option
+@output_option
+def list_(directory: Path | None) -> None:
+    """List the pipelines of DIRECTORY; those that come with kafkalite, and those of this one."""
+    files = part("files")
+    shipped = files.shipped()
+    directories = [directory] if directory else [each for each in (shipped, Path()) if each is not None]
+    found = dict.fromkeys(path.resolve() for each in directories for path in files.find(each))
+    rows = [_row(files.read(path)) for path in found]
+    output = invocation.current().output
+    if not rows and output in {"table", "wide"}:
+        invocation.say(f"no pipeline in {directory or 'this directory'}")
+    print_listing(rows, _COLUMNS, output)
+
+
+def _row(file: Any) -> dict[str, Any]:
+    path = str(shown_path(file.path))
+    declared = file.pipeline
+    if declared is None:
+        count = plural(len(file.errors), "problem")
+        description = f"has {count}: kl pipeline validate {path}"
+        return {"name": file.path.parent.name, "source": None, "sink": None, "description": description} | {
+            "trigger": None,
+            "file": path,
+        }
+    return {
+        "name": declared.name,
+        "source": declared.source.text,
+        "sink": ", ".join(sink.text for sink in declared.sinks),
+        "description": declared.description,
+        "trigger": declared.trigger,
+        "file": path,
+    }
+
+
+def shown_path(path: Path) -> Path:
+    """From here, when it is below here."""
+    with contextlib.suppress(ValueError):
+        return path.resolve().relative_to(Path.cwd())
+    return path
+
+
+# --- validate --------------------------------------------------------------------------------------
+
+
+@pipeline.command()
+@click.argument("paths", nargs=-1, required=True, type=_FILE, metavar="FILE…")
+@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As of run.")
+@invocation.debug_option
+@output_option
+def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+    """Look for mistakes in pipelines' files, without Spark and without a broker."""
+    files = part("files")
+    output = invocation.current().output
+    rows: list[dict[str, Any]] = []
+    wrong = 0
+    for path in paths:
+        file = _read(files, path, overrides)
+        wrong += bool(file.errors)
+        rows += [dict(files.describe(problem, shown_path(file.path))) for problem in file.problems]
+        if output in {"table", "wide"}:
+            _print_file(files, file)
+    if output not in {"table", "wide"}:
+        print_listing(rows, _PROBLEM_COLUMNS, output, name_key="file")
+    if wrong:
+        raise CheckFailedError(f"{wrong} of {plural(len(paths), 'file')} can't run")
+
+
+def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
+    """The file, with --set. Raises UsageError for one that makes no sense."""
+    try:
+        return files.read(path, overrides)
+    except KafkaliteError as problem:
+        raise UsageError(problem.message, hint=problem.hint) from None
+
+
+def _print_file(files: Any, file: Any) -> None:
+    path = shown_path(file.path)
+    for problem in file.problems:
+        write(files.tell(problem, path) + "\n")
+    if file.pipeline is not None:
+        sinks = ", ".join(sink.text for sink in file.pipeline.sinks)
+        write(f"{path}: ok, {file.pipeline.name}: {file.pipeline.source.text} to {sinks}\n")
+
+
+# --- run -------------------------------------------------------------------------------------------
+
+
+@pipeline.command(
+    epilog="""\b
+Examples:
+  kl pipeline run examples/pipelines/access_log --demo      with a broker and input of its own
+  kl pipeline run orders.toml -b broker:9092 --checkpoint /data/checkpoints/orders
+  kl pipeline run orders.toml --once --set sink.topic=totals-2
+  kl pipeline run orders.toml --master spark://master:7077"""
+)
+@click.argument("path", type=_FILE, metavar="FILE")
+@click.option("--demo", is_flag=True, help="Run over the file's own [demo] input, and check the outcome.")
+@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Which Spark.")
+@click.option(
+    "--once",
+    "--available-now",
+    "once",
+    is_flag=True,
+    help="Stop at what is there now, whatever the file's trigger.",
+)
+@click.option("--trigger", metavar="TIME", help="Instead of the file's: '5 seconds', or available-now.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="Instead of the file's.")
+@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Instead of the file's.")
+@click.option("--check/--no-check", default=True, show_default=True, help="The file's [check], at the end.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("--spark-log", type=click.Path(path_type=Path), metavar="FILE", help="Keep what Spark prints.")
+@client_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "jsonl"]),
+    expose_value=False,
+    callback=lambda context, parameter, value: _remember_output(context, value),
+    help="jsonl has a line for each batch, too.  [default: table]",
+)
+def run(
+    path: Path,
+    demo: bool,
+    master: str,
+    once: bool,
+    trigger: str | None,
+    checkpoint: Path | None,
+    overrides: tuple[str, ...],
+    check: bool,
+    quiet: bool,
+    spark_log: Path | None,
+) -> None:
+    """Run a pipeline until its input ends, or until Ctrl-C."""
+    if once and trigger:
+        raise UsageError("give --once or --trigger, not both")
+    current = invocation.current()
+    file = _valid_file(path, overrides)
+    trigger = _trigger(trigger, once)
+    with contextlib.ExitStack() as stack:
+        servers = stack.enter_context(brokers(current, is_demo=demo))
+        setting = _setting(file, servers, trigger, checkpoint, stack, is_demo=demo)
+        if not demo:
+            part("runner").require_spark()
+            _check_topics(current, file.pipeline)
+        watcher = Watcher(current.output, is_quiet=quiet)
+        report = execute(
+            file, setting, watcher, master=master, is_demo=demo, has_checks=check, spark_log=spark_log
+        )
+        print_report(report, current.output)
+    if report.was_stopped and (trigger or file.pipeline.trigger) == "available-now":
+        raise KeyboardInterrupt
+    if report.failed:
+        raise CheckFailedError("the check failed: " + "; ".join(f"{x.name}: {x.text}" for x in report.failed))
+
+
+def execute(
+    file: Any,
+    setting: Any,
+    watcher: Watcher,
+    *,
+    master: str = "local[*]",
+    is_demo: bool = False,
+    has_checks: bool = True,
+    spark_log: Path | None = None,
+) -> Any:
+    """The runner's report. Raises KafkaliteError; where Spark's own words may help, with a hint at them."""
+    runner = part("runner")
+    with tempfile.TemporaryDirectory(prefix="kafkalite-spark-") as directory:
+        log = spark_log or Path(directory) / "spark.log"
+        watcher.say(f"starting Spark ({master})")
+        session = runner.spark_session(
+            file.pipeline.name, master=master, settings=file.pipeline.spark, log=log
+        )
+        try:
+            with session as spark, _stoppable() as stop_if_asked, watcher:
+
+                def on_tick(run: Any) -> None:
+                    watcher.on_tick(run)
+                    stop_if_asked()
+
+                run_it: Callable[..., Any] = runner.execute_demo if is_demo else runner.execute
+                extra = {"on_filled": watcher.on_filled} if is_demo else {}
+                listener = runner.Listener(
+                    on_start=watcher.on_start,
+                    on_batch=watcher.on_batch,
+                    on_tick=on_tick,
+                    on_rows=watcher.on_rows,
+                )
+                return run_it(spark, file, setting, has_checks=has_checks, listener=listener, **extra)
+        except KafkaliteError as error:
+            is_clear = error.__cause__ is None or part("spark_errors").is_named(error.__cause__)
+            if not error.hint and not is_clear and spark_log is None:
+                error.hint = "--spark-log FILE keeps what Spark says about it"
+            raise
+
+
+def _remember_output(context: click.Context, value: str | None) -> None:
+    if value is not None:
+        context.ensure_object(invocation.Invocation).output = value
+
+
+def _valid_file(path: Path, overrides: tuple[str, ...]) -> Any:
+    files = part("files")
+    file = _read(files, path, overrides)
+    for problem in file.problems:
+        if problem.is_warning or len(file.errors) > 1:
+            click.echo(files.tell(problem, shown_path(file.path)), err=True)
+    if len(file.errors) == 1:
+        raise UsageError(files.tell(file.errors[0], shown_path(file.path)))
+    if file.errors:
+        raise UsageError(f"{shown_path(file.path)} has {plural(len(file.errors), 'problem')}")
+    return file
+
+
+def _trigger(text: str | None, once: bool) -> str:
+    definition = part("definition")
+    if once:
+        return str(definition.AVAILABLE_NOW)
+    if text is None:
+        return ""
+    try:
+        return str(definition.parse_trigger(text))
+    except ValueError as problem:
+        raise UsageError(f"--trigger {problem}") from None
+
+
+@contextlib.contextmanager
+def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
+    """The brokers to talk to; of a demo that was told none, a broker that lives as long as the demo."""
+    if not is_demo or current.bootstrap_source != "default":
+        yield current.bootstrap_servers
+        return
+    with own_broker() as servers:
+        yield servers
+
+
+@contextlib.contextmanager
+def own_broker() -> Iterator[str]:
+    """The bootstrap servers of a broker in memory, in the thread of this process's clients."""
+    from kafkalite.broker.broker import Broker
+    from kafkalite.client.loop_thread import shared_loop_thread
+
+    thread = shared_loop_thread()
+
+    async def start() -> Broker:
+        broker = Broker(listeners=("127.0.0.1:0",))
+        await broker.start()
+        return broker
+
+    broker = thread.run(start())
+    try:
+        yield broker.bootstrap_servers
+    finally:
+        thread.run(broker.stop())
+
+
+def _setting(
+    file: Any,
+    servers: str,
+    trigger: str,
+    checkpoint: Path | None,
+    stack: contextlib.ExitStack,
+    *,
+    is_demo: bool,
+) -> Any:
+    if is_demo:
+        if file.pipeline.demo is None:
+            raise NotFoundError(
+                f"{shown_path(file.path)} has no [demo]",
+                hint='[demo] load = "load.py:load" makes input, see docs/pipelines.md',
+            )
+        return stack.enter_context(part("runner").demo_setting(servers))
+    if checkpoint is None and file.pipeline.checkpoint:
+        checkpoint = file.resolve(file.pipeline.checkpoint)
+    if checkpoint is None and not all(sink.console for sink in file.pipeline.sinks):
+        raise UsageError(
+            "where does the pipeline keep how far it is?",
+            hint='--checkpoint DIR, or checkpoint = "DIR" in [pipeline]',
+        )
+    return part("engine").Setting(servers, checkpoint, trigger)
+
+
+def _check_topics(current: invocation.Invocation, declared: Any) -> None:
+    """Ask the brokers before Spark starts. Raises ConnectionFailedError, NotFoundError."""
+    from difflib import get_close_matches
+
+    from kafkalite.cli import connect
+
+    if any(name.lower() == "kafka.bootstrap.servers" for name in declared.source.options):
+        return
+
+    async def names() -> list[str]:
+        async with connect.admin(current) as admin:
+            return [topic.name for topic in await admin.list_topics()]
+
+    there = invocation.run_command(names)
+    for topic in declared.source.subscribe:
+        if topic not in there:
+            near = get_close_matches(topic, there, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"kl topic create {topic}"
+            raise NotFoundError(f"[source] topic {topic!r} does not exist", hint=hint)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], None]]:
+    """Gives what raises KeyboardInterrupt once Ctrl-C or SIGTERM came; the second time it is raised at once.
+
+    pyspark's own handler would fail the query, and an exception amid a call to the JVM breaks that call.
+    """
+    has_come = False
+
+    def on_signal(number: int, frame: Any) -> None:
+        nonlocal has_come
+        if has_come:
+            raise KeyboardInterrupt
+        has_come = True
+
+    def stop_if_asked() -> None:
+        if has_come:
+            raise KeyboardInterrupt
+
+    try:
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: whoever is there looks after signals
+        yield stop_if_asked
+        return
+    try:
+        yield stop_if_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

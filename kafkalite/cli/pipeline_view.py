@@ -1,0 +1,163 @@
+"""What ``kl pipeline run`` shows: a line of progress, the rows of console sinks, the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import click
+
+from kafkalite.cli.output import Column, coloured, plural, print_listing, write
+
+_REPAINT_SECONDS: Final = 0.2
+_MAX_CELL: Final = 60
+_COLUMNS: Final = (
+    Column("name", "QUERY"),
+    Column("sink", "SINK"),
+    Column("batches", "BATCHES", show=lambda n: f"{n:,}"),
+    Column("rows", "ROWS IN", show=lambda n: f"{n:,}"),
+    Column("rows_per_second", "ROWS/S", show=lambda n: f"{n:,.0f}"),
+    Column("batch_ms", "BATCH", show=lambda ms: f"{ms:,.0f} ms"),
+    Column("lag", "LAG", show=lambda n: "-" if n is None else f"{n:,}"),
+    Column("group", "GROUP"),
+)
+
+
+class Watcher:
+    """Told of everything while a pipeline runs. On a terminal one line on stderr is painted over and over."""
+
+    def __init__(self, output: str = "table", *, is_quiet: bool = False, stream: Any = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._output = output
+        self._is_painted = bool(self._stream.isatty()) and not is_quiet
+        self._is_quiet = is_quiet
+        self._painted_at = 0.0
+        self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wipe()
+
+    def say(self, text: str) -> None:
+        if self._is_painted:
+            self._paint(text)
+
+    def on_filled(self, counts: Mapping[str, int]) -> None:
+        if not self._is_quiet:
+            self._wipe()
+            listed = ", ".join(f"{count:,} records in {topic}" for topic, count in counts.items())
+            click.echo(f"kl: input: {listed}", err=True)
+
+    def on_start(self, run: Any) -> None:
+        self.say("the first batch is planned")
+
+    def on_batch(self, query: Any, batch: Any) -> None:
+        if self._output == "jsonl":
+            self._wipe()
+            write(json.dumps(_batch_row(query, batch)) + "\n")
+
+    def on_tick(self, run: Any) -> None:
+        if not self._is_painted:
+            return
+        now = time.monotonic()
+        if now - self._painted_at >= _REPAINT_SECONDS:
+            self._painted_at = now
+            from importlib import import_module
+
+            self._paint(import_module("sparkbridge.pipelines.progress").line_of(run.tallies))
+
+    def on_rows(
+        self, sink: str, batch_id: int, columns: Sequence[str], rows: Sequence[Sequence[str]]
+    ) -> None:
+        """Rows of a console sink: as a listing, or a JSON object each."""
+        self._wipe()
+        named = [dict(zip(columns, row, strict=True)) for row in rows]
+        if self._output in {"json", "jsonl"}:
+            write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in named))
+            return
+        heading = f"batch {batch_id}, {sink}" if sink != "sink" else f"batch {batch_id}"
+        write(f"-- {heading}\n")
+        print_listing(named, [Column(name, name, show=_clipped) for name in columns], "table")
+
+    def _paint(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        dim, reset = ("\x1b[2m", "\x1b[0m") if coloured(self._stream) else ("", "")
+        self._stream.write(f"\r\x1b[K{dim}{text[:width]}{reset}")
+        self._stream.flush()
+        self._width = len(text)
+
+    def _wipe(self) -> None:
+        if self._width:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._width = 0
+
+
+def _clipped(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
+
+
+def _batch_row(query: Any, batch: Any) -> dict[str, Any]:
+    return {
+        "query": query.tally.name,
+        "batch_id": batch.batch_id,
+        "timestamp": batch.timestamp,
+        "rows": batch.row_count,
+        "rows_per_second": batch.rows_per_second,
+        "batch_ms": batch.batch_ms,
+        "lag": batch.lag,
+    }
+
+
+def report_row(report: Any) -> dict[str, Any]:
+    """For machines."""
+    return {
+        "pipeline": report.run.pipeline.name,
+        "was_stopped": report.was_stopped,
+        "queries": _query_rows(report),
+        "checks": [finding._asdict() for finding in report.findings],
+    }
+
+
+def _query_rows(report: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.tally.name,
+            "sink": each.sink.text,
+            "batches": each.tally.batches,
+            "rows": each.tally.rows,
+            "rows_per_second": each.tally.rows_per_second,
+            "batch_ms": each.tally.batch_ms,
+            "lag": each.tally.lag,
+            "group": report.run.pipeline.group_id(each.sink),
+        }
+        for each in report.run.queries
+    ]
+
+
+def print_report(report: Any, output: str) -> None:
+    if output in {"json", "jsonl"}:
+        write(json.dumps(report_row(report), indent=2 if output == "json" else None) + "\n")
+        return
+    print_listing(_query_rows(report), _COLUMNS, output)
+    for finding in report.findings:
+        write(f"check: {finding.text if finding.holds and finding.text != 'holds' else _told(finding)}\n")
+    if report.was_stopped:
+        click.echo("stopped.", err=True)
+    elif report.findings and not report.failed:
+        count = plural(len(report.findings), "check")
+        write(f"{count} passed.\n")
+
+
+def _told(finding: Any) -> str:
+    return f"{finding.name}: {'holds' if finding.holds else 'FAILED: ' + finding.text}"

@@ -1,0 +1,176 @@
+"""Whether what a pipeline made is what it should be: ``[check]``, after an available-now run.
+
+A function ``check(run)`` gets a CheckRun, raises AssertionError where something is wrong, and may return a
+sentence about what it found. It reads the output with kafkalite's own consumer and pyarrow, not with Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kafkalite.model import Record, TopicPartition
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines import demo, frames
+from sparkbridge.pipelines.definition import Sink
+from sparkbridge.pipelines.engine import Run, RunningQuery
+from sparkbridge.pipelines.spark_errors import told
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_RECORDS_PER_READ: Final = 10_000
+_READ_PAUSE_MS: Final = 100  #: control records at the end of a partition are no records
+_SHOWN: Final = 3
+
+
+class Finding(NamedTuple):
+    """The outcome of one check. ``text`` says what was found, or what is wrong."""
+
+    name: str
+    holds: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """What a check function may look at."""
+
+    run: Run
+    spark: SparkSession
+
+    @property
+    def servers(self) -> str:
+        return self.run.setting.servers
+
+    def sink(self, name: str = "") -> Sink:
+        """The sink of that name; the only one without a name. Raises PipelineError."""
+        sinks = {each.name: each for each in self.run.pipeline.sinks}
+        if not name and len(sinks) == 1:
+            return next(iter(sinks.values()))
+        if name not in sinks:
+            raise PipelineError(f"a check asks for the sink {name!r}; there are {', '.join(sinks)}")
+        return sinks[name]
+
+    def records(self, topic: str) -> list[Record]:
+        """All committed records of a topic, by partition and offset."""
+        return _records(topic, self.servers)
+
+    def rows(self, sink: str = "") -> list[dict[str, Any]]:
+        """What the sink got: a topic's values from JSON, or the rows of Parquet files."""
+        found = self.sink(sink)
+        if found.topic:
+            return [json.loads(record.value or b"null") for record in self.records(found.topic)]
+        import pyarrow.dataset
+
+        files = pyarrow.dataset.dataset(str(self.path(sink)), format="parquet", partitioning="hive")
+        return list(files.to_table().to_pylist())
+
+    def path(self, sink: str = "") -> Path:
+        """The directory of a Parquet sink."""
+        return Path(self.run.output_path(self.sink(sink)))
+
+    def input(self) -> Iterator[demo.DemoRecord]:
+        """The records of the demo, made anew."""
+        return demo.records(self.run.file)
+
+    def equal(self, what: str, got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
+        """Raises AssertionError that shows the first few differences."""
+        if got != expected:
+            raise AssertionError(f"{what}: {_difference(got, expected)}")
+
+
+def _difference(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
+    wrong = [key for key in got.keys() | expected.keys() if got.get(key) != expected.get(key)]
+    wrong.sort(key=repr)
+    shown = [f"{key!r} is {got.get(key)!r}, expected {expected.get(key)!r}" for key in wrong[:_SHOWN]]
+    rest = f", and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
+    return f"{len(wrong):,} of {len(expected):,} differ: {'; '.join(shown)}{rest}"
+
+
+def _records(topic: str, servers: str) -> list[Record]:
+    from kafkalite.client.sync_admin import Admin
+    from kafkalite.client.sync_consumer import Consumer
+
+    with Admin(servers) as admin:
+        count = len(admin.describe_topic(topic).partitions)
+    found: list[Record] = []
+    with Consumer(bootstrap_servers=servers, isolation_level="read_committed") as consumer:
+        partitions = [TopicPartition(topic, number) for number in range(count)]
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        while any((consumer.position(each) or 0) < ends[each] for each in partitions):
+            found += consumer.get_many(_RECORDS_PER_READ, timeout_ms=_READ_PAUSE_MS)
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def check(run: Run, spark: SparkSession) -> list[Finding]:
+    """Every check of the pipeline, also after one that failed. Raises what Spark makes of bad SQL."""
+    declared = run.pipeline.check
+    findings: list[Finding] = []
+    if declared.sql:
+        _make_views(run, spark)
+        findings += [_sql_finding(spark, name, query) for name, query in declared.sql.items()]
+    if declared.python is not None:
+        findings.append(_python_finding(CheckRun(run, spark), declared.python.function, run))
+    return findings
+
+
+def _sql_finding(spark: SparkSession, name: str, query: str) -> Finding:
+    with told(f"[check.sql] {name}"):
+        rows = spark.sql(query).take(2)
+    if len(rows) == 1 and len(rows[0]) == 1 and isinstance(rows[0][0], bool):
+        return Finding(name, rows[0][0], "holds" if rows[0][0] else "does not hold")
+    answer = ", ".join(str(tuple(row)) for row in rows) or "no row"
+    return Finding(name, False, f"must answer one row, true or false; it answered {answer}")
+
+
+def _python_finding(check_run: CheckRun, name: str, run: Run) -> Finding:
+    reference = run.pipeline.check.python
+    assert reference is not None
+    try:
+        found = frames.function(run.file, reference)(check_run)
+    except AssertionError as problem:
+        return Finding(name, False, str(problem) or _line_of(problem))
+    except Exception as problem:
+        raise PipelineError(f"[check] {reference}: {type(problem).__name__}: {problem}") from problem
+    return Finding(name, True, str(found or "holds"))
+
+
+def _line_of(problem: AssertionError) -> str:
+    last = traceback.extract_tb(problem.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}: {last.line}"
+
+
+def _make_views(run: Run, spark: SparkSession) -> None:
+    """``output``, or each sink's name, as a view of what is in its topic or files; the tables are there."""
+    for each in run.queries:
+        if each.sink.console:
+            continue
+        with told(f"[check] {each.sink.text}"):
+            frame = _output(run, spark, each)
+        frame.createOrReplaceTempView("output" if len(run.queries) == 1 else each.sink.name.replace("-", "_"))
+
+
+def _output(run: Run, spark: SparkSession, running: RunningQuery) -> DataFrame:
+    from pyspark.sql import functions as sql
+
+    if running.sink.parquet:
+        return spark.read.parquet(run.output_path(running.sink))
+    reader = spark.read.format("kafkalite").option("kafka.bootstrap.servers", run.setting.servers)
+    frame = reader.option("subscribe", running.sink.topic).load()
+    if "value" in running.sink.columns:
+        return frame
+    value = sql.from_json(sql.col("value").cast("string"), running.schema)
+    return frame.select(value.alias("value"), "key", "topic", "partition", "offset", "timestamp").select(
+        "value.*"
+    )
+
+
+def failed(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.holds]

@@ -1,0 +1,181 @@
+"""What a pipeline is: values, as its file declares them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from sparkbridge.pipelines.ddl import Field
+
+AVAILABLE_NOW: Final = "available-now"
+DecodeFormat = Literal["none", "json", "text"]
+OutputMode = Literal["append", "complete", "update"]
+Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
+TableFormat = Literal["csv", "json", "parquet"]
+
+_UNITS_MS: Final = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_INTERVAL: Final = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*", re.I)
+
+
+class FunctionRef(NamedTuple):
+    """``file.py:function``, the file relative to the pipeline's."""
+
+    path: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a record's value becomes columns.
+
+    ``pattern`` is that of text, with ``groups`` that say the number of the group of each field.
+    """
+
+    format: DecodeFormat = "none"
+    schema: str = ""
+    fields: tuple[Field, ...] = ()
+    pattern: str = ""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    mode: Mode = "PERMISSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``subscribe`` and ``subscribe_pattern``: exactly one is not empty."""
+
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    decode: Decode = Decode()
+
+    @property
+    def text(self) -> str:
+        return ",".join(self.subscribe) or f"/{self.subscribe_pattern}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    format: TableFormat
+    path: str
+    schema: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class Watermark(NamedTuple):
+    column: str
+    delay: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transform: ``sql`` or ``python``, exactly one. Its result is a view called ``name``."""
+
+    name: str
+    sql: str = ""
+    python: FunctionRef | None = None
+    watermark: Watermark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where the rows of the view ``reads`` go; exactly one of ``topic``, ``parquet``, ``console``.
+
+    ``columns`` are the SQL expressions of a topic's columns: key, value, headers, partition, timestamp.
+    Without one for value, the value is a JSON object of the columns ``json_columns``, or of all.
+    """
+
+    name: str
+    reads: str
+    output_mode: OutputMode = "append"
+    topic: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    json_columns: tuple[str, ...] = ()
+    parquet: str = ""
+    partition_by: tuple[str, ...] = ()
+    console: bool = False
+    rows: int = 20
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        if self.topic:
+            return f"topic {self.topic}"
+        return f"parquet {self.parquet}" if self.parquet else "console"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What must hold after an available-now run: SQL that answers true, by name; a function."""
+
+    sql: Mapping[str, str] = field(default_factory=dict)
+    python: FunctionRef | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.sql) or self.python is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Input for a try-out: ``load`` makes the records, ``topics`` have so many partitions."""
+
+    load: FunctionRef
+    topics: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    name: str
+    source: Source
+    steps: tuple[Step, ...]
+    sinks: tuple[Sink, ...]
+    description: str = ""
+    trigger: str = AVAILABLE_NOW
+    checkpoint: str = ""
+    tables: tuple[Table, ...] = ()
+    check: Check = Check()
+    demo: Demo | None = None
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    def group_id(self, sink: Sink) -> str:
+        """The group whose offsets show how far the query of ``sink`` is."""
+        return self.name if len(self.sinks) == 1 else f"{self.name}.{sink.name}"
+
+
+def parse_interval_ms(text: str) -> int:
+    """``5 seconds`` -> 5000. Raises ValueError."""
+    match = _INTERVAL.fullmatch(text)
+    unit_ms = _UNITS_MS.get(match[2].lower()) if match else None
+    if match is None or unit_ms is None:
+        raise ValueError(f"is {text!r}, but must be a number and a unit, such as '10 seconds' or '5 minutes'")
+    return int(match[1]) * unit_ms
+
+
+def parse_trigger(text: str) -> str:
+    """``available-now``, or an interval as it was written. Raises ValueError."""
+    cleaned = text.strip()
+    if re.sub(r"[-_ ]", "", cleaned.lower()) == "availablenow":
+        return AVAILABLE_NOW
+    try:
+        parse_interval_ms(cleaned)
+    except ValueError:
+        raise ValueError(
+            f"is {text!r}, but must be {AVAILABLE_NOW!r} or an interval such as '5 seconds'"
+        ) from None
+    return cleaned
+
+
+def parse_function(text: str) -> FunctionRef:
+    """``check.py:check``. Raises ValueError."""
+    path, colon, name = text.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise ValueError(
+            f"is {text!r}, but must be a file and a function in it, such as 'transform.py:enrich'"
+        )
+    return FunctionRef(path, name)

@@ -1,0 +1,98 @@
+"""Input for a pipeline's try-out: records made by the file's own ``load`` function, sent to its topics.
+
+``load(demo)`` is a generator of DemoRecord, or of tuples like it. It must make the same records each time:
+the check calls it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, starmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines import frames
+from sparkbridge.pipelines.files import PipelineFile
+
+if TYPE_CHECKING:
+    from kafkalite.client.sync import Producer
+
+_RECORDS_PER_SEND: Final = 2_000
+
+
+class DemoRecord(NamedTuple):
+    """``timestamp_ms`` None is the moment of sending."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoInput:
+    """What ``load`` is given: the directory of the pipeline's file, ``[demo.settings]``."""
+
+    directory: Path
+    settings: Mapping[str, str]
+
+    def path(self, name: str) -> Path | None:
+        """The file that a setting names, beside the pipeline's; None when it is not set or not there."""
+        text = self.settings.get(name, "")
+        path = (self.directory / Path(text).expanduser()).resolve()
+        return path if text and path.is_file() else None
+
+
+def records(file: PipelineFile) -> Iterator[DemoRecord]:
+    """The demo's records, anew. Raises PipelineError when the file has no [demo]."""
+    if file.pipeline is None or file.pipeline.demo is None:
+        raise PipelineError(f"{file.path} has no [demo]", hint='[demo] load = "load.py:load" makes its input')
+    demo = file.pipeline.demo
+    made = frames.function(file, demo.load)(DemoInput(file.directory, demo.settings))
+    return starmap(DemoRecord, made)
+
+
+def fill(file: PipelineFile, servers: str) -> dict[str, int]:
+    """Make the demo's topics and send its records; how many went to each topic.
+
+    Raises PipelineError when a topic holds records already: the check would not know them.
+    """
+    from kafkalite.client.sync import Producer
+
+    made = records(file)
+    assert file.pipeline is not None and file.pipeline.demo is not None
+    outputs = {sink.topic: 1 for sink in file.pipeline.sinks if sink.topic}
+    _make_topics({**outputs, **file.pipeline.demo.topics}, servers)
+    counts: dict[str, int] = {}
+    with Producer(servers, linger_ms=0) as producer:
+        while part := list(islice(made, _RECORDS_PER_SEND)):
+            for topic in dict.fromkeys(each.topic for each in part):
+                _send(producer, topic, [each for each in part if each.topic == topic])
+            for each in part:
+                counts[each.topic] = counts.get(each.topic, 0) + 1
+    return counts
+
+
+def _make_topics(topics: Mapping[str, int], servers: str) -> None:
+    from kafkalite.client.sync_admin import Admin
+    from kafkalite.errors import TopicAlreadyExistsError
+
+    with Admin(servers) as admin:
+        for name, partition_count in topics.items():
+            try:  # retention would delete what was said to be of long ago
+                admin.create_topic(name, partition_count, configs={"retention.ms": "-1"})
+            except TopicAlreadyExistsError:
+                raise PipelineError(
+                    f"topic {name!r} exists; a demo makes its topics itself",
+                    hint=f"kl topic delete {name}, or leave -b out: then it has a broker of its own",
+                ) from None
+
+
+def _send(producer: Producer, topic: str, part: list[DemoRecord]) -> None:
+    values, keys = [each.value for each in part], [each.key for each in part]
+    times = [each.timestamp_ms for each in part if each.timestamp_ms is not None]
+    if times and len(times) != len(part):
+        raise PipelineError(f"{topic}: give all records of a demo a timestamp, or none")
+    producer.send_many(topic, values, keys, timestamps_ms=times or None)

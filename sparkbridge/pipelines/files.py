@@ -1,0 +1,240 @@
+"""Pipelines' files: found, read, changed by ``--set``, checked. No Spark, no broker."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines.definition import FunctionRef, Pipeline
+from sparkbridge.pipelines.parsing import parse_pipeline
+from sparkbridge.pipelines.section import Problem
+
+_AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
+_HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFile:
+    """A file as it was found. ``pipeline`` is None when a problem is an error."""
+
+    path: Path
+    pipeline: Pipeline | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        return tuple(each for each in self.problems if not each.is_warning)
+
+    @property
+    def directory(self) -> Path:
+        return self.path.resolve().parent
+
+    def resolve(self, path: str) -> Path:
+        """A path of the file: relative ones begin beside it."""
+        return (self.directory / Path(path).expanduser()).resolve()
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
+    """Read and check one file; ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
+    if path.is_dir():
+        path = path / "pipeline.toml"
+    text = path.read_text("utf-8", "replace")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        at = _AT_LINE.search(str(problem))
+        line = int(at[1]) if at and at[1] else text.count("\n") + 1
+        message = f"is no TOML: {_AT_LINE.sub('', str(problem))}"
+        return PipelineFile(path, None, (Problem("", "", message, line=line),))
+    for override in overrides:
+        apply_override(document, override)
+    pipeline, problems = parse_pipeline(document)
+    found = PipelineFile(path, pipeline, ())
+    if pipeline is not None:
+        problems += _check_files(found, pipeline)
+    located = tuple(replace(each, line=find_line(text, each.table, each.key)) for each in problems)
+    is_wrong = any(not each.is_warning for each in located)
+    return PipelineFile(path, None if is_wrong else pipeline, located)
+
+
+def apply_override(document: dict[str, Any], override: str) -> None:
+    """``sink.topic=out``: the value is TOML when it reads as TOML, else a string. Raises PipelineError."""
+    name, equals, text = override.partition("=")
+    parts = [part.strip() for part in name.split(".")]
+    if not equals or not all(parts):
+        raise PipelineError(
+            f"--set {override!r} is not table.key=value", hint="for example sink.topic=totals"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    place: Any = document
+    for number, part in enumerate(parts[:-1], 1):
+        if part in {"options", "settings", "spark", "sql"} and number < len(parts) - 1:
+            place.setdefault(part, {})[".".join(parts[number:])] = (
+                value  # names of options have dots of their own
+            )
+            return
+        if isinstance(place, list):
+            place = _item(place, part, override)
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise PipelineError(f"--set {override!r}: {'.'.join(parts[:number])} is no table")
+    if isinstance(place, list):
+        raise PipelineError(f"--set {override!r}: say which, from 1: {name}.1.sql=…")
+    place[parts[-1]] = value
+
+
+def _item(listed: list[Any], part: str, override: str) -> Any:
+    if part.isdigit() and 1 <= int(part) <= len(listed):
+        return listed[int(part) - 1]
+    raise PipelineError(f"--set {override!r}: {part!r} is not from 1 to {len(listed)}")
+
+
+def find(directory: Path) -> list[Path]:
+    """The pipelines in a directory and one level below it, by name."""
+    found = [path for pattern in ("*.toml", "*/*.toml") for path in directory.glob(pattern)]
+    return sorted(path for path in found if _looks_like_one(path))
+
+
+def shipped() -> Path | None:
+    """The directory of the example pipelines, in a checkout."""
+    directory = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
+    return directory if directory.is_dir() else None
+
+
+def _looks_like_one(path: Path) -> bool:
+    try:
+        return re.search(r"^\s*\[pipeline\]", path.read_text("utf-8", "replace"), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def find_line(text: str, table: str, key: str) -> int:
+    """The line, from 1, where ``key`` of ``[table]`` stands, or its heading; 0 when neither is found.
+
+    By looking, not by parsing: tomllib keeps no lines.
+    """
+    wanted, number = table, 0
+    if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # "transform 2": the second of its kind
+        wanted, number = match[1] + match[3], int(match[2])
+    headings = _headings(text, number, match[1] if match else "")
+    best = 0
+    for name, at, lines in headings:
+        if name == wanted or wanted.startswith(f"{name}.") or name == "":
+            inner = (
+                wanted[len(name) :].lstrip(".").split(".", 1)[0] if name != wanted else key.split(".", 1)[0]
+            )
+            inner = inner or key.split(".", 1)[0]
+            line = _line_of_key(lines, at, inner) if inner else 0
+            if name == wanted:
+                return line or at
+            best = line or best
+    return best
+
+
+def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
+    """(name, line, the lines under it) of each table; of the tables called ``listed`` only one."""
+    found: list[tuple[str, int, list[str]]] = [("", 0, [])]
+    seen = 0
+    for at, line in enumerate(text.splitlines(), 1):
+        match = _HEADING.fullmatch(line)
+        if match is None:
+            found[-1][2].append(line)
+            continue
+        name = match["name"].replace('"', "")
+        seen += name == listed and line.lstrip().startswith("[[")
+        is_other = listed and (name == listed or name.startswith(f"{listed}.")) and seen != number
+        found.append(("(another)" if is_other else name, at, []))
+    return found
+
+
+def _line_of_key(lines: list[str], heading: int, key: str) -> int:
+    pattern = re.compile(rf'\s*["\']?{re.escape(key)}["\']?\s*[=.]')
+    return next((heading + at for at, line in enumerate(lines, 1) if pattern.match(line)), 0)
+
+
+# --- what a file names -----------------------------------------------------------------------------
+
+
+def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
+    problems: list[Problem] = []
+    for table in pipeline.tables:
+        if (
+            "://" not in table.path
+            and not any(file.directory.glob(table.path))
+            and not file.resolve(table.path).exists()
+        ):
+            hint = _nearest_file(file.resolve(table.path))
+            problems.append(Problem(f"tables.{table.name}", table.format, f"there is no {table.path}", hint))
+    functions: list[tuple[str, str, FunctionRef | None]] = [
+        (f"transform {number}", "python", step.python) for number, step in enumerate(pipeline.steps, 1)
+    ]
+    functions.append(("check", "python", pipeline.check.python))
+    functions.append(("demo", "load", pipeline.demo.load if pipeline.demo else None))
+    for where, key, function in functions:
+        if function is not None and (problem := _function_problem(file.resolve(function.path), function)):
+            problems.append(Problem(where, key, *problem))
+    return problems
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    names = [each.name for each in path.parent.iterdir()]
+    near = get_close_matches(path.name, names, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _function_problem(path: Path, function: FunctionRef) -> tuple[str, str] | None:
+    """(message, hint), found by parsing: nothing of the file runs."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"), str(path))
+    except FileNotFoundError:
+        return f"there is no {function.path}", _nearest_file(path)
+    except SyntaxError as problem:
+        return f"{function.path}:{problem.lineno} is no Python: {problem.msg}", ""
+    except (OSError, UnicodeDecodeError) as problem:
+        return f"{function.path} can't be read: {problem}", ""
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    imported = [
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+    ]
+    if function.function in {*names, *imported}:
+        return None
+    near = get_close_matches(function.function, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'no function'}"
+    return f"{function.path} has no function {function.function!r}", hint
+
+
+def describe(problem: Problem, path: Path) -> Mapping[str, Any]:
+    """For machines."""
+    return {
+        "file": str(path),
+        "line": problem.line or None,
+        "level": "warning" if problem.is_warning else "error",
+        "table": problem.table or None,
+        "key": problem.key or None,
+        "message": problem.message,
+        "hint": problem.hint or None,
+    }
+
+
+def tell(problem: Problem, path: Path) -> str:
+    """For people: ``pipeline.toml:7: [source] topc is not known here; did you mean topic?``."""
+    at = f"{path}:{problem.line}" if problem.line else str(path)
+    hint = f"; {problem.hint}" if problem.hint else ""
+    level = "warning: " if problem.is_warning else ""
+    return f"{at}: {level}{problem.place} {problem.message}{hint}".replace("  ", " ")

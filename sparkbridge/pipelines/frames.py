@@ -1,0 +1,180 @@
+"""A pipeline's declared parts as DataFrames: decode, tables, steps, and a topic's columns."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines.definition import Decode, FunctionRef, Pipeline, Sink, Source, Table
+from sparkbridge.pipelines.files import PipelineFile
+from sparkbridge.pipelines.spark_errors import told
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_COLUMN_TYPES: Final = {
+    "key": "BINARY",
+    "value": "BINARY",
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+    "timestampType": "INT",
+}
+_CORRUPT: Final = "_corrupt_record"
+
+
+def read_stream(
+    spark: SparkSession, source: Source, options: Mapping[str, str], columns: str = ""
+) -> DataFrame:
+    """The topics as a streaming DataFrame. ``columns`` is the schema of what is wanted; empty is all."""
+    reader = spark.readStream.format("kafkalite").options(**options)
+    if columns:
+        reader = reader.schema(columns)
+    if source.subscribe_pattern:
+        reader = reader.option("subscribePattern", source.subscribe_pattern)
+    else:
+        reader = reader.option("subscribe", ",".join(source.subscribe))
+    return reader.load()
+
+
+def wanted_columns(pipeline: Pipeline) -> str:
+    """The schema of the record's columns that something reads; empty when that can't be told: then all.
+
+    Spark asks a Python source for every column, used or not, so what is not asked for here is not built.
+    """
+    if pipeline.source.decode.format == "none" or any(step.python for step in pipeline.steps):
+        return ""
+    text = " ".join(
+        [step.sql for step in pipeline.steps]
+        + [part for sink in pipeline.sinks for part in (*sink.columns.values(), *sink.json_columns)]
+    )
+    fields = re.findall(r"\brecord`?\s*(?:\.\s*`?(\w+|\*))?", text, re.I)
+    known = {name.lower(): name for name in _COLUMN_TYPES}
+    if not pipeline.steps or any(field.lower() not in known for field in fields):
+        return ""
+    wanted = {"value", *(known[field.lower()] for field in fields)}
+    return ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name in wanted)
+
+
+def decoded(frame: DataFrame, decode: Decode) -> DataFrame:
+    """The fields of the value as columns, and ``record``: the record's other columns."""
+    from pyspark.sql import functions as sql
+
+    if decode.format == "none":
+        return frame
+    text = sql.col("value").cast("string")
+    record = sql.struct(
+        *[sql.col(name) for name in frame.columns if name != "value" or len(frame.columns) == 1]
+    )
+    if decode.format == "json":
+        return _from_json(frame, decode, text, record)
+    is_match = text.rlike(decode.pattern)
+    columns = []
+    for field in decode.fields:
+        extracted = sql.regexp_extract(text, decode.pattern, decode.groups[field.name])
+        column: Column = sql.when(is_match, extracted.try_cast(field.type))
+        if decode.mode == "FAILFAST":
+            column = column.otherwise(
+                sql.raise_error(sql.concat(sql.lit("a value does not match the pattern: "), text))
+            )
+        columns.append(column.alias(field.name))
+    if decode.mode == "DROPMALFORMED":
+        frame = frame.where(is_match)
+    return frame.select(*columns, record.alias("record"))
+
+
+def _from_json(frame: DataFrame, decode: Decode, text: Column, record: Column) -> DataFrame:
+    from pyspark.sql import functions as sql
+
+    if decode.mode != "DROPMALFORMED":
+        value = sql.from_json(text, decode.schema, {"mode": decode.mode})
+        return frame.select(value.alias("value"), record.alias("record")).select("value.*", "record")
+    schema = f"{decode.schema}, {_CORRUPT} STRING"
+    value = sql.from_json(text, schema, {"columnNameOfCorruptRecord": _CORRUPT})
+    parsed = frame.select(value.alias("value"), record.alias("record"))
+    good = parsed.where(sql.col("value").isNotNull() & sql.col(f"value.{_CORRUPT}").isNull())
+    return good.select("value.*", "record").drop(_CORRUPT)
+
+
+def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
+    reader = spark.read.format(table.format)
+    if table.format == "csv":
+        reader = reader.option("header", "true")
+        if not table.schema:
+            reader = reader.option("inferSchema", "true")
+    if table.schema:
+        reader = reader.schema(table.schema)
+    return reader.options(**table.options).load(path)
+
+
+def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
+    """The function, its file imported once under a name of its own. Raises PipelineError."""
+    path = file.resolve(reference.path)
+    name = "kafkalite_pipeline_" + re.sub(r"\W", "_", str(path.with_suffix("")))
+    module = sys.modules.get(name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise PipelineError(f"{path} can't be imported")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as problem:
+            del sys.modules[name]
+            raise PipelineError(f"{path} can't be imported: {type(problem).__name__}: {problem}") from problem
+    found: Callable[..., Any] = getattr(module, reference.function)
+    return found
+
+
+def views(
+    spark: SparkSession, file: PipelineFile, pipeline: Pipeline, source: DataFrame
+) -> dict[str, DataFrame]:
+    """Every view by name: ``source``, the tables, each step. Raises PipelineError that names the step."""
+    found: dict[str, DataFrame] = {"source": source}
+    for table in pipeline.tables:
+        with told(f"[tables.{table.name}]"):
+            path = table.path if "://" in table.path else str(file.resolve(table.path))
+            found[table.name] = load_table(spark, table, path)
+    for name, frame in found.items():
+        frame.createOrReplaceTempView(name)
+    latest = source
+    for number, step in enumerate(pipeline.steps, 1):
+        with told(f"[transform {number}] {step.name}"):
+            latest.createOrReplaceTempView("input")
+            if step.python is None:
+                latest = spark.sql(step.sql)
+            else:
+                latest = function(file, step.python)(latest, dict(found))
+                if not hasattr(latest, "createOrReplaceTempView"):
+                    raise PipelineError(f"{step.python} returned {type(latest).__name__}, no DataFrame")
+            if step.watermark is not None:
+                latest = latest.withWatermark(step.watermark.column, step.watermark.delay)
+            latest.createOrReplaceTempView(step.name)
+        found[step.name] = latest
+    return found
+
+
+def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
+    """The columns that a topic takes: the sink's expressions, the value as JSON unless it has one."""
+    names = sink.json_columns or frame.columns
+    value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
+    columns = {**sink.columns, "value": value}
+    with told(f"[{'sink' if sink.name == 'sink' else 'sinks.' + sink.name}]"):
+        chosen = frame.selectExpr(
+            *[f"({expression}) AS {_quoted(name)}" for name, expression in columns.items()]
+        )
+        types = {field.name: field.dataType.typeName() for field in chosen.schema.fields}
+        as_text = [name for name in ("key", "value") if types.get(name, "string") not in {"string", "binary"}]
+        return (
+            chosen.withColumns({name: chosen[name].cast("string") for name in as_text}) if as_text else chosen
+        )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

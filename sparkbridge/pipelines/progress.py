@@ -1,0 +1,66 @@
+"""How far the queries of a pipeline are: what Spark tells of each batch, added up, and as a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkbridge.listener import BatchProgress
+
+
+@dataclass(slots=True)
+class Tally:
+    """All batches of one query. A batch counts once, however often its progress is told."""
+
+    name: str
+    batches: int = 0
+    rows: int = 0
+    busy_ms: int = 0
+    last: BatchProgress | None = None  #: also a look that found nothing
+
+    def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
+        """Count what is new, and return the batches among it. ``progresses`` are in order, some known."""
+        fresh: list[BatchProgress] = []
+        for told in progresses:
+            progress = BatchProgress.parse(told)
+            if self.last is not None and progress.timestamp <= self.last.timestamp:
+                continue
+            self.last = progress
+            if "addBatch" not in progress.durations_ms:
+                continue
+            self.batches += 1
+            self.rows += progress.row_count
+            self.busy_ms += progress.batch_ms
+            fresh.append(progress)
+        return fresh
+
+    @property
+    def lag(self) -> int | None:
+        """Records behind the query when it last looked; None before that."""
+        return None if self.last is None else self.last.lag
+
+    @property
+    def rows_per_second(self) -> float:
+        """Over the time spent in batches."""
+        return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
+
+    @property
+    def batch_ms(self) -> float:
+        """The mean."""
+        return self.busy_ms / self.batches if self.batches else 0.0
+
+
+def line_of(tallies: Iterable[Tally]) -> str:
+    """``counts: 12,345 rows, 61,000/s, lag 0, batch 3 in 202 ms``; the queries side by side."""
+    return "  |  ".join(map(_part, tallies))
+
+
+def _part(tally: Tally) -> str:
+    last = tally.last
+    if last is None:
+        return f"{tally.name}: starting"
+    return (
+        f"{tally.name}: {tally.rows:,} rows, {last.rows_per_second:,.0f}/s, lag {last.lag:,},"
+        f" batch {last.batch_id:,} in {last.batch_ms:,} ms"
+    )

@@ -1,0 +1,160 @@
+"""A pipeline from its file to its end in one call: session, demo input, queries, checks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.listener import BatchProgress
+from sparkbridge.pipelines import checks, demo, engine
+from sparkbridge.pipelines.definition import AVAILABLE_NOW
+from sparkbridge.pipelines.engine import Run, RunningQuery, Setting, Show
+from sparkbridge.pipelines.files import PipelineFile
+from sparkbridge.pipelines.spark_errors import told
+from sparkbridge.spark_session import is_local, missing_requirements, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What somebody who watches is told. ``on_tick`` comes several times a second."""
+
+    on_start: Callable[[Run], None] = _nothing
+    on_batch: Callable[[RunningQuery, BatchProgress], None] = _nothing
+    on_tick: Callable[[Run], None] = _nothing
+    on_rows: Show = _nothing
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run. ``was_stopped``: by Ctrl-C, before its end."""
+
+    run: Run
+    findings: list[checks.Finding] = field(default_factory=list)
+    was_stopped: bool = False
+
+    @property
+    def failed(self) -> list[checks.Finding]:
+        return checks.failed(self.findings)
+
+
+def require_spark() -> None:
+    """Raises PipelineError that says what is missing, and how to get it."""
+    missing = missing_requirements()
+    if missing:
+        raise PipelineError("; ".join(missing))
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[SparkSession]:
+    """A session of its own, ended with its JVM. What the JVM and the workers print goes to ``log``.
+
+    Raises PipelineError.
+    """
+    require_spark()
+    defaults = {"spark.sql.session.timeZone": "UTC", "spark.log.level": "WARN"}
+    with told(f"Spark did not start ({master})"), _stderr_to(log):
+        spark = session(
+            name, master=master, settings={**defaults, **(settings or {})}, is_short_lived=is_local(master)
+        )
+    gateway = spark.sparkContext._gateway
+    try:
+        if not is_local(master):
+            from sparkbridge import install
+
+            install(spark)
+        yield spark
+    finally:
+        with contextlib.suppress(Exception):
+            spark.stop()
+        if gateway is not None:
+            with contextlib.suppress(Exception):
+                gateway.shutdown()
+                gateway.proc.stdin.close()
+                gateway.proc.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """Children started inside write their stderr to ``log``; ours is ours again afterwards."""
+    if log is None:
+        yield
+        return
+    sys.stderr.flush()
+    ours = os.dup(2)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.close(target)
+
+
+def execute(
+    spark: SparkSession,
+    file: PipelineFile,
+    setting: Setting,
+    *,
+    has_checks: bool = True,
+    listener: Listener | None = None,
+) -> Report:
+    """Run a pipeline until its queries end, or KeyboardInterrupt; then check it, if it ended by itself.
+
+    Raises PipelineError for a pipeline that can't run or fails.
+    """
+    listener = listener or Listener()
+    pipeline = file.pipeline
+    if pipeline is None:
+        raise PipelineError(f"{file.path} is no pipeline")
+    run = engine.start(spark, file, pipeline, setting, listener.on_rows)
+    report = Report(run)
+    try:
+        listener.on_start(run)
+        run.wait(listener.on_batch, lambda: listener.on_tick(run))
+    except KeyboardInterrupt:
+        report.was_stopped = True
+        run.stop()
+        return report
+    is_bounded = (setting.trigger or pipeline.trigger) == AVAILABLE_NOW
+    if has_checks and is_bounded:
+        report.findings = checks.check(run, spark)
+    return report
+
+
+@contextlib.contextmanager
+def demo_setting(servers: str) -> Iterator[Setting]:
+    """Checkpoints and outputs in a directory that is gone afterwards; available-now, always."""
+    with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
+        home = Path(directory)
+        yield Setting(servers, home / "checkpoint", AVAILABLE_NOW, home)
+
+
+def execute_demo(
+    spark: SparkSession,
+    file: PipelineFile,
+    setting: Setting,
+    *,
+    has_checks: bool = True,
+    listener: Listener | None = None,
+    on_filled: Callable[[dict[str, int]], None] = _nothing,
+) -> Report:
+    """The same over the demo's own input, which is sent to ``setting.servers`` first."""
+    on_filled(demo.fill(file, setting.servers))
+    return execute(spark, file, setting, has_checks=has_checks, listener=listener)

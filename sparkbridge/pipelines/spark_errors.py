@@ -1,0 +1,73 @@
+"""What Spark raises, as one sentence that names the cause. Python tracebacks of workers end in such a one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from kafkalite.errors import KafkaliteError
+from sparkbridge.errors import PipelineError
+
+_OURS: Final = re.compile(
+    r"^(?:kafkalite|sparkbridge)\.[\w.]*?(?P<name>\w+Error): (?P<text>.+)$", re.MULTILINE
+)
+_PYTHON: Final = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)): (?P<text>.+)$", re.MULTILINE
+)
+_CONDITION: Final = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_.]{3,})\] (?=(?P<text>[^\n]+))")
+_WRAPPERS: Final = ("STREAM_FAILED", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR", "PYTHON_DATA_SOURCE_ERROR")
+_JAVA: Final = re.compile(r"Caused by: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)")
+_TAIL: Final = re.compile(r"\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:line \d+, pos \d+)?;?\s*$")
+
+
+def cause(error: BaseException) -> str:
+    """The sentence. The innermost named error of ours wins, then Python's, then Spark's condition."""
+    text = _all_text(error)
+    if ours := _last(_OURS, text):
+        return ours["text"].strip()
+    conditions = [m for m in _CONDITION.finditer(text) if not m["name"].startswith(_WRAPPERS)]
+    python = [m for m in _PYTHON.finditer(text) if not m["name"].startswith("py4j.")]
+    if python and ("Traceback (most recent call last)" in text):
+        return f"{python[-1]['name'].rpartition('.')[2]}: {python[-1]['text'].strip()}"
+    if conditions:
+        return f"{_TAIL.sub('', conditions[0]['text'])} ({conditions[0]['name']})"
+    if java := _last(_JAVA, text):
+        return f"{java['name']}: {java['text'].strip()}"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first or type(error).__name__
+
+
+def is_named(error: BaseException | None) -> bool:
+    """Whether the cause is one of ours, which says by itself what to do."""
+    return error is not None and _OURS.search(_all_text(error)) is not None
+
+
+def _all_text(error: BaseException) -> str:
+    parts = [str(error)]
+    stack = getattr(error, "_stackTrace", None) or getattr(error, "stackTrace", None)
+    if isinstance(stack, str):
+        parts.append(stack)
+    return "\n".join(parts)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = list(pattern.finditer(text))
+    return found[-1] if found else None
+
+
+@contextlib.contextmanager
+def told(where: str) -> Iterator[None]:
+    """Errors of Spark or of the user's Python become PipelineError: ``where: cause``. Ours pass."""
+    try:
+        yield
+    except KafkaliteError:
+        raise
+    except Exception as problem:
+        name = "" if _is_spark(problem) else f"{type(problem).__name__}: "
+        raise PipelineError(f"{where}: {name}{cause(problem)}") from problem
+
+
+def _is_spark(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("pyspark", "py4j"))

@@ -1,0 +1,247 @@
+"""kl pipeline without a JVM: list, validate, and what run refuses before Spark starts."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafkalite.cli import pipeline, quickstart_pipeline
+from kafkalite.cli.pipeline_view import Watcher, print_report
+
+pytest.importorskip("pyspark")
+
+Kl = Callable[..., Any]
+
+GOOD = """
+[pipeline]
+name = "orders"
+description = "What was ordered"
+trigger = "5 seconds"
+[source]
+topic = "orders"
+[sink]
+topic = "copies"
+"""
+BAD = GOOD.replace("[sink]", "[snk]").replace('topic = "orders"', 'topc = "orders"')
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "orders.toml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.toml"
+    path.write_text(BAD)
+    return path
+
+
+def test_list_has_the_examples(kl: Kl) -> None:
+    result = kl("pipeline", "list", "-o", "json")
+    assert result.code == 0, result.told
+    rows = {row["name"]: row for row in json.loads(result.out)}
+    assert {"access-log", "donut-revenue", "topic-export"} <= rows.keys()
+    assert rows["topic-export"]["sink"] == "parquet records.parquet"
+    assert kl("pipeline", "list").text.startswith("NAME ")
+
+
+def test_list_of_a_directory(kl: Kl, good: Path, bad: Path) -> None:
+    result = kl("pipeline", "list", good.parent, "-o", "wide")
+    assert result.code == 0, result.told
+    head, *lines = result.text.splitlines()
+    assert head.split() == ["NAME", "SOURCE", "SINK", "DESCRIPTION", "TRIGGER", "FILE"]
+    assert any("has 4 problems: kl pipeline validate" in line for line in lines)
+    assert any(line.startswith("orders") and "topic copies" in line and "5 seconds" in line for line in lines)
+
+
+def test_list_of_nothing(kl: Kl, tmp_path: Path) -> None:
+    result = kl("pipeline", "list", tmp_path)
+    assert (result.code, result.text) == (0, "")
+    assert "no pipeline in" in result.told
+
+
+def test_validate_a_good_file(kl: Kl, good: Path) -> None:
+    result = kl("pipeline", "validate", good)
+    assert (result.code, result.told) == (0, "")
+    assert "orders: orders to topic copies" in result.text
+
+
+def test_validate_tells_all(kl: Kl, good: Path, bad: Path) -> None:
+    result = kl("pipeline", "validate", good, bad)
+    assert result.code == 9
+    assert "kl: 1 of 2 files can't run" in result.told
+    assert f"{bad}:7: [source] topc is not known here; did you mean topic?" in result.text
+    assert "snk is not known here; did you mean sink?" in result.text
+
+
+def test_validate_for_machines(kl: Kl, good: Path, bad: Path) -> None:
+    result = kl("pipeline", "validate", good, "-o", "json")
+    assert (result.code, json.loads(result.out)) == (0, [])
+    result = kl("pipeline", "validate", bad, "-o", "json")
+    assert result.code == 9
+    first = next(row for row in json.loads(result.out) if row["key"] == "topc")
+    assert first == {
+        "file": str(bad),
+        "line": 7,
+        "level": "error",
+        "table": "source",
+        "key": "topc",
+        "message": "is not known here",
+        "hint": "did you mean topic?",
+    }
+
+
+def test_validate_needs_neither_spark_nor_a_jvm(repository: Path, good: Path) -> None:
+    """pyspark's JVM is not started, and pyspark.sql, which is slow to load, is not loaded."""
+    program = (
+        "import sys; from kafkalite.cli.app import run;"
+        f" code = run(['pipeline', 'validate', {str(good)!r}]);"
+        " print(code, [name for name in ('pyspark.sql', 'py4j', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=repository, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+
+
+def test_a_missing_file(kl: Kl) -> None:
+    for command in ("validate", "run"):
+        result = kl("pipeline", command, "nowhere.toml")
+        assert result.code == 4
+        assert "nowhere.toml" in result.told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "where does the pipeline keep how far it is?"),
+        (["--once", "--trigger", "1 second"], 2, "give --once or --trigger, not both"),
+        (["--trigger", "soon"], 2, "--trigger is 'soon', but must be"),
+        (["--set", "sink.topic"], 2, "--set 'sink.topic' is not table.key=value"),
+        (["--set", "sink.topic=a/b"], 2, "holds a character outside"),
+        (["--set", "sink.topc=x", "--set", "source.topc=x"], 2, "has 2 problems"),
+        (["--demo"], 4, "has no [demo]"),
+    ],
+)
+def test_run_refuses_before_spark_starts(
+    kl: Kl, good: Path, arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any, **settings: Any) -> None:
+        raise AssertionError("Spark was asked for")
+
+    monkeypatch.setattr(pipeline, "execute", never)
+    result = kl("pipeline", "run", good, *arguments)
+    assert result.code == code
+    assert message in result.told
+
+
+def test_run_asks_the_brokers_before_spark_starts(
+    kl: Kl, good: Path, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sparkbridge.pipelines.runner as runner
+
+    asked: list[Any] = []
+    monkeypatch.setattr(runner, "missing_requirements", list)
+    monkeypatch.setattr(pipeline, "execute", lambda file, setting, *rest, **more: asked.append(setting))
+    monkeypatch.setattr(pipeline, "print_report", lambda report, output: None)
+    there = ["--checkpoint", good.parent / "c"]
+    result = kl("pipeline", "run", good, *there, "-b", "127.0.0.1:1", "--timeout", "1s")
+    assert result.code == 3, result.told
+    assert kl("topic", "create", "order", "-b", servers).code == 0
+    result = kl("pipeline", "run", good, *there, "-b", servers)
+    assert result.code == 4
+    assert "[source] topic 'orders' does not exist" in result.told
+    assert "did you mean order?" in result.told
+    assert asked == []
+
+
+def test_without_java_it_says_what_is_missing(kl: Kl, good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sparkbridge.pipelines.runner as runner
+
+    monkeypatch.setattr(runner, "missing_requirements", lambda: ["there is no java that runs; install one"])
+    result = kl("pipeline", "run", good, "--checkpoint", good.parent / "c")
+    assert result.code == 1
+    assert result.told.strip().splitlines() == ["kl: there is no java that runs; install one"]
+
+
+def test_without_sparkbridge_it_says_how_to_get_it(
+    kl: Kl, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "find_spec", lambda name: None)
+    result = kl("pipeline", "validate", good)
+    assert result.code == 2
+    assert 'pip install "kafkalite[cli,spark]"' in result.told
+
+
+def test_quickstart_says_what_is_missing(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart_pipeline, "missing", lambda: ["there is no java that runs"])
+    result = kl("quickstart", "--records", "100")
+    assert result.code == 0, result.told
+    assert "The Spark pipeline over the same records does not run here:\n  there is no java" in result.text
+    document = json.loads(kl("quickstart", "--records", "100", "-o", "json").out)
+    assert document["pipeline"] == {"missing": ["there is no java that runs"]}
+
+
+# --- what is shown ---------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def report(*findings: Any, was_stopped: bool = False) -> Any:
+    tally = SimpleNamespace(
+        name="orders", batches=2, rows=1500, rows_per_second=750.0, batch_ms=1000.0, lag=7
+    )
+    sink = SimpleNamespace(text="topic copies")
+    declared = SimpleNamespace(name="orders", group_id=lambda sink: "orders")
+    run = SimpleNamespace(pipeline=declared, queries=[SimpleNamespace(tally=tally, sink=sink)])
+    failed = [finding for finding in findings if not finding.holds]
+    return SimpleNamespace(run=run, findings=list(findings), failed=failed, was_stopped=was_stopped)
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    from sparkbridge.pipelines.checks import Finding
+
+    print_report(report(Finding("once", True, "holds"), Finding("check", True, "5 are equal")), "table")
+    head, row, *checks = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "QUERY"
+    assert row.split() == ["orders", "topic", "copies", "2", "1,500", "750", "1,000", "ms", "7", "orders"]
+    assert checks == ["check: once: holds", "check: 5 are equal", "2 checks passed."]
+    print_report(report(Finding("once", False, "3 came twice")), "table")
+    assert "check: once: FAILED: 3 came twice" in capsys.readouterr().out
+    print_report(report(), "json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["queries"][0]["lag"] == 7
+
+
+def test_the_line_is_painted_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with Watcher(stream=stream) as watcher:
+            watcher.say("starting Spark")
+    assert terminal.getvalue() == "\r\x1b[Kstarting Spark\r\x1b[K"
+    assert file.getvalue() == ""
+
+
+def test_rows_of_a_console_sink(capsys: pytest.CaptureFixture[str]) -> None:
+    Watcher().on_rows("sink", 3, ["country", "orders"], [["NZ", "3"], ["US", "x" * 80]])
+    heading, head, first, second = capsys.readouterr().out.splitlines()
+    assert heading == "-- batch 3"
+    assert (head.split(), first.split()) == (["country", "orders"], ["NZ", "3"])
+    assert second.endswith("x…")
+    Watcher("jsonl").on_rows("sink", 3, ["country"], [["NZ"]])
+    assert json.loads(capsys.readouterr().out) == {"country": "NZ"}

@@ -1,0 +1,200 @@
+"""Files of pipelines: lines of problems, --set, what a file names, and the examples."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines import demo, files
+from sparkbridge.pipelines.files import apply_override, find_line
+from sparkbridge.pipelines.parsing import parse_pipeline
+
+GOOD = """\
+# a comment
+[pipeline]
+name = "orders"
+trigger = "5 seconds"
+
+[source]
+topic = "orders"
+
+[tables.prices]
+csv = "prices.csv"
+
+[[transform]]
+sql = "SELECT * FROM source"
+
+[[transform]]
+name = "priced"
+python = "steps.py:price"
+watermark = { column = "time", delay = "1 minute" }
+
+[sink]
+topic = "priced"
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "prices.csv").write_text("id,price\n")
+    (tmp_path / "steps.py").write_text("def price(frame, views):\n    raise SystemExit('never run')\n")
+    return tmp_path
+
+
+def told(place: Path, text: str, *overrides: str) -> list[str]:
+    path = place / "pipeline.toml"
+    path.write_text(text)
+    file = files.read(path, overrides)
+    assert (file.pipeline is None) == bool(file.errors)
+    return [files.tell(problem, Path("p.toml")) for problem in file.problems]
+
+
+def test_a_good_file(place: Path) -> None:
+    assert told(place, GOOD) == []
+    assert files.read(place).path == place / "pipeline.toml"  # a directory will do
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('name = "orders"', "name = orders", "p.toml:3: is no TOML: Invalid value"),
+        ('topic = "priced"\n', 'topic = "pri', "p.toml:21: is no TOML: Unterminated string"),
+        (
+            'topic = "orders"',
+            'topc = "orders"',
+            "p.toml:7: [source] topc is not known here; did you mean topic?",
+        ),
+        (
+            "prices.csv",
+            "price.csv",
+            "p.toml:10: [tables.prices] csv there is no price.csv; did you mean prices.csv?",
+        ),
+        (
+            "steps.py:price",
+            "steps.py:prices",
+            "p.toml:17: [transform 2] python steps.py has no function 'prices'; did you mean price?",
+        ),
+        (
+            "steps.py:price",
+            "stops.py:price",
+            "p.toml:17: [transform 2] python there is no stops.py; did you mean steps.py?",
+        ),
+        ("FROM source", "FROM sourc", "p.toml:13: [transform 1] sql reads 'sourc', which is no view"),
+        ("1 minute", "1 minte", "p.toml:18: [transform 2.watermark] delay is '1 minte'"),
+        (
+            "[sink]",
+            "[sink]\noptions = { exactlyOnc = true }",
+            "p.toml:21: [sink] options.exactlyOnc is no option",
+        ),
+    ],
+)
+def test_the_line_of_a_mistake(place: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    lines = told(place, GOOD.replace(old, new))
+    assert [line for line in lines if line.startswith(expected)], lines
+
+
+def test_python_that_is_none(place: Path) -> None:
+    (place / "steps.py").write_text("def price(:\n")
+    (line,) = told(place, GOOD)
+    assert "steps.py:1 is no Python" in line
+
+
+def test_an_imported_function_will_do(place: Path) -> None:
+    (place / "steps.py").write_text("from elsewhere import work as price\n")
+    assert told(place, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sink.topic=out", {"sink": {"topic": "out"}}),
+        ("sink.rows=5", {"sink": {"rows": 5}}),
+        ("sink.console=true", {"sink": {"console": True}}),
+        ("source.topics=['a', 'b']", {"source": {"topics": ["a", "b"]}}),
+        ("source.options.kafka.group.id=g", {"source": {"options": {"kafka.group.id": "g"}}}),
+        ("spark.spark.ui.enabled=false", {"spark": {"spark.ui.enabled": False}}),
+        ("a.b=c=d", {"a": {"b": "c=d"}}),
+    ],
+)
+def test_set(override: str, expected: Any) -> None:
+    document: dict[str, Any] = {}
+    apply_override(document, override)
+    assert document == expected
+
+
+def test_set_in_a_list() -> None:
+    document = {"transform": [{"sql": "a"}, {"sql": "b"}]}
+    apply_override(document, "transform.2.sql=SELECT 1")
+    assert document["transform"] == [{"sql": "a"}, {"sql": "SELECT 1"}]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sink.topic", "is not table.key=value"),
+        ("=x", "is not table.key=value"),
+        ("pipeline.name.x=1", "pipeline.name is no table"),
+        ("transform.3.sql=x", "'3' is not from 1 to 1"),
+        ("transform.sql=x", "say which, from 1"),
+    ],
+)
+def test_set_that_cant_be_meant(override: str, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        apply_override({"pipeline": {"name": "p"}, "transform": [{"sql": "a"}]}, override)
+
+
+def test_lines_of_keys_in_tables_of_one_line() -> None:
+    text = "[source]\ntopic = 'a'\ndecode = { format = 'json' }\n"
+    text += "[[transform]]\nsql = 'x'\n[transform.watermark]\n"
+    assert find_line(text, "source.decode", "schema") == 3
+    assert find_line(text, "transform 1", "sql") == 5
+    assert find_line(text, "transform 1.watermark", "delay") == 6
+    assert find_line(text, "", "sorce") == 0
+    assert find_line("sorce = 1\n", "", "sorce") == 1
+
+
+def test_pipelines_are_found_here_and_one_below(place: Path) -> None:
+    (place / "pipeline.toml").write_text(GOOD)
+    (place / "pyproject.toml").write_text("[project]\n")
+    below = place / "b"
+    below.mkdir()
+    (below / "x.toml").write_text("[pipeline]\n")
+    assert files.find(place) == [below / "x.toml", place / "pipeline.toml"]
+
+
+def test_the_examples_are_good_and_their_input_is_the_same_twice() -> None:
+    shipped = files.shipped()
+    assert shipped is not None
+    found = files.find(shipped)
+    assert [path.parent.name for path in found] == ["access_log", "donut_revenue", "topic_export"]
+    for path in found:
+        file = files.read(path, ["demo.settings.file=", "demo.settings.lines=200"])
+        assert file.problems == ()
+        assert file.pipeline is not None
+        first = list(demo.records(file))
+        assert first == list(demo.records(file))
+        assert {record.topic for record in first} == set(file.pipeline.source.subscribe)
+
+
+def test_the_file_of_the_documentation_is_a_good_one() -> None:
+    page = Path(__file__).parents[3] / "docs" / "pipelines.md"
+    whole, check = re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    pipeline, problems = parse_pipeline(tomllib.loads(whole))
+    assert problems == []
+    assert pipeline is not None
+    assert pipeline.sinks[0].json_columns == ("minute", "revenue")
+    pipeline, problems = parse_pipeline(tomllib.loads(whole + check))
+    assert problems == []
+    assert pipeline is not None
+    assert list(pipeline.check.sql) == ["no order twice"]

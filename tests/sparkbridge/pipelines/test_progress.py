@@ -1,0 +1,103 @@
+"""Batches are counted once, and what Spark raises becomes one sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkbridge.errors import PipelineError
+from sparkbridge.pipelines.progress import Tally, line_of
+from sparkbridge.pipelines.spark_errors import cause, is_named, told
+
+
+def progress(batch_id: int, second: int, rows: int, *, is_idle: bool = False, end: int = 0) -> dict[str, Any]:
+    source = {
+        "description": "PythonMicroBatchStream (kafkalite)",
+        "endOffset": {"t": {"0": end, "1": 5}, "@ids": {"t": "x"}},
+        "latestOffset": {"t": {"0": 10, "1": 5}},
+        "numInputRows": rows,
+    }
+    return {
+        "id": "q",
+        "runId": "r",
+        "batchId": batch_id,
+        "timestamp": f"2026-01-01T00:00:{second:02}.000Z",
+        "durationMs": {"triggerExecution": 50} if is_idle else {"triggerExecution": 500, "addBatch": 300},
+        "processedRowsPerSecond": rows * 2.0,
+        "sources": [source],
+    }
+
+
+def test_a_batch_counts_once() -> None:
+    tally = Tally("orders")
+    assert line_of([tally]) == "orders: starting"
+    first, second = progress(0, 1, 100, end=4), progress(1, 2, 50, end=10)
+    assert [batch.batch_id for batch in tally.take([first])] == [0]
+    assert tally.lag == 6
+    assert [batch.batch_id for batch in tally.take([first, second])] == [1]
+    assert tally.take([first, second, progress(2, 3, 0, is_idle=True, end=10)]) == []
+    assert (tally.batches, tally.rows, tally.busy_ms, tally.lag) == (2, 150, 1000, 0)
+    assert tally.rows_per_second == 150
+    assert tally.batch_ms == 500
+
+
+def test_the_line() -> None:
+    one, other = Tally("a"), Tally("b")
+    one.take([progress(3, 1, 12_000, end=4)])
+    assert line_of([one, other]) == "a: 12,000 rows, 24,000/s, lag 6, batch 3 in 500 ms  |  b: starting"
+
+
+def test_json_of_offsets_as_text() -> None:
+    told_one = progress(0, 1, 1, end=3)
+    for key in ("endOffset", "latestOffset"):
+        told_one["sources"][0][key] = json.dumps(told_one["sources"][0][key])
+    tally = Tally("t")
+    tally.take([told_one])
+    assert tally.lag == 7
+
+
+OURS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted
+Traceback (most recent call last):
+  File "worker.py", line 3, in main
+sparkbridge.errors.DataLossError: t-0: records 3 to 7 are gone (failOnDataLoss=false goes on)
+ SQLSTATE: XXKST"""
+PYTHON = """[STREAM_FAILED] Query terminated with exception: An exception was thrown from Python:
+Traceback (most recent call last):
+  File "x.py", line 3, in f
+ValueError: not a number: 'x'
+"""
+CONDITION = """[STREAM_FAILED] Query [id = 5] terminated: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012
+== SQL (line 1, position 8) =="""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (OURS, "t-0: records 3 to 7 are gone (failOnDataLoss=false goes on)"),
+        (PYTHON, "ValueError: not a number: 'x'"),
+        (CONDITION, "Division by zero. (DIVIDE_BY_ZERO)"),
+        (
+            "x\nCaused by: java.io.IOException: No space left on device\n\tat a.b",
+            "IOException: No space left on device",
+        ),
+        ("plain words\nand more", "plain words"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_one_sentence(text: str, sentence: str) -> None:
+    assert cause(RuntimeError(text)) == sentence
+
+
+def test_only_ours_speak_for_themselves() -> None:
+    assert is_named(RuntimeError(OURS))
+    assert not is_named(RuntimeError(PYTHON))
+    assert not is_named(None)
+
+
+def test_the_place_is_told() -> None:
+    with pytest.raises(PipelineError, match=r"^\[sink\]: KeyError: 'x'$"), told("[sink]"):
+        raise KeyError("x")
+    with pytest.raises(PipelineError, match=r"^as it was$"), told("[sink]"):
+        raise PipelineError("as it was")

@@ -1,6 +1,6 @@
 # The daily words. Each sets .venv up when it has to.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage sim mutants faults compose-test
+.PHONY: check test bench docs coverage sim mutants faults compose-test compose-spark-test spark-faults spark-memory
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -26,8 +26,20 @@ ROUNDS := 20
 FAULTS :=
 faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faults --rounds $(ROUNDS) $(FAULTS)
 
+# A Spark query killed at every named point, round after round: make spark-faults ROUNDS=50 FAULTS='--seed 7'
+# Both want Java 17 or newer, and keep what makes Spark's starts quick in .venv.
+SPARK := KAFKALITE_SPARK_CACHE=$${KAFKALITE_SPARK_CACHE:-$(CURDIR)/.venv/spark-cache} $(PYTHON)
+spark-faults: ; @bin/setup all dev test && $(SPARK) -m sparkbridge.testing.faults --rounds $(ROUNDS) $(FAULTS)
+
+# The memory of Spark's Python workers while so much flows from source to sink.
+MEGABYTES := 1000
+spark-memory: ; @bin/setup all dev test && $(SPARK) -m sparkbridge.testing.memory --megabytes $(MEGABYTES)
+
 # The real docker-compose.yml; wants a docker engine, docker-compose and debootstrap, and says so where they are not.
-compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment
+compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose.py
+
+# Its profile spark. The first run makes a base image with Java and Spark, which takes minutes and 2 GB.
+compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
 
 # Branch coverage of the floors that decide; the bound is the project's own.
 PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/coordination.py,kafkalite/metadata/*,kafkalite/groups/*,kafkalite/transactions/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/routing.py,kafkalite/client/accumulator.py,kafkalite/client/fetch_state.py,kafkalite/client/isolation.py,kafkalite/client/membership.py,kafkalite/client/progress.py,kafkalite/client/transaction.py,kafkalite/client/retry.py

@@ -24,6 +24,8 @@ SUITES = (
     "failover",
     "scale",
     "start_up",
+    "spark",
+    "spark_sink",
 )
 
 

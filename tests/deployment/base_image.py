@@ -1,8 +1,9 @@
 """A base image for the Dockerfile, made of Debian's packages where no registry of images can be reached.
 
-It holds Debian's Python and the wheels that kafkalite needs, so that the build inside needs no network. Made
-once: the packed image stays in a cache directory, under a name that changes with what went into it. Can be
-run by itself: ``python tests/deployment/base_image.py`` prints the tag.
+It holds Debian's Python and the wheels that kafkalite needs, so that the build inside needs no network; the
+one for Spark holds Debian's Java as well. Made once: the packed image stays in a cache directory, under a
+name that changes with what went into it. Can be run by itself: ``base_image.py``, or ``base_image.py spark``,
+prints the tag.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
-PACKAGES = "python3-venv"
 #: What the project's own setup.cfg asks for on top of these.
 BUILD_REQUIREMENTS = ("setuptools>=64", "wheel")
 LIMIT_SECONDS = 540
+
+
+class Base(NamedTuple):
+    """One of the images: its name, what Debian gives to it, which of kafkalite's extras it has wheels for."""
+
+    name: str
+    packages: str
+    extras: str
+
+
+NODE = Base("base", "python3-venv", "server,cli")
+SPARK = Base("spark-base", "python3-venv,default-jre-headless", "server,cli,spark")
 
 #: Everything in the image that no Python needs.
 _DEAD_WEIGHT = (
@@ -47,15 +60,15 @@ def missing_tools() -> list[str]:
     return [tool for tool in ("debootstrap", "docker", "tar", "chroot") if shutil.which(tool) is None]
 
 
-def ensure() -> str:
+def ensure(base: Base = NODE) -> str:
     """The tag of a base image that the engine has; built at the first call. Raises CalledProcessError."""
-    tag = f"kafkalite-test-base:{_fingerprint()}"
+    tag = f"kafkalite-test-{base.name}:{_fingerprint(base)}"
     if _run("docker", "image", "inspect", tag, check=False).returncode == 0:
         return tag
     packed = cache_directory() / f"{tag.replace(':', '-')}.tar"
     if not packed.exists():
-        _pack(packed)
-        for outdated in packed.parent.glob("kafkalite-test-base-*.tar"):
+        _pack(base, packed)
+        for outdated in packed.parent.glob(f"kafkalite-test-{base.name}-*.tar"):
             if outdated != packed:
                 outdated.unlink()
     environment = ["ENV PIP_NO_INDEX=1", "ENV PIP_FIND_LINKS=/wheels", "ENV LANG=C.UTF-8"]
@@ -64,35 +77,35 @@ def ensure() -> str:
     return tag
 
 
-def _fingerprint() -> str:
-    content = [SUITE, PACKAGES, *BUILD_REQUIREMENTS]
+def _fingerprint(base: Base) -> str:
+    content = [SUITE, *base, *BUILD_REQUIREMENTS]
     setup = configparser.ConfigParser()
     setup.read(REPOSITORY / "setup.cfg")
     content.append(setup["options"]["install_requires"])
-    content += [setup["options.extras_require"][name] for name in ("server", "cli")]
+    content += [setup["options.extras_require"][name] for name in base.extras.split(",")]
     content.append(Path(__file__).read_text())
     return hashlib.sha256("\0".join(content).encode()).hexdigest()[:16]
 
 
-def _pack(packed: Path) -> None:
+def _pack(base: Base, packed: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="base-image-", dir=cache_directory()) as name:
         root = Path(name) / "root"
         root.mkdir()
-        _run("tar", "-C", str(root), "-xf", str(_debian()))
-        _add_wheels(root)
+        _run("tar", "-C", str(root), "-xf", str(_debian(base.packages)))
+        _add_wheels(root, base.extras)
         unfinished = Path(name) / "packed.tar"
         _run("tar", "-C", str(root), "-cf", str(unfinished), ".")
         unfinished.replace(packed)
 
 
-def _debian() -> Path:
+def _debian(packages: str) -> Path:
     """Debian with Python, packed; it changes more rarely than the wheels do."""
-    packed = cache_directory() / f"debian-{SUITE}-{PACKAGES}.tar"
+    packed = cache_directory() / f"debian-{SUITE}-{packages}.tar"
     if packed.exists():
         return packed
     with tempfile.TemporaryDirectory(prefix="debian-", dir=cache_directory()) as name:
         root = Path(name) / "root"
-        words = ("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root))
+        words = ("debootstrap", "--variant=minbase", f"--include={packages}", SUITE, str(root))
         if _run(*words, check=False).returncode != 0:  # a mirror may have a bad moment
             shutil.rmtree(root, ignore_errors=True)
             _run(*words)
@@ -104,7 +117,7 @@ def _debian() -> Path:
     return packed
 
 
-def _add_wheels(root: Path) -> None:
+def _add_wheels(root: Path, extras: str) -> None:
     """Let the image's own Python fetch what setup.cfg asks for, with this machine's way to the index."""
     source = root / "source"
     (source / "kafkalite").mkdir(parents=True)
@@ -125,7 +138,7 @@ def _add_wheels(root: Path) -> None:
     for arguments in (
         ("/usr/bin/python3", "-m", "venv", "/builder"),
         ("/builder/bin/pip", "install", "-q", *BUILD_REQUIREMENTS),
-        ("/builder/bin/pip", "wheel", "-q", "-w", "/wheels", "/source[server,cli]", *BUILD_REQUIREMENTS),
+        ("/builder/bin/pip", "wheel", "-q", "-w", "/wheels", f"/source[{extras}]", *BUILD_REQUIREMENTS),
     ):
         _run("chroot", str(root), *arguments, env=environment)
     for wheel in (root / "wheels").glob("kafkalite-*"):
@@ -146,4 +159,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    print(ensure())
+    print(ensure(SPARK if "spark" in sys.argv[1:] else NODE))

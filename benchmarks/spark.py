@@ -1,0 +1,303 @@
+"""The Spark source: a task's read alone and through Spark, and the latency of a micro-batch.
+
+The yardstick of rates through Spark is a source that gives one RecordBatch made beforehand again and again: what
+Spark moves when nothing has to be fetched. The yardstick of latency is Spark's own rate source. The fixed cost
+of a query, measured with one row, is taken off the rates, as it is of the yardstick's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvloop
+
+from benchmarks.harness import ROOT, Row, paired, plain_row, rate_row, scratch_dir, server, time_row
+
+ROWS = 3_000_000
+VALUE = b"x" * 100
+ROWS_PER_BATCH = 8_000  # of the yardstick; a megabyte holds about as many of ours
+VALUE_ONLY = "value binary"
+RUNS = 3
+LATENCY_BATCHES = 60
+
+
+# --- what the log holds ---------------------------------------------------------------------------
+
+
+async def _fill(port: int, topic: str, rows: int, batch_bytes: int) -> None:
+    from kafkalite.client.admin import Admin
+    from kafkalite.client.producer import Producer
+
+    async with Admin(f"127.0.0.1:{port}") as admin:
+        await admin.create_topic(topic, partitions=1)
+    values = [VALUE] * 100_000
+    async with Producer(f"127.0.0.1:{port}", acks=1, batch_size=batch_bytes) as producer:
+        for _ in range(rows // len(values)):
+            await producer.send_many(topic, values)
+        await producer.flush()
+
+
+# --- read_range by itself ---------------------------------------------------------------------------
+
+
+def _read(port: int, topic: str, schema: Any) -> float:
+    from sparkbridge.cluster import SparkCluster
+    from sparkbridge.offsets import OffsetRange
+    from sparkbridge.options import SourceOptions
+    from sparkbridge.reading import read_range
+
+    settings = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{port}",
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+    }
+    options = SourceOptions.parse(settings, is_stream=False)
+    cluster = SparkCluster.shared(options.client)
+    start = time.perf_counter()
+    rows = sum(
+        batch.num_rows for batch in read_range(cluster, OffsetRange(topic, 0, 0, ROWS), options, schema)
+    )
+    assert rows == ROWS
+    return rows / (time.perf_counter() - start)
+
+
+def _alone(port: int) -> list[Row]:
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from sparkbridge.schema import source_schema
+
+    value_only = StructType([StructField("value", BinaryType())])
+    workload = f"{ROWS:,} × 100 bytes, broker in another process, page cache"
+    return [
+        rate_row(
+            "read_range, value alone",
+            f"{workload}, 1 MiB batches",
+            statistics.median(_read(port, "large", value_only) for _ in range(RUNS)),
+            "rows/s",
+            at_least=3_500_000,
+        ),
+        rate_row(
+            "read_range, all columns",
+            f"{workload}, 1 MiB batches",
+            statistics.median(_read(port, "large", source_schema()) for _ in range(RUNS)),
+            "rows/s",
+            at_least=3_500_000,
+        ),
+        plain_row(
+            "read_range, all columns, small batches",
+            f"{workload}, 16 KiB batches",
+            statistics.median(_read(port, "small", source_schema()) for _ in range(RUNS)),
+            "rows/s",
+        ),
+    ]
+
+
+# --- through Spark ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running_session() -> Iterator[Any]:
+    """Spark on this machine, two cores, with the recommended settings; its JVM ends with the block."""
+    from sparkbridge.spark_session import session
+
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the workers, which need this module
+    spark = session("kafkalite-bench", master="local[2]", settings={"spark.log.level": "ERROR"})
+    try:
+        yield spark
+    finally:
+        gateway = spark.sparkContext._gateway
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+
+
+def _prepared_source() -> Any:
+    """The yardstick's DataSource: one RecordBatch again and again. Its schema is what the user gives."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class PreparedReader(DataSourceReader):
+        def __init__(self, rows: int, schema: Any) -> None:
+            self.rows = rows
+            self.schema = schema
+
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(0)]
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            from kafkalite.records.batch import RecordBatch
+            from kafkalite.records.builder import build_batch
+            from sparkbridge.columns import to_spark
+            from sparkbridge.schema import arrow_schema
+
+            count = min(self.rows, ROWS_PER_BATCH)
+            made = RecordBatch(build_batch([VALUE] * count, timestamps_ms=1_700_000_000_000))
+            batch = to_spark(made, "prepared", 0, arrow_schema(self.schema), 0, count)
+            for first in range(0, self.rows, count):
+                yield batch.slice(0, min(count, self.rows - first))
+
+    class Prepared(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "prepared"
+
+        def reader(self, schema: Any) -> Any:
+            return PreparedReader(int(self.options["rows"]), schema)
+
+    return Prepared
+
+
+def _seconds(query: Any) -> float:
+    start = time.perf_counter()
+    query.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - start
+
+
+def _rate(query: Callable[[int], Any]) -> float:
+    """Rows a second of one task, the time for one row taken off."""
+    fixed_s = min(_seconds(query(1)) for _ in range(RUNS))
+    return ROWS / (_seconds(query(ROWS)) - fixed_s)
+
+
+def _through_spark(spark: Any, port: int) -> list[Row]:
+    from sparkbridge.schema import source_schema
+
+    spark.dataSource.register(_prepared_source())
+    all_columns = source_schema()
+
+    def ours(schema: Any) -> Callable[[int], Any]:
+        def query(rows: int) -> Any:
+            reader = spark.read.format("kafkalite").option("kafka.bootstrap.servers", f"127.0.0.1:{port}")
+            reader = reader.option("subscribe", "large").option("startingOffsets", "earliest")
+            return reader.option("endingOffsets", f'{{"large":{{"0":{rows}}}}}').schema(schema).load()
+
+        return query
+
+    def prepared(schema: Any) -> Callable[[int], Any]:
+        return lambda rows: spark.read.format("prepared").option("rows", rows).schema(schema).load()
+
+    rows: list[Row] = []
+    for name, schema in (("value alone", VALUE_ONLY), ("all columns", all_columns)):
+        _seconds(ours(schema)(ROWS))  # the JVM compiles what it will use
+        measured, yardstick = paired(lambda: _rate(ours(schema)), lambda: _rate(prepared(schema)), RUNS)
+        rows.append(
+            plain_row(f"no broker, {name}", "one RecordBatch again and again → noop", yardstick, "rows/s")
+        )
+        rows.append(
+            rate_row(
+                f"source through Spark, {name}",
+                f"{ROWS:,} × 100 bytes → noop, one task",
+                measured,
+                "rows/s",
+                at_least=2_500_000,
+            )
+        )
+        rows.append(
+            rate_row(
+                f"the same, {name}, against no broker",
+                "the two figures above",
+                measured,
+                "rows/s",
+                yardstick=yardstick,
+                at_least=0.7,
+            )
+        )
+    return rows
+
+
+# --- latency ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _trickle(port: int, topic: str) -> Iterator[None]:
+    """A record every 10 ms while the block runs, so that no micro-batch has to wait for one."""
+    from kafkalite.sync import Producer
+
+    stopped = threading.Event()
+
+    def produce() -> None:
+        with Producer(f"127.0.0.1:{port}", acks=1, linger_ms=0) as producer:
+            while not stopped.wait(0.01):
+                producer.send(topic, VALUE)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def batch_ms(stream: Any, checkpoint: str, feed: contextlib.AbstractContextManager[None] | None) -> float:
+    """Median milliseconds of a micro-batch of ``stream`` into noop, trigger to commit; the first ten don't count.
+
+    ``feed`` writes what the stream reads; None: it makes its rows itself.
+    """
+    query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    try:
+        with feed or contextlib.nullcontext():
+            progress = _progress_of(query)
+        if feed is not None:
+            query.processAllAvailable()  # a batch that is cut short leaves error messages of its workers
+    finally:
+        query.stop()
+    return statistics.median(each["durationMs"]["triggerExecution"] for each in progress[10:])
+
+
+def _progress_of(query: Any) -> list[Any]:
+    deadline_s = time.monotonic() + 120
+    while query.isActive:
+        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        if len(progress) >= LATENCY_BATCHES or (len(progress) > 20 and time.monotonic() > deadline_s):
+            return progress
+        time.sleep(0.2)
+    raise RuntimeError(f"the query ended: {query.exception()}")
+
+
+def _latency(spark: Any, port: int, path: str) -> list[Row]:
+    reader = spark.readStream.format("kafkalite").option("kafka.bootstrap.servers", f"127.0.0.1:{port}")
+    ours = reader.option("subscribe", "trickle").option("startingOffsets", "latest").load()
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 100).option("numPartitions", 1).load()
+    checkpoints = (f"{path}/checkpoint-{number}" for number in range(100))
+    measured, yardstick = paired(
+        lambda: batch_ms(ours, next(checkpoints), _trickle(port, "trickle")),
+        lambda: batch_ms(rate, next(checkpoints), None),
+        2,
+    )
+    return [
+        plain_row("micro-batch, rate → noop", "a hundred rows a second, one task, median", yardstick, "ms"),
+        time_row(
+            "micro-batch, source → noop",
+            "a hundred records a second, one task, recommended settings, median",
+            measured,
+            "ms",
+            yardstick=yardstick,
+            at_most=2.0,
+        ),
+    ]
+
+
+def run() -> list[Row]:
+    from sparkbridge.spark_session import missing_requirements
+
+    missing = missing_requirements()
+    if missing:
+        print("Spark is not measured: " + "; ".join(missing))
+        return []
+    with scratch_dir() as path, server("kafkalite", "--dir", f"{path}/log") as ours:
+        uvloop.run(_fill(ours.port, "large", ROWS, 1024 * 1024))
+        uvloop.run(_fill(ours.port, "small", ROWS, 16 * 1024))
+        uvloop.run(_fill(ours.port, "trickle", 0, 1024))
+        rows = _alone(ours.port)
+        with running_session() as spark:
+            rows += _through_spark(spark, ours.port)
+            rows += _latency(spark, ours.port, path)
+        return rows

@@ -1,0 +1,88 @@
+"""The same end-to-end copy under each kind of master, a driver each; and how much memory it takes."""
+
+from __future__ import annotations
+
+import faulthandler
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalite.testing.sync_cluster import SyncCluster
+from sparkbridge.testing import topics
+from sparkbridge.testing.drivers import Driver
+from sparkbridge.testing.memory import measure
+from sparkbridge.testing.standalone import StandaloneCluster
+from sparkbridge.testing.verdict import check_copy
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 280
+PARTITIONS = 2
+SETTINGS = {"spark.log.level": "OFF", "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
+
+
+@pytest.fixture(autouse=True)
+def _bounded_in_time() -> Iterator[None]:
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+async def copy_twice(broker: SyncCluster, directory: Path, driver: Driver) -> None:
+    """Copy what is there, then what came after, from the checkpoint; the output must be f(input)."""
+    source, target = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("in", "out"))
+    servers = broker.address
+    for topic in (source, target):
+        broker.create_topic(topic, PARTITIONS)
+    order: dict[str, Any] = {
+        "format": "kafkalite",
+        "source": {
+            "kafka.bootstrap.servers": servers,
+            "subscribe": source,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "500",
+            "minPartitions": "3",
+        },
+        "sink": {"kafka.bootstrap.servers": servers, "topic": target},
+        "checkpoint": str(directory / "checkpoint"),
+        "until": "available-now",
+    }
+    await driver.start()
+    try:
+        for first in (0, 400):
+            await topics.fill(servers, source, PARTITIONS, 400, first=first)
+            answer = await driver.run(order)
+            assert answer.startswith("ended"), f"{answer}\n{driver.tail()}"
+    finally:
+        await driver.close()
+    inputs = await topics.read_all(servers, source, PARTITIONS)
+    assert len(inputs) == 800 * PARTITIONS
+    assert check_copy(inputs, await topics.read_all(servers, target, PARTITIONS)) == []
+    assert await topics.open_transactions(servers, target, PARTITIONS, 5.0) == []
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
+async def test_exactly_once_on_this_machine(broker: SyncCluster, tmp_path: Path, master: str) -> None:
+    settings: Mapping[str, str] = {**SETTINGS, "spark.master": master}
+    await copy_twice(broker, tmp_path, Driver(settings, tmp_path / "driver.log"))
+
+
+async def test_exactly_once_on_a_standalone_cluster(broker: SyncCluster, tmp_path: Path) -> None:
+    with StandaloneCluster(tmp_path / "cluster", workers=2) as cluster:
+        settings = {**cluster.driver_settings, **SETTINGS}
+        driver = Driver(settings, tmp_path / "driver.log", cluster.environment)
+        await copy_twice(broker, tmp_path, driver)
+        for number in (1, 2):
+            executors = list((tmp_path / "cluster" / f"work-{number}").glob("app-*/*"))
+            assert executors, f"worker {number} started no executor"
+
+
+async def test_memory_of_python_workers_is_bounded(tmp_path: Path) -> None:
+    """In one batch, each of two tasks reads and writes 100 MB."""
+    usage = await measure(tmp_path, megabytes=200, value_bytes=1_000)
+    assert usage.output == usage.input
+    assert usage.output.records == 200_000
+    assert usage.largest < 180, f"MiB by process: {sorted(usage.peak.values())}"

@@ -60,8 +60,7 @@ class KafkaliteReader(DataSourceReader):
         """The ranges to read, one per task. Raises DataLossError, and what ``starting`` raises."""
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
-        snapshot = lookups.snapshot_now(cluster, options)
-        lookups.check_existence(options, snapshot)
+        snapshot = lookups.first_snapshot(cluster, options)
         starts, start_losses = lookups.resolve_start(cluster, options, options.starting, snapshot)
         ends, end_losses = lookups.resolve_end(cluster, options, ending, snapshot)
         check_order(starts, ends)

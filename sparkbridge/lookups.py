@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
 from sparkbridge.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSnapshot
-from sparkbridge.planning import went_back
+from sparkbridge.planning import is_created_again, went_back
 from sparkbridge.starting import (
     Answers,
     EndingSpec,
@@ -39,14 +39,11 @@ def now_ms() -> int:
 
 def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
     """Where the topics of ``options`` start and end; those that do not exist are left out."""
-    wanted: dict[str, Sequence[int] | None] = {}
+    wanted: Mapping[str, Sequence[int] | None]
     if options.assign is not None:
-        for name, info in cluster.topics(names=sorted(options.assign)).items():
-            there = [number for number in options.assign[name] if number < info.partition_count]
-            if there:
-                wanted[name] = there
+        wanted = options.assign
     elif options.subscribe is not None:
-        wanted = dict.fromkeys(cluster.topics(names=list(options.subscribe)))
+        wanted = dict.fromkeys(options.subscribe)
     else:
         wanted = dict.fromkeys(cluster.topics(pattern=options.subscribe_pattern))
     return cluster.snapshot(wanted) if wanted else {}
@@ -55,17 +52,60 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """A snapshot, taken again (fetchOffset.numRetries) while a partition of ``offset`` is gone or too short.
+    """A snapshot, taken again (fetchOffset.numRetries) while a partition of ``offset`` is gone, too short or
+    another one.
 
-    A broker that has just started, or a leader that was just elected, will soon know better.
+    A broker that has just started, or a leader that was just elected, will soon know better; another broker
+    may now.
     """
-    for _ in range(options.fetch_offset_retries):
-        snapshot = snapshot_now(cluster, options)
+    return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
+
+
+def replay_snapshot(
+    cluster: SparkCluster, options: SourceOptions, end: StreamOffset
+) -> dict[str, TopicSnapshot]:
+    """The same of the partitions of a batch that was logged, whichever ``options`` names by now."""
+    wanted: dict[str, list[int]] = {}
+    for topic, partition in sorted(end.positions):
+        wanted.setdefault(topic, []).append(partition)
+    return _steady(cluster, options, end, lambda: cluster.snapshot(wanted) if wanted else {})
+
+
+def _steady(
+    cluster: SparkCluster,
+    options: SourceOptions,
+    offset: StreamOffset,
+    look: Callable[[], dict[str, TopicSnapshot]],
+) -> dict[str, TopicSnapshot]:
+    for retries_left in range(options.fetch_offset_retries, -1, -1):
+        snapshot = look()
         there = ends_of(snapshot)
-        if not went_back(offset, snapshot) and all(tp in there for tp in offset.positions):
-            return snapshot
+        short = went_back(offset, snapshot)
+        is_known = all(tp in there for tp in offset.positions) and not any(
+            is_created_again(topic, offset.ids, snapshot) for topic in offset.ids
+        )
+        if (is_known and not short) or not retries_left:
+            break
+        cluster.doubt()
         time.sleep(options.fetch_offset_retry_interval_ms / 1000)
-    return snapshot_now(cluster, options)
+    if short and options.client.is_read_committed:
+        _let_stand(snapshot, offset, short, cluster.high_watermarks(short))
+    return snapshot
+
+
+def _let_stand(
+    snapshot: dict[str, TopicSnapshot],
+    offset: StreamOffset,
+    short: Collection[TopicPartition],
+    ends: Positions,
+) -> None:
+    """Where an open transaction alone holds the end back, behind what was read with read_uncommitted, nothing
+    went back: let the partition end where the reader is."""
+    for tp in short:
+        position, known = offset.positions[tp], snapshot[tp.topic]
+        if position <= ends[tp]:
+            stable = [position if number == tp.partition else end for number, end in enumerate(known.ends)]
+            snapshot[tp.topic] = known._replace(ends=tuple(stable))
 
 
 def ends_of(snapshot: Snapshot) -> Positions:
@@ -78,21 +118,36 @@ def ends_of(snapshot: Snapshot) -> Positions:
     }
 
 
-def check_existence(options: SourceOptions, snapshot: Snapshot) -> None:
-    """Raises SparkOptionError when a query names topics or partitions that are not there as it begins."""
-    if options.assign is not None:
-        known = assigned(snapshot, options.assign)
-        named = [TopicPartition(topic, each) for topic, all_ in options.assign.items() for each in all_]
-        missing = [str(tp) for tp in named if tp not in known]
-        option = "assign"
-    else:
-        missing = [topic for topic in options.subscribe or () if topic not in snapshot]
-        option = "subscribe"
+def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
+    """The snapshot that a query or a batch begins with.
+
+    Raises SparkOptionError when a topic or partition that is named is not there, and still is not when asked
+    again (fetchOffset.numRetries).
+    """
+    for _ in range(options.fetch_offset_retries):
+        snapshot = snapshot_now(cluster, options)
+        if not _missing(options, snapshot):
+            return snapshot
+        cluster.doubt()
+        time.sleep(options.fetch_offset_retry_interval_ms / 1000)
+    snapshot = snapshot_now(cluster, options)
+    missing = _missing(options, snapshot)
     if missing:
+        option = "subscribe" if options.assign is None else "assign"
         raise SparkOptionError(
             f"{option} names what does not exist: {', '.join(missing)}",
             hint="create it first, or use subscribePattern, which takes up a topic when it comes",
         )
+    return snapshot
+
+
+def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
+    """Topics and partitions that the options name and that are not there."""
+    if options.assign is None:
+        return [topic for topic in options.subscribe or () if topic not in snapshot]
+    known = assigned(snapshot, options.assign)
+    named = [TopicPartition(topic, each) for topic, numbers in options.assign.items() for each in numbers]
+    return [str(tp) for tp in named if tp not in known]
 
 
 def resolve_start(

@@ -120,7 +120,7 @@ class StreamOffset:
         """Raises OffsetFormatError, also for what is no json at all."""
         try:
             told = json.loads(text)
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             raise OffsetFormatError(f"the offset {text[:200]!r} is no json: {cause}") from cause
         return cls.parse(told)
 

@@ -193,7 +193,7 @@ SOURCE_OPTIONS: Final = (
         "string",
         "spark-kafka-source",
         "both",
-        "The begin of the name that the query has in the brokers' logs when there is no kafka.group.id.",
+        "The query's name in the brokers' logs when there is no kafka.group.id and no kafka.client.id.",
     ),
     _row(
         "commitGroupOffsets",
@@ -207,7 +207,7 @@ SOURCE_OPTIONS: Final = (
         "int",
         "3",
         "both",
-        "How often ends that went back are asked for again before they are believed.",
+        "How often a topic that is gone, or an end that went back, is asked for again before it is believed.",
         minimum=0,
         maximum=1000,
     ),
@@ -252,7 +252,7 @@ SOURCE_OPTIONS: Final = (
         "",
         "both",
         "Any other setting of the consumer: kafka.client.id, kafka.request.timeout.ms, "
-        "kafka.fetch.max.bytes...",
+        "kafka.max.partition.fetch.bytes...",
     ),
 )
 

@@ -39,6 +39,19 @@ _MAX_LONG: Final = 2**63 - 1
 _OF_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"}
 # The connector's guide lists it for the sink too, where the column headers decides.
 _SILENT_AT_SINK: Final = {"includeheaders"}
+# What the source does with its consumer's settings; it fetches by ranges, so the others have no use.
+_READ_BY_SOURCE: Final = {
+    "bootstrap.servers",
+    "client.id",
+    "fetch.max.bytes",
+    "group.id",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "request.timeout.ms",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "socket.connection.setup.timeout.ms",
+}
 _SECURITY: Final = re.compile(r"kafka\.(sasl|ssl|security)\.")
 
 _SIZE: Final = re.compile(r"(\d{1,19})\s*(?:([kmgt]?)i?b?)?", re.IGNORECASE)
@@ -106,11 +119,12 @@ class SourceOptions:
             raise SparkOptionError(
                 "headersAsMap is true, but includeHeaders is false", hint="leave one of them out"
             )
+        group_id_prefix = given.text("groupIdPrefix") or "spark-kafka-source"
         starting = _starting(given, group_id)
         ending = _ending(given)
         max_bytes = given.text("maxBytesPerTrigger")
         parsed = cls(
-            client=_client(given, settings, is_source=True),
+            client=_client(given, {"client.id": group_id or group_id_prefix} | settings, is_source=True),
             assign=assign,
             subscribe=subscribe,
             subscribe_pattern=pattern,
@@ -126,7 +140,7 @@ class SourceOptions:
             include_headers=headers_as_map or given.flag("includeHeaders"),
             headers_as_map=headers_as_map,
             group_id=group_id,
-            group_id_prefix=given.text("groupIdPrefix") or "spark-kafka-source",
+            group_id_prefix=group_id_prefix,
             commit_group_offsets=given.flag("commitGroupOffsets") and group_id is not None and is_stream,
             fetch_offset_retries=given.value("fetchOffset.numRetries"),
             fetch_offset_retry_interval_ms=given.value("fetchOffset.retryIntervalMs"),
@@ -140,6 +154,8 @@ class SourceOptions:
             )
         if group_id is not None:
             given.ignored("groupIdPrefix", "kafka.group.id is set")
+        for name in sorted(settings.keys() - _READ_BY_SOURCE):
+            given.ignored(f"kafka.{name}", "the source fetches ranges of offsets, where it has no meaning")
         given.warn()
         return parsed
 
@@ -368,9 +384,9 @@ def _topics(
     pattern = given.text("subscribePattern")
     try:
         re.compile(pattern or "")
-    except re.error as cause:
+    except (re.error, OverflowError, RecursionError) as cause:
         raise SparkOptionError(
-            f"subscribePattern is {pattern!r}, which is no regular expression: {cause}",
+            f"subscribePattern is {(pattern or '')[:200]!r}, which is no regular expression: {cause}",
             hint="it is Python's, and matches a topic's whole name: logs-.*",
         ) from cause
     return None, None, pattern
@@ -380,7 +396,7 @@ def _assign(text: str) -> dict[str, tuple[int, ...]]:
     example = 'write {"topic1":[0,1],"topic2":[0]}'
     try:
         told = json.loads(text)
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise SparkOptionError(
             f"assign is {text[:200]!r}, which is no json: {cause}", hint=example
         ) from cause

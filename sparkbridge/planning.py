@@ -27,7 +27,7 @@ from sparkbridge.starting import (
     time_of,
 )
 
-_GONE: Final = "the topic or the partition does not exist any more"
+_GONE: Final = "the topic or the partition does not exist, or is not read, any more"
 _CREATED_AGAIN: Final = "the topic was deleted and created again"
 _AGED_OUT: Final = "they were deleted, by retention or by request, before they were read"
 _WENT_BACK: Final = "the log ends before what was read already"
@@ -85,7 +85,7 @@ class _Draft(NamedTuple):
         losses = [
             Loss(*tp, 0, offset, _NOT_FROM_ZERO)
             for tp, offset in sorted(new.items())
-            if offset > 0 and not _is_created_again(tp.topic, start.ids, snapshot)
+            if offset > 0 and not is_created_again(tp.topic, start.ids, snapshot)
         ]
         from_ = {**old, **new} if start.is_initial else new
         return StreamOffset(positions, ids=_ids(snapshot, positions), from_=from_), self.losses + losses
@@ -250,7 +250,7 @@ class SourcePlan:
             bounds = partitions.get(tp)
             if bounds is None:
                 losses.append(Loss(*tp, position, position, _GONE))
-            elif _is_created_again(tp.topic, start.ids, snapshot):
+            elif is_created_again(tp.topic, start.ids, snapshot):
                 losses.append(Loss(*tp, position, position, _CREATED_AGAIN))
             elif position > bounds.end:
                 losses.append(Loss(*tp, bounds.end, position, _WENT_BACK))
@@ -358,7 +358,7 @@ def whole_ranges(
         if bounds is None:
             losses.append(Loss(*tp, begin, end, _GONE))
             continue
-        if _is_created_again(tp.topic, ids, snapshot):
+        if is_created_again(tp.topic, ids, snapshot):
             losses.append(Loss(*tp, begin, end, _CREATED_AGAIN))
             continue
         if begin < bounds.start:
@@ -374,7 +374,7 @@ def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
     return [
         tp
         for tp, bounds in assigned(snapshot).items()
-        if start.positions.get(tp, 0) > bounds.end and not _is_created_again(tp.topic, start.ids, snapshot)
+        if start.positions.get(tp, 0) > bounds.end and not is_created_again(tp.topic, start.ids, snapshot)
     ]
 
 
@@ -383,7 +383,7 @@ def _ids(snapshot: Snapshot, positions: Positions) -> dict[str, str]:
     return {topic: known.topic_id for topic, known in snapshot.items() if topic in topics and known.topic_id}
 
 
-def _is_created_again(topic: str, ids: Mapping[str, str], snapshot: Snapshot) -> bool:
+def is_created_again(topic: str, ids: Mapping[str, str], snapshot: Snapshot) -> bool:
     """Whether the topic of that name now is another than the one of ``ids``; not known without both ids."""
     known, id_ = snapshot.get(topic), ids.get(topic)
     return known is not None and bool(id_) and bool(known.topic_id) and known.topic_id != id_

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.client.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.errors import (
+    ConnectionFailedError,
     CorruptBatchError,
     KafkaliteError,
     OffsetOutOfRangeError,
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from sparkbridge.columns import SparkBatchBuilder
     from sparkbridge.options import SourceOptions
 
-#: What one fetch asks for, unless kafka.max.partition.fetch.bytes says otherwise.
+#: What one fetch asks for, unless one of these settings says otherwise.
 CHUNK_BYTES: Final = 1 * MIB
+_LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
 #: What a RecordBatch has at most, unless one record has more; the JVM is fastest between 5,000 and 10,000.
 TARGET_BYTES: Final = 1 * MIB
 TARGET_ROWS: Final = 10_000
@@ -59,8 +61,8 @@ def read_range(
     """The records of ``range_`` in ``schema``, one that ``check_projection`` passes; none for an empty range.
 
     Raises DataLossError; CorruptBatchError naming the topic, partition and offset; RequestTimeoutError when
-    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs; and what
-    ``SparkCluster.fetch`` raises.
+    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, a leader that is away
+    included; and what else ``SparkCluster.fetch`` raises.
     """
     if range_.start >= range_.end:
         return
@@ -86,7 +88,9 @@ class _RangeReader:
         self._fails_on_loss = options.fail_on_data_loss
         self._poll_timeout_ms = options.poll_timeout_ms
         self._deadline_s = 0.0
-        self._max_bytes = int(options.client.consumer.get("max.partition.fetch.bytes", CHUNK_BYTES))
+        settings = options.client.consumer
+        limits = [int(settings[name]) for name in _LIMITS if name in settings]
+        self._max_bytes = min(limits, default=CHUNK_BYTES)
         self._max_wait_ms = min(_MAX_WAIT_MS, options.poll_timeout_ms)
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
@@ -106,6 +110,11 @@ class _RangeReader:
                 token = None
                 self._lose(end, f"the partition is gone ({error.message})")
                 continue
+            except (ConnectionFailedError, RequestTimeoutError):
+                token = None
+                if time.monotonic() >= self._deadline_s:
+                    raise
+                continue  # a leader may be away for longer than kafka.request.timeout.ms
             start, token = self._position, None
             spans = self._spans(fetched)
             if self._position == start:
@@ -121,6 +130,8 @@ class _RangeReader:
                 self._add(batch, start)
             if builder.size_bytes >= LEAST_BYTES or 2 * builder.row_count >= TARGET_ROWS:
                 yield from self._built()
+            if self._position > start:
+                self._progressed()  # the time that the rows took does not count
         if builder.row_count:
             yield from self._built()
 
@@ -152,9 +163,8 @@ class _RangeReader:
                 f"{self._tp}@{next_offset}: {len(payload) - end} bytes of an answer are no record batch",
                 hint="restore the partition from a replica, or start the query behind that offset",
             )
-        if spans and spans[-1][2] > self._position:
-            self._position = spans[-1][2]
-            self._progressed()
+        if spans:
+            self._position = max(self._position, spans[-1][2])
         return spans
 
     def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
@@ -203,6 +213,9 @@ class _RangeReader:
 
     def _check_time(self, fetched: Fetched) -> None:
         if time.monotonic() < self._deadline_s:
+            return
+        if fetched.high_watermark < self._range.end:  # it was not when the batch was planned
+            self._lose(self._range.end, f"the log ends at {fetched.high_watermark} by now")
             return
         readable = fetched.last_stable_offset if self._is_read_committed else fetched.high_watermark
         hint = "raise kafkaConsumer.pollTimeoutMs, if the partition's replicas are only slow"

@@ -78,8 +78,9 @@ class StartAfterEndError(SparkOptionError):
 
 # --- reading the options ---------------------------------------------------------------------------
 _BACK = re.compile(r"-(\d{1,19})")
-_AGO = re.compile(r"-((?:\d+(?:\.\d+)?(?:ms|min|s|m|h|d|w))+)")
+_AGO = re.compile(r"-((?:\d{1,15}(?:\.\d+)?(?:ms|min|s|m|h|d|w))+)")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|s|m|h|d|w)")
+_MILLISECONDS = re.compile(r"[0-9]{1,19}")
 _UNIT_MS: Final = {
     "ms": 1,
     "s": 1000,
@@ -158,7 +159,7 @@ def _parse(
 def _parse_object(text: str, option: str, examples: str) -> dict[str, Any]:
     try:
         told = json.loads(text)
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise SparkOptionError(
             f"{option} is {text[:200]!r}, which is no json: {cause}", hint=f"write for example {examples}"
         ) from cause
@@ -188,7 +189,7 @@ def _time_place(value: str | int) -> Where | None:
     """Milliseconds since the epoch, ISO 8601 (UTC where no zone is told), or ``-10m``: so long ago."""
     if isinstance(value, int):
         return Where("time", value) if 0 <= value <= _MAX_LONG else None
-    if value.isascii() and value.isdigit():
+    if _MILLISECONDS.fullmatch(value):
         return _time_place(int(value))
     ago = _AGO.fullmatch(value.lower())
     if ago is not None:

@@ -26,8 +26,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import KafkaliteError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from sparkbridge import lookups
+from sparkbridge.errors import DataLossError, SparkBridgeError, SparkOptionError
 from sparkbridge.offsets import Positions, Snapshot, StreamOffset, positions_to_json
 from sparkbridge.options import SourceOptions
 from sparkbridge.planning import Proposal, SourcePlan
@@ -57,6 +58,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._plan = SourcePlan(self._options)
         self._is_available_now = False
         self._initial: OffsetJson | None = None
+        self._initial_error: SparkBridgeError | None = None
         self._seen: Positions | None = None  # where the logs ended at the last look
         self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last end, and what was known then
         self._group_positions: Positions | None = None  # what the group has by our doing
@@ -79,16 +81,25 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # --- offsets: in the driver's stream process -------------------------------------------------
 
     def initialOffset(self) -> OffsetJson:
-        """Where a new query starts. Spark asks twice, and again after a crash in the first batch."""
+        """Where a new query starts. Spark asks twice, and again after a crash in the first batch.
+
+        That batch has its own start, so what keeps a new query from starting is raised by ``latestOffset``.
+        """
         if self._initial is None:
-            snapshot = lookups.snapshot_now(self._cluster, self._options)
-            lookups.check_existence(self._options, snapshot)
-            starting, losses = lookups.resolve_start(
-                self._cluster, self._options, self._options.starting, snapshot
-            )
-            lookups.tell_losses(losses, is_failing=self._options.fail_on_data_loss)
-            self._initial = self._plan.initial(snapshot, starting).to_json()
+            try:
+                offset = self._resolve_initial()
+            except (SparkOptionError, DataLossError) as error:
+                self._initial_error = error
+                offset = StreamOffset({}, is_initial=True)
+            self._initial = offset.to_json()
         return self._initial
+
+    def _resolve_initial(self) -> StreamOffset:
+        cluster, options = self._cluster, self._options
+        snapshot = lookups.first_snapshot(cluster, options)
+        starting, losses = lookups.resolve_start(cluster, options, options.starting, snapshot)
+        lookups.tell_losses(losses, is_failing=options.fail_on_data_loss)
+        return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Only a flag: a batch that a crash left behind is run again before the first latestOffset."""
@@ -109,9 +120,12 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
         """The end of the next batch; ``start`` itself when there is nothing to read.
 
-        ReadAllAvailable (Trigger.Once) means all, whatever the limits. Raises DataLossError.
+        ReadAllAvailable (Trigger.Once) means all, whatever the limits. Raises DataLossError, and
+        SparkOptionError for a query that can't start.
         """
         begin = StreamOffset.parse(start)
+        if begin.is_initial and self._initial_error is not None:
+            raise self._initial_error
         self._commit_group(begin)
         is_limited = not isinstance(limit, ReadAllAvailable)
         snapshot, proposal = self._propose(begin, is_limited=is_limited)
@@ -125,6 +139,14 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return end
 
     def _propose(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
+        for _ in range(self._options.fetch_offset_retries):
+            try:
+                return self._look(begin, is_limited=is_limited)
+            except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+                continue  # a topic went, or a log was cut, between two questions
+        return self._look(begin, is_limited=is_limited)
+
+    def _look(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
         snapshot = lookups.steady_snapshot(self._cluster, self._options, begin)
         self._seen = lookups.ends_of(snapshot)
         now_ms = lookups.now_ms()
@@ -132,7 +154,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         proposal = self._plan.latest(begin, snapshot, now_ms, is_limited=is_limited, answers=answers)
         wanted = proposal.wants_bytes
         if wanted is not None:
-            reached = self._cluster.ends_by_bytes(wanted.starts, wanted.ends, wanted.max_bytes)
+            reached = self._cluster.ends_by_bytes(*wanted)
             proposal = self._plan.cut(proposal, reached)
         return snapshot, proposal
 
@@ -187,7 +209,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planned is not None and self._planned[0] == end:
             snapshot = self._planned[1]
         else:  # a batch that is run again after a restart
-            snapshot = lookups.steady_snapshot(self._cluster, self._options, until)
+            snapshot = lookups.replay_snapshot(self._cluster, self._options, until)
         ranges, losses = self._plan.ranges(StreamOffset.parse(start), until, snapshot)
         lookups.tell_losses(losses, is_failing=self._options.fail_on_data_loss)
         return [InputPartition(each) for each in ranges]

@@ -133,6 +133,9 @@ class WireConnection:
             raise self._fail(RequestTimeoutError(f"{self.address} took no more requests in time")) from None
         except OSError as error:
             raise self._fail(self._lost(error)) from error
+        except BaseException:  # a signal: a part of a request may be on its way
+            self._fail(ConnectionFailedError(f"writing to {self.address} was interrupted"))
+            raise
         return reply
 
     def receive(self, reply: Reply, deadline_s: float) -> Reply:

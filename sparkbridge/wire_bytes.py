@@ -22,8 +22,8 @@ def ends_by_bytes(
 
     Each partition has a share in proportion to its bytes, and gets whole batches. One whose first batch is
     larger than its share gets that batch if the shares of others leave room for it. ``first``, if there is
-    something of it, goes before the others, with all the bytes it can use. At least one batch in all, if there
-    is one. Raises OffsetOutOfRangeError, and as Brokers.until_answered.
+    something of it, goes before the others, with all the bytes it can use. At least one batch in all, if
+    there is one. Raises OffsetOutOfRangeError, and as Brokers.until_answered.
     """
     reached = dict(ends)
     open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -34,9 +34,8 @@ def ends_by_bytes(
     answers = _look_up(brokers, starts, {tp: open_[tp] for tp in shares}, shares)
     left_bytes = max_bytes
     too_large: list[TopicPartition] = []
-    for tp in sorted(answers, key=lambda tp: tp != first):
-        answer = answers[tp]
-        if tp == first or answer.size_bytes <= min(shares[tp], left_bytes):
+    for tp, answer in answers.items():
+        if tp == first or answer.size_bytes <= shares[tp]:
             reached[tp] = answer.end_offset
             left_bytes -= answer.size_bytes
         else:
@@ -56,13 +55,11 @@ def ends_by_bytes(
 def _shares(
     totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
 ) -> dict[TopicPartition, int]:
-    """``max_bytes`` in proportion to ``totals``, which are above 0, after ``first`` has had what it can use."""
+    """``max_bytes`` in proportion to ``totals``, which are above 0, after ``first`` had all it can use."""
     of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
     left_bytes = max_bytes - of_first
     left_total = sum(size for tp, size in totals.items() if tp != first)
-    return {
-        tp: of_first if tp == first else left_bytes * size // left_total for tp, size in totals.items()
-    }
+    return {tp: of_first if tp == first else left_bytes * size // left_total for tp, size in totals.items()}
 
 
 def _look_up(

@@ -35,9 +35,6 @@ class GroupOffsets:
         self._brokers = brokers
         self._coordinators: dict[str, str] = {}  #: address by group
 
-    def forget(self) -> None:
-        self._coordinators.clear()
-
     def fetch(self, group: str) -> Positions:
         """The offsets that ``group`` has committed. Raises BrokerError, and as Brokers.until_answered."""
         entries = self._call(group, OffsetFetchRequest(group, "", NO_EPOCH, False, None), ())

@@ -241,3 +241,5 @@ def test_foreach_batch_tells_errors_before_the_query_starts() -> None:
         foreach_batch({"topic": "out"}, sinkName="s")
     with pytest.raises(SparkOptionError, match="txnversion"):
         foreach_batch({"kafka.bootstrap.servers": "h:1", "txnVersion": "1"}, sinkName="s")
+    with pytest.raises(SparkOptionError, match=r"kafka\.retries"):
+        foreach_batch({"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.retries": 0}, sinkName="s")

@@ -285,6 +285,21 @@ def test_bytes_that_no_batch_fits_in_still_give_one_batch(
     assert steps == 6
 
 
+def test_who_waited_goes_before_the_others(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+    """Its one batch is larger than its share, however often it is asked for."""
+    small, large = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    for _ in range(50):
+        cluster.produce(topic, [b"x" * 1_000], partition=0)
+    cluster.produce(topic, [b"y" * 3_000], partition=1)
+    starts, ends = {small: 0, large: 0}, {small: 50, large: 1}
+    one, other = sizes_of(spark, small)[0][1], sizes_of(spark, large)[0][1]
+    assert spark.ends_by_bytes(starts, ends, 5 * one) == {small: 4, large: 0}
+    assert spark.ends_by_bytes(starts, ends, 5 * one, large) == {small: (5 * one - other) // one, large: 1}
+    assert spark.ends_by_bytes(starts, ends, 1, large) == {small: 0, large: 1}
+    assert spark.ends_by_bytes(starts, {small: 50, large: 0}, 5 * one, large) == {small: 5, large: 0}
+    assert spark.ends_by_bytes({**starts, small: 50}, ends, 1, large) == {small: 50, large: 1}
+
+
 def test_bytes_from_beyond_the_end_are_an_error(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:

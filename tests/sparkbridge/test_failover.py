@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
 import kafkalite.sync
-from kafkalite.errors import ConnectionFailedError, RequestTimeoutError, UnknownTopicOrPartitionError
+from kafkalite.errors import (
+    ConnectionFailedError,
+    ErrorCode,
+    RequestTimeoutError,
+    UnknownTopicOrPartitionError,
+)
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, drop_next
-from sparkbridge import wire_brokers, wire_groups
+from sparkbridge import lookups, wire_brokers, wire_groups
 from sparkbridge.cluster import Fetched, SparkCluster
-from sparkbridge.options import ClientOptions
+from sparkbridge.offsets import StreamOffset
+from sparkbridge.options import ClientOptions, SourceOptions
 
 MIB = 1 << 20
 LONG_MS = 20_000
@@ -231,3 +239,44 @@ def test_when_all_are_away_the_error_names_them(three: SyncCluster, replicated: 
     assert all(address in str(caught.value) for address in three.bootstrap_servers.split(","))
     three.start()
     spark.close()
+
+
+@pytest.mark.parametrize("lag", ["no topic", "an older topic", "fewer partitions"])
+def test_one_broker_that_lags_does_not_make_a_topic_gone(
+    three: SyncCluster, replicated: str, lag: str
+) -> None:
+    """Its word alone would fail the query, or with failOnDataLoss=false leave out what is there."""
+
+    def lagging(_request: Any, proceed: Any, _clock: Any) -> Any:
+        answer = proceed()
+        for topic in answer.message.topics:
+            if lag == "no topic":
+                topic.error_code, topic.partitions = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), []
+            elif lag == "an older topic":
+                topic.topic_id = "0" * 32
+            else:
+                del topic.partitions[3:]
+        return answer
+
+    servers = three.bootstrap_servers.split(",")
+    options = SourceOptions.parse(
+        {"kafka.bootstrap.servers": servers[0], "subscribe": replicated, "startingOffsets": "earliest"},
+        is_stream=True,
+    )
+    knowing = SparkCluster(replace(options.client, bootstrap_servers=servers[1]))
+    known = knowing.snapshot({replicated: None})
+    knowing.close()
+    end = StreamOffset(
+        {TopicPartition(replicated, n): 1 for n in range(6)}, {replicated: known[replicated].topic_id}
+    )
+    three.intercept(ApiKey.METADATA, lagging, node_id=1)
+    asks = [lookups.first_snapshot] if lag == "no topic" else []
+    asks.append(lambda spark, options: lookups.steady_snapshot(spark, options, end))
+    asks.append(lambda spark, options: lookups.replay_snapshot(spark, options, end))
+    try:
+        for ask in asks:
+            spark = SparkCluster(options.client)
+            assert ask(spark, options) == known
+            spark.close()
+    finally:
+        three.intercept(ApiKey.METADATA, None, node_id=1)

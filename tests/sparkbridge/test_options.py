@@ -37,7 +37,7 @@ def sink(options: Mapping[str, str] | None = None, *, is_stream: bool = True, **
 # --- defaults --------------------------------------------------------------------------------------
 def test_defaults_of_a_stream() -> None:
     options = source()
-    assert options.client == ClientOptions("one:9092,two:9093")
+    assert options.client == ClientOptions("one:9092,two:9093", "spark-kafka-source")
     assert options.client.is_read_committed
     assert (options.assign, options.subscribe, options.subscribe_pattern) == (None, ("t",), None)
     assert (options.starting.everywhere, options.ending) == (LATEST, None)
@@ -239,6 +239,9 @@ def test_subscribe_pattern() -> None:
         ({"subscribe": " , "}, "names no topic"),
         ({"subscribe": "a/b"}, "subscribePattern takes a regular expression"),
         ({"subscribePattern": "["}, "no regular expression"),
+        ({"subscribePattern": "a{99999999999999999999}"}, "no regular expression"),
+        ({"subscribePattern": "(" * 5_000}, "no regular expression"),
+        ({"assign": '{"t":' * 100_000}, "is no json"),
         ({"subscribePattern": ""}, "subscribePattern is empty"),
         ({"assign": "t"}, "is no json"),
         ({"assign": "{}"}, "names no topic"),
@@ -388,6 +391,24 @@ def test_settings_of_the_client_pass_through() -> None:
     assert (client.client_id, client.request_timeout_ms) == ("me", 7000)
     assert client.consumer == {"request.timeout.ms": "7000", "fetch.max.bytes": "1000"}
     assert client.producer == {}
+
+
+def test_a_setting_that_the_source_has_no_use_for_warns() -> None:
+    with pytest.warns(UnknownSparkOptionWarning, match=r"kafka\.max\.poll\.records is ignored"):
+        source({"kafka.max.poll.records": "10"})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "spark-kafka-source"),
+        ({"groupIdPrefix": "mine"}, "mine"),
+        ({"kafka.group.id": "g"}, "g"),
+        ({"kafka.group.id": "g", "kafka.client.id": "me"}, "me"),
+    ],
+)
+def test_the_name_in_the_brokers_logs(options: dict[str, str], name: str) -> None:
+    assert source(options).client.client_id == name
 
 
 def test_settings_of_the_producer_pass_through() -> None:

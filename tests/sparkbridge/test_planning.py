@@ -233,7 +233,7 @@ def test_bytes_are_asked_for_and_cut() -> None:
     plan = make_plan(maxBytesPerTrigger="1k")
     proposal = latest(plan, at(3, 5), logs(10, 5, 4))
     assert proposal.wants_bytes is not None
-    assert proposal.wants_bytes == ({T0: 3, T2: 0}, {T0: 10, T2: 4}, 1024)
+    assert proposal.wants_bytes == ({T0: 3, T2: 0}, {T0: 10, T2: 4}, 1024, None)
     cut = plan.cut(proposal, {T0: 6, T2: 1})
     assert cut.end == at(6, 5, 1, from_={T2: 0})
     assert cut.wants_bytes is None
@@ -266,6 +266,19 @@ def test_a_cut_does_not_read_a_topic_made_again_from_its_old_offset() -> None:
     plan = make_plan(maxBytesPerTrigger=1)
     proposal = latest(plan, at(7, 7, id_="old"), logs(9, 9, id_="new"))
     assert plan.cut(proposal, {T0: 4}).end == StreamOffset({T0: 4}, {"t": "new"}, {T0: 0})
+
+
+def test_who_was_left_without_bytes_is_the_first_at_the_next_trigger() -> None:
+    plan, start, firsts = make_plan(maxBytesPerTrigger=1), at(0, 0, 0), []
+    for _ in range(4):
+        proposal = latest(plan, start, logs(10, 10, 10))
+        asked = proposal.wants_bytes
+        assert asked is not None
+        firsts.append(asked.first)
+        served = asked.first or T2
+        start = plan.cut(proposal, {served: asked.starts[served] + 1}).end
+    assert firsts == [None, T0, T1, T2]
+    assert start == at(1, 1, 2)
 
 
 def test_nothing_to_read_asks_for_no_bytes() -> None:
@@ -441,8 +454,8 @@ def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
     proposal = latest(make_plan(), at(5, 6), {})
     assert proposal.end == StreamOffset({})
     assert [(str(loss)) for loss in proposal.losses] == [
-        "t-0 offsets 5 to 5: the topic or the partition does not exist any more",
-        "t-1 offsets 6 to 6: the topic or the partition does not exist any more",
+        "t-0 offsets 5 to 5: the topic or the partition does not exist, or is not read, any more",
+        "t-1 offsets 6 to 6: the topic or the partition does not exist, or is not read, any more",
     ]
     again = latest(make_plan(), proposal.end, {})
     assert (again.is_news, again.losses) == (False, [])
@@ -505,8 +518,8 @@ def test_limits_count_from_the_log_start() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "why"),
     [
-        ({}, "the topic or the partition does not exist any more"),
-        (logs(), "the topic or the partition does not exist any more"),
+        ({}, "the topic or the partition does not exist, or is not read, any more"),
+        (logs(), "the topic or the partition does not exist, or is not read, any more"),
         (logs(9, id_="new"), "the topic was deleted and created again"),
     ],
 )

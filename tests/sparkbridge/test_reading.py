@@ -25,6 +25,7 @@ import kafkalite.sync as kafkalite
 from kafkalite.errors import (
     ConnectionFailedError,
     CorruptBatchError,
+    KafkaliteError,
     OffsetOutOfRangeError,
     RecordError,
     RequestTimeoutError,
@@ -98,6 +99,9 @@ class Log:
     def topics(self, *, names: Any = None, pattern: Any = None) -> dict[str, TopicInfo]:
         self.calls.append(("topics", -1))
         return {} if self.is_deleted else {"t": TopicInfo(self.topic_id, 1)}
+
+    def doubt(self) -> None:
+        self.calls.append(("doubt", -1))
 
     def snapshot(self, topics: Any) -> dict[str, TopicSnapshot]:
         assert topics == {"t": [0]}
@@ -462,6 +466,62 @@ def test_end_that_never_becomes_readable_is_named(log: Log) -> None:
         RequestTimeoutError, match=r"offset 5 did not .* ends at 10, .* below 5 .*kl txn list"
     ):
         log.rows(0, 10, **limit)
+
+
+@pytest.mark.parametrize("error", [ConnectionFailedError, RequestTimeoutError])
+def test_leader_that_is_away_for_long_is_waited_for(log: Log, error: type[KafkaliteError]) -> None:
+    """For kafkaConsumer.pollTimeoutMs, as the connector does, not only for kafka.request.timeout.ms."""
+    written = numbered(log, 10)
+    failures = iter(range(3))
+
+    def fail(offset: int) -> None:
+        if next(failures, None) is not None:
+            raise error("away")
+
+    log.on_receive = fail
+    assert log.rows(0, 10) == written
+    failures = iter(range(1_000_000))
+    with pytest.raises(error, match="away"):
+        log.rows(0, 10, **{"kafkaConsumer.pollTimeoutMs": "20"})
+
+
+def test_time_that_the_rows_take_is_not_waited_for(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
+    numbered(log, 2 * TARGET_ROWS, per_batch=TARGET_ROWS)
+    now_s = [0.0]
+    monkeypatch.setattr(reading.time, "monotonic", lambda: now_s[0])
+    batches = log.read(0, 2 * TARGET_ROWS)
+    assert next(batches).num_rows == TARGET_ROWS
+    now_s[0] += 3_600
+    failures = [ConnectionFailedError("away")]
+
+    def fail(offset: int) -> None:
+        if failures:
+            raise failures.pop()
+
+    log.on_receive = fail
+    assert sum(rows.num_rows for rows in batches) == TARGET_ROWS
+
+
+def test_log_that_now_ends_inside_of_the_range_is_a_loss(log: Log) -> None:
+    """Not a batch that fails for ever: what was planned was there, and is not any more."""
+    written = numbered(log, 10)
+    limit = {"kafkaConsumer.pollTimeoutMs": "20"}
+    with pytest.raises(DataLossError, match="t-0 offsets 10 to 12: the log ends at 10"):
+        log.rows(0, 12, **limit)
+    with pytest.warns(DataLossWarning, match="offsets 10 to 12"):
+        assert log.rows(0, 12, **limit, **IGNORED) == written
+
+
+@pytest.mark.parametrize("lags", [lambda log: {}, lambda log: {"t": TopicInfo("an older one", 1)}])
+def test_topic_is_gone_only_when_the_next_broker_says_so_too(log: Log, lags: Any) -> None:
+    """With failOnDataLoss=false one broker's word would leave out the whole range."""
+    written = numbered(log, 10)
+    answers = iter([lags(log), lags(log)])
+    now = log.topics
+    log.topics = lambda **names: next(answers, now(**names))  # type: ignore[method-assign]
+    assert log.rows(0, 10, topic_id="id-1", **IGNORED) == written
+    assert log.calls.count(("doubt", -1)) == 2
 
 
 # --- over TCP ------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def test_json_names_partitions_and_topics() -> None:
         '{"t/u":{"0":1}}',
         '{"t":{"0":1}',
         '{"t":"first"}',
+        '{"t":' * 100_000,
     ],
 )
 def test_what_is_no_place_is_refused_by_name(text: str) -> None:

@@ -23,7 +23,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 from kafkalite import sync
-from kafkalite.errors import CoordinatorNotAvailableError
+from kafkalite.errors import (
+    BrokerError,
+    CoordinatorNotAvailableError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
 from pyspark_kafkalite import DefaultSource
@@ -425,10 +430,10 @@ def test_a_deleted_topic_is_a_loss(cluster: SyncCluster, one: str, admin: sync.A
     query = Query(cluster, subscribe=one, startingOffsets="earliest")
     query.run()
     admin.delete_topics([one])
-    with pytest.raises(DataLossError, match=f"{one}-0.*does not exist any more"):
+    with pytest.raises(DataLossError, match=f"{one}-0.*does not exist, or is not read, any more"):
         query.trigger()
     query.start(failOnDataLoss="false")
-    with pytest.warns(DataLossWarning, match=f"{one}-0.*does not exist any more"):
+    with pytest.warns(DataLossWarning, match=f"{one}-0.*does not exist, or is not read, any more"):
         query.run()
     cluster.create_topic(one)
     cluster.produce(one, [b"again"])
@@ -453,7 +458,8 @@ def test_a_topic_created_again_is_another_topic(cluster: SyncCluster, one: str, 
 def test_an_end_that_a_new_leader_does_not_know_yet_is_asked_again(
     cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = Query(cluster, subscribe=one, startingOffsets="earliest", fetchOffset__numRetries=3)
+    level = {"kafka.isolation.level": "read_uncommitted"}
+    query = Query(cluster, subscribe=one, startingOffsets="earliest", fetchOffset__numRetries=3, **level)
     query.run()
     now, asked = lookups.snapshot_now, count(1)
 
@@ -470,6 +476,80 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_asked_again(
     asked = count(-10)
     with pytest.raises(DataLossError, match=f"{one}-0 offsets 50 to 100"):
         query.trigger()
+
+
+def test_a_batch_is_read_again_whole_when_the_query_names_other_topics_by_now(
+    cluster: SyncCluster, one: str
+) -> None:
+    """What was logged says what is read; only the batch after it goes by the options."""
+    other = f"{one}-other"
+    cluster.create_topic(other)
+    cluster.produce(other, numbered(200, 210))
+    query = Query(cluster, subscribe=f"{one},{other}", startingOffsets="earliest")
+    with pytest.raises(CrashError):
+        query.trigger(crash="before the batch is committed")
+    query.start(subscribe=one)
+    assert values([query.trigger()]) == [*numbered(0, 100), *numbered(200, 210)]
+    with pytest.raises(DataLossError, match=f"{other}-0.*is not read, any more"):
+        query.trigger()
+
+
+def test_a_first_batch_is_run_again_although_a_new_query_could_not_start_so_by_now(
+    cluster: SyncCluster, one: str, admin: sync.Admin
+) -> None:
+    """Spark asks for the initial offset then too. The connector has it in the checkpoint, we in the batch."""
+    starting = json.dumps({one: {"0": 40, "1": 0, "2": 0}})
+    query = Query(cluster, subscribe=one, startingOffsets=starting)
+    with pytest.raises(CrashError):
+        query.trigger(crash="before the batch is committed")
+    admin.create_partitions(one, 4)
+    cluster.produce(one, numbered(100, 110), partition=3)
+    query.start()
+    assert values(query.run()) == numbered(40, 110)
+    fresh = Query(cluster, subscribe=one, startingOffsets=starting)
+    with pytest.raises(SparkOptionError, match=f"startingOffsets must name exactly.* lacks {one}-3"):
+        fresh.trigger()
+
+
+@pytest.mark.parametrize("error", [UnknownTopicOrPartitionError, OffsetOutOfRangeError])
+def test_what_goes_between_two_questions_is_looked_at_again(
+    cluster: SyncCluster, one: str, error: type[BrokerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = SparkCluster.ends_by_bytes, [error("went"), error("went")]
+
+    def ends_by_bytes(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(SparkCluster, "ends_by_bytes", ends_by_bytes)
+    query = Query(cluster, subscribe=one, startingOffsets="earliest", maxBytesPerTrigger="1m")
+    assert values([query.trigger()]) == numbered(0, 100)
+
+
+def test_a_partition_that_waited_for_bytes_has_its_turn(cluster: SyncCluster, topic: str) -> None:
+    for number in range(20):
+        cluster.produce(topic, numbered(number, number + 1), partition=0)
+    cluster.produce(topic, [b"x" * 200], partition=1)
+    query = Query(cluster, subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger="250")
+    partitions = [{row[1] for row in query.trigger() or ()} for _ in range(2)]
+    assert partitions[0] == {0}
+    assert 1 in partitions[1]
+
+
+def test_an_open_transaction_that_was_read_uncommitted_is_neither_a_loss_nor_read_again(
+    cluster: SyncCluster, one: str
+) -> None:
+    query = Query(
+        cluster, subscribe=one, startingOffsets="earliest", kafka__isolation__level="read_uncommitted"
+    )
+    with sync.Producer(cluster.bootstrap_servers, transactional_id=one) as producer, producer.transaction():
+        producer.send_and_wait(one, b"000100", partition=0)
+        first = query.trigger()
+        query.start(**{"kafka.isolation.level": "read_committed"})
+        assert query.trigger() is None
+    cluster.produce(one, numbered(101, 105), partition=0)
+    assert values([first, *query.run()]) == numbered(0, 105)
 
 
 # --- waiting, progress, groups ------------------------------------------------------------------------

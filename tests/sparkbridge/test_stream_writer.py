@@ -22,6 +22,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 import kafkalite
 from kafkalite.client.sync_admin import Admin
 from kafkalite.client.sync_txn_group import TransactionGroup
+from kafkalite.errors import ConnectionFailedError
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
 from sparkbridge import sink_commit, task_writer
@@ -309,6 +310,20 @@ def test_the_same_batch_of_another_query_is_not_taken_for_written(
         sink.commit([stranger], 0)
 
 
+def test_nor_one_without_rows(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    sink = writer(cluster, topic, sinkName=f"sink-{query}")
+    for _ in range(2):  # the same query may
+        enter(FakeTask(query, 0))
+        sink.commit([sink.write(iter([]))], 0)
+    enter(FakeTask("another-query", 0))
+    stranger = sink.write(rows("b"))
+    with pytest.raises(SinkCommitError, match="committed by another query"):
+        sink.commit([stranger], 0)
+    enter(FakeTask(query, 1))
+    sink.commit([sink.write(rows("a"))], 1)
+    assert committed(cluster, topic) == ["a"]
+
+
 def test_a_task_open_for_too_long_is_told_as_such(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
@@ -371,6 +386,16 @@ def test_errors_come_with_the_writer(cluster: SyncCluster) -> None:
         KafkaliteStreamWriter({"topic": "out"}, SCHEMA, overwrite=True)
 
 
+@pytest.mark.parametrize(
+    "setting", [("retries", "0"), ("linger.ms", "200000"), ("buffer.memory", "1000")], ids=lambda one: one[0]
+)
+def test_settings_that_do_not_fit_come_with_the_writer(setting: tuple[str, str]) -> None:
+    name, value = setting
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "out", f"kafka.{name}": value}
+    with pytest.raises(SparkOptionError, match=rf"kafka\.{name}"):
+        KafkaliteStreamWriter(options, SCHEMA)
+
+
 def test_complete_mode_overwrites_by_name_only(cluster: SyncCluster, topic: str) -> None:
     options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
     assert KafkaliteStreamWriter(options, SCHEMA, True).options.topic == topic
@@ -386,6 +411,42 @@ def test_the_coordinator_fails_over_under_a_commit(topic: str, enter: Enter, que
             three.restart(node_id)
         sink.commit([written], 0)
         assert committed(three, "out") == ["a"]
+
+
+@pytest.mark.parametrize("exactly_once", ["true", "false"])
+def test_a_broker_that_restarts_is_waited_for(
+    enter: Enter, query: str, exactly_once: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the task, and by the commit, neither of which has a connection by then."""
+    with SyncCluster(transport="tcp") as lone:
+        lone.create_topic("out", partitions=3)
+        sink = writer(lone, "out", exactlyOnce=exactly_once)
+        pauses = count()
+
+        def pause(_: float) -> None:
+            if next(pauses) % 3 == 2:
+                lone.start(1)
+
+        monkeypatch.setattr(time, "sleep", pause)
+        lone.kill(1)
+        enter(FakeTask(query, 0))
+        written = sink.write(rows("a"))
+        lone.kill(1)
+        if exactly_once == "false":
+            lone.start(1)
+        sink.commit([written], 0)
+        assert committed(lone, "out") == ["a"]
+
+
+def test_brokers_that_stay_away_are_told(enter: Enter, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_commit, "COMMIT_TIMEOUT_MS", 0)
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
+    sink = KafkaliteStreamWriter({**options, "kafka.request.timeout.ms": "1"}, SCHEMA)
+    enter(FakeTask(query, 0))
+    with pytest.raises(ConnectionFailedError):
+        sink.write(rows("a"))
+    with pytest.raises(SinkCommitError, match="is not known"):
+        sink.commit([sink.write(iter([]))], 0)
 
 
 # --- at least once -----------------------------------------------------------------------------------

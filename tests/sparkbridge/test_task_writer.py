@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pyarrow as pa
 from kafkalite.client.sync_admin import Admin
 from kafkalite.errors import InvalidTopicError, RecordError, RecordTooLargeError
 from kafkalite.model import Record, TopicPartition
+from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.records.partitioners import partition_for_key
 from kafkalite.testing import SyncCluster
@@ -191,15 +193,16 @@ class CountingProducer:
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
-        self.outlet: Outlet | None = None
         self.sizes: list[int] = []
-        self.most_open_bytes = 0
+        self.values: dict[int, list[bytes | None]] = {}
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for number in range(self.partitions)]
 
     def queue_batch(self, topic: str, partition: int, batch: RecordBatchBuilder) -> None:
-        self.sizes.append(len(batch.build()))
+        built = batch.build()
+        self.sizes.append(len(built))
+        self.values.setdefault(partition, []).extend(record.value for record in RecordBatch(built))
 
 
 def test_open_batches_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,3 +245,77 @@ def test_few_rows_do_not_hold_the_arrow_batch_they_came_in(monkeypatch: pytest.M
     held = outlet._open["t", 1].records
     assert sum(records.row_count for records in held) == 20
     assert sum(records.values.get_total_buffer_size() for records in held) < 50_000
+
+
+def outlet_to(producer: CountingProducer, batch: Any, **given: str) -> Outlet:
+    options = {"kafka.bootstrap.servers": "unused:1", "topic": "t", **given}
+    return Outlet(producer, columns_of(batch), SinkOptions.parse(options, is_stream=True), task())
+
+
+def test_batches_that_are_put_together_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1_000)
+    producer = CountingProducer(1)
+    outlet = outlet_to(producer, batch_of(value=[b""]))
+    for size_bytes in (600, 390):  # with 5 bytes of each record beside them exactly the limit
+        outlet.write(batch_of(value=[b"x" * size_bytes]))
+    outlet.flush()
+    assert max(producer.sizes) <= 1_000
+
+
+def test_many_small_shares_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Arrow slice of one row costs far more than its bytes."""
+    monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 1_000_000)
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
+    batch = batch_of(value=[b"x"] * 1_000, partition=list(range(1_000)))
+    outlet = outlet_to(CountingProducer(1_000), batch)
+    outlet.write(batch)
+    pieces = sum(len(waiting.records) for waiting in outlet._open.values())
+    assert 0 < pieces * task_writer.PIECE_BYTES <= 1_000_000
+
+
+def test_small_shares_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their fixed costs would leave room for batches of a few rows only."""
+    monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 1_000_000)
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
+    batch = batch_of(value=[b"x"] * 50, partition=list(range(50)))
+    producer = CountingProducer(50)
+    outlet = outlet_to(producer, batch)
+    for _ in range(100):
+        outlet.write(batch)
+    assert not producer.sizes, "nothing had to go early"
+    outlet.flush()
+    assert sum(map(len, producer.values.values())) == 5_000
+    assert outlet._open_bytes == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+@pytest.mark.parametrize("partitioner", ["roundrobin", "sticky", "hash", "random"])
+def test_rows_of_a_partition_leave_in_the_order_they_came(
+    monkeypatch: pytest.MonkeyPatch, partitions: int, partitioner: str
+) -> None:
+    """With and without key, with and without partition, in Arrow batches of one kind and of all."""
+    monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 700)
+    rng = Random(partitions)
+    producer = CountingProducer(partitions)
+    outlet = outlet_to(producer, batch_of(value=[b""], key=[None], partition=[None]), partitioner=partitioner)
+    row_count = 0
+    for _ in range(300):
+        keyed, placed = rng.choice([0, 0, 0.3, 1]), rng.choice([0, 0, 0.3])
+        rows: list[tuple[bytes, bytes | None, int | None]] = []
+        for _ in range(rng.randrange(1, 8)):
+            key = b"k%d" % rng.randrange(9) if rng.random() < keyed else None
+            partition = rng.randrange(partitions) if rng.random() < placed else None
+            kind = "free" if key is None and partition is None else "bound"
+            rows.append((f"{kind} {row_count:06}".encode(), key, partition))
+            row_count += 1
+        values, keys, given = zip(*rows, strict=True)
+        outlet.write(batch_of(value=values, key=keys, partition=given))
+    outlet.flush()
+    assert sum(map(len, producer.values.values())) == row_count
+    for found in producer.values.values():
+        texts = [(value or b"").decode() for value in found]
+        for kind in ("free", "bound"):
+            own = [text for text in texts if text.startswith(kind)]
+            assert own == sorted(own)
+        if partitions == 1:
+            assert [text.split()[1] for text in texts] == sorted(text.split()[1] for text in texts)

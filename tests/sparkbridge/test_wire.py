@@ -211,6 +211,33 @@ def test_a_server_that_takes_no_more_ends_the_sending(
     assert repr(connection).endswith("closed, 0 in flight>")
 
 
+def test_a_write_that_a_signal_interrupts_gives_the_connection_up(
+    connection: WireConnection, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the request may be on its way; the next one would be read as its rest."""
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with socket.create_connection(listener.getsockname()) as deaf:
+        monkeypatch.setattr(connection, "_sock", deaf)
+        names = ["t" * 200] * 5_000
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(Interrupted):
+                for _ in range(1_000):
+                    connection.send(metadata_of(*names), soon())
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert not connection.is_open
+    assert connection.in_flight == 0
+
+
 def test_an_idle_connection_whose_broker_stopped_is_stale() -> None:
     with SyncCluster(transport="tcp") as own:
         connection = WireConnection.open(own.address, client_id="test", deadline_s=soon())

@@ -74,20 +74,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             'topc = "orders"',
             "p.toml:7: [source] topc is not known here; did you mean topic?",
         ),
+        ("[source]", "[sorce]", "p.toml:6: sorce is not known here; did you mean source?"),
         (
             "prices.csv",
             "price.csv",
-            "p.toml:10: [tables.prices] csv there is no price.csv; did you mean prices.csv?",
+            "p.toml:10: [tables.prices] csv: there is no price.csv; did you mean prices.csv?",
         ),
         (
             "steps.py:price",
             "steps.py:prices",
-            "p.toml:17: [transform 2] python steps.py has no function 'prices'; did you mean price?",
+            "p.toml:17: [transform 2] python: steps.py has no function 'prices'; did you mean price?",
         ),
         (
             "steps.py:price",
             "stops.py:price",
-            "p.toml:17: [transform 2] python there is no stops.py; did you mean steps.py?",
+            "p.toml:17: [transform 2] python: there is no stops.py; did you mean steps.py?",
         ),
         ("FROM source", "FROM sourc", "p.toml:13: [transform 1] sql reads 'sourc', which is no view"),
         ("1 minute", "1 minte", "p.toml:18: [transform 2.watermark] delay is '1 minte'"),
@@ -198,3 +199,11 @@ def test_the_file_of_the_documentation_is_a_good_one() -> None:
     assert problems == []
     assert pipeline is not None
     assert list(pipeline.check.sql) == ["no order twice"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('topic = "orders"', 'topc = "orders"'), ("[source]", "[sorce]"), ("[sink]", "[sinc]")]
+)
+def test_a_slip_is_one_mistake(place: Path, old: str, new: str) -> None:
+    (line,) = [line for line in told(place, GOOD.replace(old, new)) if "view" not in line]
+    assert "did you mean" in line

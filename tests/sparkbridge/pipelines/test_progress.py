@@ -9,7 +9,7 @@ import pytest
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.progress import Tally, line_of
-from sparkbridge.pipelines.spark_errors import cause, is_named, told
+from sparkbridge.pipelines.spark_errors import USER_MODULE, cause, is_named, told
 
 
 def progress(batch_id: int, second: int, rows: int, *, is_idle: bool = False, end: int = 0) -> dict[str, Any]:
@@ -72,12 +72,17 @@ CONDITION = """[STREAM_FAILED] Query [id = 5] terminated: [DIVIDE_BY_ZERO] Divis
 == SQL (line 1, position 8) =="""
 
 
+REFUSED = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] No column `x`. Is it `y`? SQLSTATE: 42703; line 1 pos 7;
+'Project ['x]"""
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (OURS, "t-0: records 3 to 7 are gone (failOnDataLoss=false goes on)"),
         (PYTHON, "ValueError: not a number: 'x'"),
         (CONDITION, "Division by zero. (DIVIDE_BY_ZERO)"),
+        (REFUSED, "No column `x`. Is it `y`? (UNRESOLVED_COLUMN.WITH_SUGGESTION)"),
         (
             "x\nCaused by: java.io.IOException: No space left on device\n\tat a.b",
             "IOException: No space left on device",
@@ -96,8 +101,24 @@ def test_only_ours_speak_for_themselves() -> None:
     assert not is_named(None)
 
 
+def test_a_wrong_query_speaks_for_itself() -> None:
+    class AnalysisException(Exception): ...
+
+    assert is_named(AnalysisException("no column"))
+
+
 def test_the_place_is_told() -> None:
     with pytest.raises(PipelineError, match=r"^\[sink\]: KeyError: 'x'$"), told("[sink]"):
         raise KeyError("x")
     with pytest.raises(PipelineError, match=r"^as it was$"), told("[sink]"):
         raise PipelineError("as it was")
+
+
+def test_the_line_of_the_pipelines_own_python_is_told() -> None:
+    module: dict[str, Any] = {"__name__": f"{USER_MODULE}_work_transform"}
+    exec(compile("def price(row):\n    return row['x']\n", "/work/transform.py", "exec"), module)
+    with (
+        pytest.raises(PipelineError, match=r"^\[transform 1\]: KeyError: 'x' \(transform\.py:2\)$"),
+        told("[transform 1]"),
+    ):
+        module["price"]({})

@@ -13,7 +13,7 @@ from sparkbridge.errors import SinkCommitError, SparkOptionError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink_commit import Written, abort_batch, commit_batch
 from sparkbridge.sink_schema import sink_columns
-from sparkbridge.task_writer import TaskIdentity, write_task
+from sparkbridge.task_writer import TaskIdentity, check_settings, write_task
 
 
 class KafkaliteWriter(DataSourceArrowWriter):
@@ -30,6 +30,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
                 "a topic can't be overwritten, records are only added", hint='say .mode("append")'
             )
         self.options = SinkOptions.parse(options, is_stream=False)
+        check_settings(self.options)
         self.columns = sink_columns(schema, self.options.topic)
         self.job_id = uuid.uuid4().hex
         self.sink_id = self.options.txn_app_id or f"{self.options.transactional_id_prefix}-{self.job_id}"

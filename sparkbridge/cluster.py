@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -141,6 +141,11 @@ class SparkCluster:
         """
         with self._mine() as held:
             return wire_offsets.snapshot(held.brokers, topics)
+
+    def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
+        """Where the logs end, whatever transactions are open there."""
+        with self._mine() as held:
+            return wire_offsets.high_watermarks(held.brokers, tps)
 
     def doubt(self) -> None:
         """Have the next look at topics told by another broker, if there is one: the last may lag behind."""

@@ -34,7 +34,10 @@ def foreach_batch(
         raise SparkOptionError(
             f"{', '.join(refused)} can't be given to foreach_batch", hint="they are sinkName and the batch"
         )
+    from sparkbridge.task_writer import check_settings
+
     parsed = SinkOptions.parse(given, is_stream=False)
+    check_settings(parsed)
     if parsed.exactly_once:
         given["txnAppId"] = f"{parsed.transactional_id_prefix}-{sinkName}"
         SinkOptions.parse({**given, "txnVersion": "0"}, is_stream=False)

@@ -47,7 +47,11 @@ class Records(NamedTuple):
 
     def copy(self) -> Records:
         """In memory of its own: a slice holds all of what it was cut from."""
-        return Records(*(None if one is None else pa.concat_arrays([one]) for one in self))
+        return Records(*(None if one is None else pa.concat_arrays(_arrays(one)) for one in self))
+
+
+def _arrays(column: Any) -> list[Any]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
 def joined(parts: Sequence[Records]) -> Records:
@@ -129,10 +133,10 @@ class Splitter:
     def _of_topic(self, topic: str, records: Records, given: Any) -> Iterator[Share]:
         count = self._partition_count(topic)
         partitions = self._partitions(topic, records, count, given)
-        if partitions is None:
-            yield Share(topic, NO_PARTITION, records)
-        elif count == 1:
+        if count == 1:
             yield Share(topic, 0, records)
+        elif partitions is None:
+            yield Share(topic, NO_PARTITION, records)
         else:
             for partition, share in by_partition(records, partitions):
                 yield Share(topic, partition, share)
@@ -316,9 +320,8 @@ class Sizes:
 def cut(
     records: Records, limit_bytes: int, limit_records: int, overhead: int
 ) -> Iterator[tuple[Records, int]]:
-    """Pieces, with their sizes, that each fit into a batch of ``limit_bytes``. Raises RecordTooLargeError."""
+    """Pieces, with their sizes, each of at most ``limit_bytes``. Raises RecordTooLargeError."""
     sizes = Sizes(records, overhead)
-    limit_bytes -= BATCH_BYTES
     start = 0
     while start < records.row_count:
         end = sizes.end(start, limit_bytes, limit_records)

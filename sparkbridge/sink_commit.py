@@ -7,15 +7,24 @@ own commit log repeats it after the restart, and hears the first result.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, Self, TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.client.txn_group import GroupResult, PreparedWriter
-from kafkalite.errors import FinishedBatchError, InvalidTxnStateError, KafkaliteError
+from kafkalite.errors import (
+    ConnectionFailedError,
+    FinishedBatchError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
+    KafkaliteError,
+)
 from sparkbridge.errors import SinkCommitError
 from sparkbridge.options import SinkOptions
 
@@ -26,6 +35,9 @@ COMMIT_TIMEOUT_MS: Final = 120_000
 #: And an abort: what it leaves behind, the next commit or the time-out takes away.
 ABORT_TIMEOUT_MS: Final = 10_000
 
+#: Between two attempts to reach a broker.
+REACH_PAUSE_S: Final = 0.2
+
 logger = logging.getLogger("sparkbridge")
 
 
@@ -35,7 +47,7 @@ class Written(WriterCommitMessage):
 
     sink_id: str
     batch_id: int
-    query_id: str  #: of the stream, or the job; what tells a sink used by two
+    query_id: str  #: of the stream, which tells a sink used by two; empty of a batch job
     rows: int
     prepared: tuple[str, int, int] | None
 
@@ -48,7 +60,9 @@ def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
     sink_id, query_id, batch_id = written[0].sink_id, written[0].query_id, written[0].batch_id
     winners = [PreparedWriter(*one.prepared) for one in written if one.prepared is not None]
     try:
-        with TransactionGroup(sink_id, config=driver_config(options, COMMIT_TIMEOUT_MS)) as group:
+        if not winners:
+            winners = _witness(options, written[0])
+        with closing(started(lambda: _group(options, sink_id), COMMIT_TIMEOUT_MS)) as group:
             result = group.finish(batch_id, winners, wait_ms=COMPLETE_WAIT_MS)
     except InvalidTxnStateError as error:
         raise SinkCommitError(
@@ -71,6 +85,54 @@ def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
             "batch %d of %s is committed; some partitions show it when they have a leader", batch_id, sink_id
         )
     return result
+
+
+def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
+    """A winner that wrote nothing, so that a batch without rows tells too which query it was of."""
+    if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
+        return []  # no query, or a name that no other one has
+    member = member_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
+    timeout_ms = min(options.transaction_timeout_ms, COMMIT_TIMEOUT_MS)
+    try:
+        with closing(
+            started(lambda: _attempt(options, one, member, timeout_ms), COMMIT_TIMEOUT_MS)
+        ) as writer:
+            prepared = writer.prepare()
+    except InvalidTransactionTimeoutError:  # brokers that allow less do without
+        prepared = None
+    return [] if prepared is None else [prepared]
+
+
+def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
+    return TransactionGroup(sink_id, config=driver_config(options, COMMIT_TIMEOUT_MS))
+
+
+def _attempt(options: SinkOptions, one: Written, member: str, timeout_ms: int) -> TransactionGroupWriter:
+    """A writer under this name, whose transaction and calls may take so long."""
+    config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(timeout_ms)}
+    return TransactionGroupWriter(one.sink_id, one.batch_id, member, config=config)
+
+
+class _Client(Protocol):
+    def start(self) -> Self: ...
+
+
+C = TypeVar("C", bound=_Client)
+
+
+def started(make: Callable[[], C], timeout_ms: int) -> C:
+    """A client that has started, made anew until a broker can be reached.
+
+    Brokers that restart must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
+    """
+    deadline_s = time.monotonic() + timeout_ms / 1000
+    while True:
+        try:
+            return make().start()
+        except ConnectionFailedError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(REACH_PAUSE_S)
 
 
 def older_batch(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
@@ -105,12 +167,8 @@ def abort_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
         if not isinstance(message, Written) or message.prepared is None:
             continue
         member = message.prepared[0]
-        # Whoever takes the name of an attempt aborts what it wrote; leaving without prepare() ends it.
-        config = {
-            **driver_config(options, ABORT_TIMEOUT_MS),
-            "transaction.timeout.ms": str(ABORT_TIMEOUT_MS),
-        }
-        writer = TransactionGroupWriter(message.sink_id, message.batch_id, member, config=config)
+        # Whoever takes the name of an attempt aborts what it wrote.
+        writer = _attempt(options, message, member, ABORT_TIMEOUT_MS)
         try:
             with writer:
                 pass

@@ -45,7 +45,7 @@ def missing_requirements() -> list[str]:
         try:
             found = metadata.version(package)
         except metadata.PackageNotFoundError:
-            missing.append(f'{package} is not installed: pip install "kafkalite[spark]"')
+            missing.append(f"{package} is not installed: {_how_to_install()}")
             continue
         if tuple(int(part) for part in re.findall(r"\d+", found)[: len(least)]) < least:
             missing.append(f"{package} {found} is too old, {wanted} is needed: pip install -U {package}")
@@ -53,10 +53,17 @@ def missing_requirements() -> list[str]:
     need = f"Java {fast_start.MIN_JAVA} or newer is needed"
     how = "install one (Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME"
     if java is None:
-        missing.append(f"there is no java that runs; {need}: {how}")
+        home = os.environ.get("JAVA_HOME")
+        where = f" in JAVA_HOME, {home}" if home else ""
+        missing.append(f"there is no java that runs{where}; {need}: {how}")
     elif java.major < fast_start.MIN_JAVA:
         missing.append(f"{java.command} is Java {java.major}; {need}: {how}")
     return missing
+
+
+def _how_to_install() -> str:
+    in_checkout = Path(__file__).resolve().parents[1] / "bin" / "setup"
+    return "bin/setup all spark" if in_checkout.is_file() else 'pip install "kafkalite[spark]"'
 
 
 def recommended_settings(

@@ -12,7 +12,7 @@ from sparkbridge.errors import SinkCommitError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink_commit import Written, abort_batch, commit_batch
 from sparkbridge.sink_schema import sink_columns
-from sparkbridge.task_writer import TaskIdentity, write_task
+from sparkbridge.task_writer import TaskIdentity, check_settings, write_task
 
 
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
@@ -24,6 +24,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
         self.options = SinkOptions.parse(options, is_stream=True)
+        check_settings(self.options)
         self.columns = sink_columns(schema, self.options.topic)
 
     def write(self, iterator: Iterator[Any]) -> Written:

@@ -20,6 +20,7 @@ from kafkalite.client.sync_admin import Admin
 from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.client.txn_group import PreparedWriter
 from kafkalite.errors import (
+    ConfigError,
     InvalidProducerEpochError,
     InvalidTransactionTimeoutError,
     KafkaliteError,
@@ -30,14 +31,26 @@ from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.records.partitioners import Partitioner, make_partitioner
 from kafkalite.rng import system_rng
-from sparkbridge.errors import SinkCommitError
+from sparkbridge.errors import SinkCommitError, SparkOptionError
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_columns import NO_PARTITION, Records, Share, Splitter, cut, joined, record_overhead
-from sparkbridge.sink_commit import Written, driver_config, member_name, older_batch
+from sparkbridge.sink_columns import (
+    BATCH_BYTES,
+    NO_PARTITION,
+    Records,
+    Share,
+    Splitter,
+    cut,
+    joined,
+    record_overhead,
+)
+from sparkbridge.sink_commit import Written, driver_config, member_name, older_batch, started
 from sparkbridge.sink_schema import SinkColumns
 
 #: So many bytes of records may wait in all open batches of a task; then the largest goes.
 MAX_OPEN_BYTES: Final = 32 << 20
+#: What an Arrow slice costs beside its bytes, about; where rows are few to each, that is the most of it.
+PIECE_BYTES: Final = 2_048
+SMALL_PIECE_BYTES: Final = 8 * PIECE_BYTES
 #: A topic's max.message.bytes is asked for again after this time, and after a refused batch.
 LIMITS_MAX_AGE_S: Final = 300
 
@@ -124,6 +137,17 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
 # --- producers ---------------------------------------------------------------------------------------
 
 
+def check_settings(options: SinkOptions) -> None:
+    """Whether the settings of the tasks' producers fit together. Raises SparkOptionError."""
+    settings = _settings(options)
+    if options.exactly_once:
+        settings |= {"transactional.id": "any", "transaction.timeout.ms": options.transaction_timeout_ms}
+    try:
+        producer_config(settings)
+    except ConfigError as cause:
+        raise SparkOptionError(f"kafka.{cause}", hint="it is a setting of the sink's Kafka client") from cause
+
+
 def _settings(options: SinkOptions) -> dict[str, Any]:
     client = options.client
     return {
@@ -159,13 +183,15 @@ def _joined(options: SinkOptions, task: TaskIdentity) -> TransactionGroupWriter:
 
 
 def _join(options: SinkOptions, task: TaskIdentity, timeout_ms: int) -> TransactionGroupWriter:
-    writer = TransactionGroupWriter(
-        task.sink_id,
-        task.batch_id,
-        member_name(task.query_id, task.attempt),
-        config={**_settings(options), "transaction.timeout.ms": timeout_ms},
-    )
-    return writer.start()
+    def make() -> TransactionGroupWriter:
+        return TransactionGroupWriter(
+            task.sink_id,
+            task.batch_id,
+            member_name(task.query_id, task.attempt),
+            config={**_settings(options), "transaction.timeout.ms": timeout_ms},
+        )
+
+    return started(make, options.client.request_timeout_ms)
 
 
 _producers: dict[tuple[Any, ...], Producer] = {}
@@ -179,7 +205,8 @@ def _pooled_producer(options: SinkOptions) -> Producer:
     if producer is None:
         for other in [other for other in _producers if other[0] != os.getpid()]:
             del _producers[other]  # of the process that this one was forked from
-        producer = _producers[key] = Producer(config=settings).start()
+        producer = started(lambda: Producer(config=settings), options.client.request_timeout_ms)
+        _producers[key] = producer
     return producer
 
 
@@ -222,6 +249,28 @@ class _Open:
         self.row_count = 0
         self.size_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        return self.size_bytes + len(self.records) * PIECE_BYTES
+
+    def add(self, piece: Records, size_bytes: int) -> None:
+        self.records.append(piece)
+        self.row_count += piece.row_count
+        self.size_bytes += size_bytes
+
+    def own(self) -> None:
+        """Have the last piece in memory of its own: the rest of its Arrow batch may go.
+
+        Small pieces are made one with those before them that are no larger, so there are few.
+        """
+        last = [self.records.pop()]
+        row_count = last[0].row_count
+        if self.size_bytes < len(self.records) * SMALL_PIECE_BYTES:
+            while self.records and self.records[-1].row_count <= row_count:
+                last.append(self.records.pop())
+                row_count += last[-1].row_count
+        self.records.append(joined(last[::-1]).copy())
+
     def has_room(self, row_count: int, size_bytes: int, limit_records: int, limit_bytes: int) -> bool:
         return self.size_bytes + size_bytes <= limit_bytes and self.row_count + row_count <= limit_records
 
@@ -236,7 +285,8 @@ class BatchSender(Protocol):
 class Outlet:
     """Gathers shares into batches as large as the topic takes, and hands them to the producer.
 
-    Invariant: records of one partition leave in the order they came.
+    Invariant: of those with a key or a partition, records of one partition leave in the order they came;
+    and so do those without. A topic of one partition knows no difference.
     """
 
     def __init__(
@@ -277,16 +327,16 @@ class Outlet:
             self._go_on(topic)
         self._mixed.clear()
         while self._open_bytes > MAX_OPEN_BYTES:
-            self._send(*max(self._open, key=lambda key: self._open[key].size_bytes))
+            self._send(*max(self._open, key=lambda key: self._open[key].held_bytes))
 
     def flush(self) -> None:
         """Hand over what is open."""
-        for topic, partition in list(self._open):
-            self._send(topic, partition)
+        while self._open:
+            self._send(*next(iter(self._open)))
 
     def _add(self, share: Share) -> None:
         topic, partition, records = share
-        limit_bytes = self._limit(topic)
+        limit_bytes = self._limit(topic) - BATCH_BYTES
         waiting = self._open.get((topic, partition))
         limit_records = self._limit_records
         for piece, size_bytes in cut(records, limit_bytes, limit_records, self._overhead):
@@ -297,23 +347,26 @@ class Outlet:
                 waiting = None
             if waiting is None:
                 waiting = self._open[topic, partition] = _Open()
-            waiting.records.append(piece)
-            waiting.row_count += piece.row_count
-            waiting.size_bytes += size_bytes
-            self._open_bytes += size_bytes
+            self._open_bytes -= waiting.held_bytes
+            waiting.add(piece, size_bytes)
+            self._open_bytes += waiting.held_bytes
         if waiting is None:
             return
         if waiting.size_bytes * 4 > limit_bytes * 3:
             self._send(topic, partition)
         else:
-            waiting.records[-1] = waiting.records[-1].copy()  # the rest of the Arrow batch may go
+            self._open_bytes -= waiting.held_bytes
+            waiting.own()
+            self._open_bytes += waiting.held_bytes
 
     def _send(self, topic: str, partition: int) -> None:
         waiting = self._open.pop((topic, partition))
-        self._open_bytes -= waiting.size_bytes
+        self._open_bytes -= waiting.held_bytes
         if partition == NO_PARTITION:
             partition = self._keyless(topic)
             self._go_on(topic)
+            if (topic, partition) in self._open:  # with rows that came before these
+                self._send(topic, partition)
         builder = RecordBatchBuilder(codec=self._config.codec, level=self._config.compression_level)
         now_ms = time.time_ns() // 1_000_000
         values, keys, timestamps, headers = joined(waiting.records)
@@ -344,6 +397,8 @@ class Outlet:
         return (chosen + self._first) % count
 
     def _keyless_among_others(self, topic: str) -> int:
+        if (topic, NO_PARTITION) in self._open:  # with rows that came before these
+            self._send(topic, NO_PARTITION)
         self._mixed.add(topic)
         return self._keyless(topic)
 

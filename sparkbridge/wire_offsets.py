@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kafkalite.client.isolation import AbortedFilter
 from kafkalite.errors import RequestTimeoutError, UnknownTopicOrPartitionError
 from kafkalite.limits import MIB
-from kafkalite.model import EARLIEST, LATEST, NO_OFFSET, TopicPartition
+from kafkalite.model import EARLIEST, LATEST, NO_OFFSET, IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import ListOffsetsPartition, ListOffsetsRequest
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import parse_header
-from sparkbridge.offsets import TopicSnapshot
+from sparkbridge.offsets import Positions, TopicSnapshot
 from sparkbridge.wire_brokers import Brokers
 from sparkbridge.wire_fetch import Fetched, FetchToken, receive_fetch, send_early
 
@@ -24,12 +24,15 @@ _SNAPSHOT_ROUNDS: Final = 5
 
 
 def list_offsets(
-    brokers: Brokers, wanted: Mapping[TopicPartition, Sequence[int]]
+    brokers: Brokers,
+    wanted: Mapping[TopicPartition, Sequence[int]],
+    isolation_level: int | None = None,
 ) -> dict[TopicPartition, list[Any]]:
     """The ListedOffset of each partition at each of its timestamps (or EARLIEST, LATEST), in their order.
 
-    Raises as Brokers.until_answered.
+    ``isolation_level`` is that of ``brokers`` by default. Raises as Brokers.until_answered.
     """
+    level = brokers.isolation_level if isolation_level is None else isolation_level
 
     def request_of(asked: Sequence[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
         partitions = [
@@ -37,7 +40,7 @@ def list_offsets(
             for tp, leader_epoch in asked
             for timestamp_ms in wanted[tp]
         ]
-        return ListOffsetsRequest(brokers.isolation_level, partitions)
+        return ListOffsetsRequest(level, partitions)
 
     return brokers.ask_leaders("the look-up of offsets", wanted, request_of)
 
@@ -70,6 +73,13 @@ def snapshot(brokers: Brokers, topics: Mapping[str, Sequence[int] | None]) -> di
         if all(brokers.metadata.topics[name].topic_id == id_ for name, id_ in ids.items()):
             return {name: _told(brokers, name, ids[name], listed) for name in ids}
     raise gone or RequestTimeoutError("topics are made anew faster than they can be looked at")
+
+
+def high_watermarks(brokers: Brokers, tps: Iterable[TopicPartition]) -> Positions:
+    """Where the logs end, records of open transactions included. Raises as Brokers.until_answered."""
+    wanted = dict.fromkeys(tps, (LATEST,))
+    listed = list_offsets(brokers, wanted, int(IsolationLevel.READ_UNCOMMITTED))
+    return {tp: answer.offset for tp, (answer,) in listed.items()}
 
 
 def _told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
@@ -20,6 +21,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import kafkalite
+from kafkalite.client.cluster import ClusterClient
 from kafkalite.client.sync_admin import Admin
 from kafkalite.client.sync_txn_group import TransactionGroup
 from kafkalite.errors import ConnectionFailedError
@@ -447,6 +449,23 @@ def test_brokers_that_stay_away_are_told(enter: Enter, query: str, monkeypatch: 
         sink.write(rows("a"))
     with pytest.raises(SinkCommitError, match="is not known"):
         sink.commit([sink.write(iter([]))], 0)
+
+
+def test_nothing_is_left_of_a_batch(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    """A worker lives for many tasks, of which some fail."""
+
+    def run(batch: int) -> int:
+        sink = writer(cluster, topic, sinkName=f"sink-{query}")
+        enter(FakeTask(query, batch))
+        with pytest.raises(ZeroDivisionError):
+            sink.write(fail_after(rows("a")))
+        sink.abort([sink.write(rows("a"))], batch)
+        sink.commit([sink.write(rows(*"a" * (batch % 2)))], batch)
+        gc.collect()
+        return sum(isinstance(one, ClusterClient) for one in gc.get_objects())
+
+    first = run(0)
+    assert [run(batch) for batch in range(1, 7)] == [first] * 6
 
 
 # --- at least once -----------------------------------------------------------------------------------

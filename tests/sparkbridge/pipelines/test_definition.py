@@ -114,7 +114,6 @@ def test_everything_wrong_is_told_at_once() -> None:
     """
     lines = told(text)
     for part in (
-        "[pipeline] is missing",
         "[source] topc is not known here (did you mean topic?)",
         "[transform 1] sql give exactly one of sql and python",
         "exactly one of topic, parquet, console = true; there is topic and parquet",
@@ -158,7 +157,7 @@ def test_everything_wrong_is_told_at_once() -> None:
         ("FROM source", "FROM sorce", "reads 'sorce', which is no view (did you mean source?)"),
         ('sql = "', 'python = "a.py:b"\nsql = "', "give exactly one of sql and python"),
         ("[sink]", '[sink]\nfrom = "pricd"', "from 'pricd' is no view (did you mean priced?)"),
-        ("[sink]", "[sinkk]", "[sink] is missing"),
+        ("[sink]", "[sinkk]", "sinkk is not known here (did you mean sink"),
         ('topic = "priced"', 'parquet = "x"', "key is for a sink with topic"),
         (
             'topic = "priced"',

@@ -117,6 +117,9 @@ def running_session() -> Iterator[Any]:
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(30)
+        type(spark.sparkContext)._gateway = type(spark.sparkContext)._jvm = (
+            None  # or the next session wants it
+        )
 
 
 def _prepared_source() -> Any:

@@ -65,7 +65,7 @@ def pipeline() -> None:
 # --- list ------------------------------------------------------------------------------------------
 
 
-@pipeline.command("list")
+@pipeline.command("list", short_help="Those that come with kafkalite, and those of a directory.")
 @click.argument("directory", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @invocation.debug_option
 @output_option
@@ -112,7 +112,7 @@ def shown_path(path: Path) -> Path:
 # --- validate --------------------------------------------------------------------------------------
 
 
-@pipeline.command()
+@pipeline.command(short_help="Every mistake in a file, with its line; without Spark.")
 @click.argument("paths", nargs=-1, required=True, type=_FILE, metavar="FILE…")
 @click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As of run.")
 @invocation.debug_option

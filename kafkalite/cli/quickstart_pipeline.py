@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -119,3 +121,7 @@ def show(file: Path | None) -> None:
     click.echo()
     job.run()
     job.print_tables()
+    if import_module("sparkbridge.fast_start").class_archive() is None:
+        python = pipeline.shown_path(Path(sys.executable).parent) / Path(sys.executable).name
+        click.echo()
+        click.echo(f"So that Spark starts in half the time, once: {python} -m sparkbridge.fast_start")

@@ -18,7 +18,7 @@ from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import demo, frames
 from sparkbridge.pipelines.definition import Sink
 from sparkbridge.pipelines.engine import Run, RunningQuery
-from sparkbridge.pipelines.spark_errors import told
+from sparkbridge.pipelines.spark_errors import place, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +138,10 @@ def _python_finding(check_run: CheckRun, name: str, run: Run) -> Finding:
     except AssertionError as problem:
         return Finding(name, False, str(problem) or _line_of(problem))
     except Exception as problem:
-        raise PipelineError(f"[check] {reference}: {type(problem).__name__}: {problem}") from problem
+        raise PipelineError(
+            f"[check] {reference}: {type(problem).__name__}: {problem}{place(problem)}",
+            hint="the pipeline itself ran to its end; --no-check leaves the check out",
+        ) from problem
     return Finding(name, True, str(found or "holds"))
 
 

@@ -136,9 +136,11 @@ def find_line(text: str, table: str, key: str) -> int:
             )
             inner = inner or key.split(".", 1)[0]
             line = _line_of_key(lines, at, inner) if inner else 0
-            if name == wanted:
+            if name == wanted and (line or at):
                 return line or at
             best = line or best
+    if not table and not best:  # a table of the file as a whole
+        best = next((at for name, at, _ in headings if name == key or name.startswith(f"{key}.")), 0)
     return best
 
 
@@ -237,4 +239,8 @@ def tell(problem: Problem, path: Path) -> str:
     at = f"{path}:{problem.line}" if problem.line else str(path)
     hint = f"; {problem.hint}" if problem.hint else ""
     level = "warning: " if problem.is_warning else ""
-    return f"{at}: {level}{problem.place} {problem.message}{hint}".replace("  ", " ")
+    is_sentence = not problem.place or problem.message.startswith(
+        ("is ", "must ", "has ", "reads ", "can't ")
+    )
+    between = " " if is_sentence else ": "
+    return f"{at}: {level}{f'{problem.place}{between}{problem.message}'.lstrip()}{hint}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.definition import Decode, FunctionRef, Pipeline, Sink, Source, Table
 from sparkbridge.pipelines.files import PipelineFile
-from sparkbridge.pipelines.spark_errors import told
+from sparkbridge.pipelines.spark_errors import USER_MODULE, told
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -115,7 +115,7 @@ def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
 def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
     """The function, its file imported once under a name of its own. Raises PipelineError."""
     path = file.resolve(reference.path)
-    name = "kafkalite_pipeline_" + re.sub(r"\W", "_", str(path.with_suffix("")))
+    name = USER_MODULE + re.sub(r"\W", "_", str(path.with_suffix("")))
     module = sys.modules.get(name)
     if module is None:
         spec = importlib.util.spec_from_file_location(name, path)

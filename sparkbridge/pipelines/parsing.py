@@ -88,7 +88,8 @@ def _pipeline(root: Section) -> Pipeline:
 def _required(root: Section, key: str, hint: str) -> Section:
     found = root.table(key)
     if found is None:
-        root.problems.append(Problem(key, "", "is missing", hint))
+        if not root.has_nearly((key,)):
+            root.problems.append(Problem(key, "", "is missing", hint))
         return Section(key, {}, [])  # what is missing in it is not worth another word
     return found
 
@@ -97,11 +98,14 @@ def _required(root: Section, key: str, hint: str) -> Section:
 
 
 def _source(section: Section, trigger: str) -> Source:
-    ways = [key for key in ("topic", "topics", "topic_pattern") if section.has(key)]
+    kinds = ("topic", "topics", "topic_pattern")
+    ways = [key for key in kinds if section.has(key)]
     topic = section.text("topic")
     topics = section.texts("topics")
     pattern = section.text("topic_pattern")
-    if len(ways) != 1 and section.values:
+    if not ways and section.has_nearly(kinds):
+        pass
+    elif len(ways) != 1 and section.values:
         told = " and ".join(ways) or "nothing"
         section.complain("topic", f"give exactly one of topic, topics, topic_pattern; there is {told}")
     elif not section.values and not ways:
@@ -322,7 +326,7 @@ def _sinks(root: Section, steps: tuple[Step, ...]) -> tuple[Sink, ...]:
     if one is not None and several:
         root.problems.append(Problem("sink", "", "give [sink] or [sinks.NAME], not both"))
     sections = several if one is None else {"sink": one, **several}
-    if not sections:
+    if not sections and not root.has_nearly(("sink", "sinks")):
         root.problems.append(
             Problem("sink", "", "is missing", "[sink] says where to: topic, parquet or console")
         )
@@ -342,7 +346,9 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
     kinds = [key for key in _SINK_KINDS if section.has(key)]
     topic, parquet = section.text("topic"), section.text("parquet")
     console = section.get("console", bool, False)
-    if len(kinds) != 1 or (kinds == ["console"] and not console):
+    if not kinds and section.has_nearly(_SINK_KINDS):
+        pass
+    elif len(kinds) != 1 or (kinds == ["console"] and not console):
         told = " and ".join(kinds) or "none"
         section.complain("", f"give exactly one of topic, parquet, console = true; there is {told}")
     if topic and (problem := topic_name_problem(topic)):

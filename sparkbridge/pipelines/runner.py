@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.listener import BatchProgress
@@ -22,6 +23,9 @@ from sparkbridge.spark_session import is_local, missing_requirements, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_QUERY_LOGGER: Final = "SQLQueryContextLogger"  #: pyspark's, of errors in queries
 
 
 def _nothing(*_: Any) -> None:
@@ -78,7 +82,8 @@ def spark_session(
             from sparkbridge import install
 
             install(spark)
-        yield spark
+        with _query_log_to(log):
+            yield spark
     finally:
         with contextlib.suppress(Exception):
             spark.stop()
@@ -105,6 +110,26 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
         os.dup2(ours, 2)
         os.close(ours)
         os.close(target)
+
+
+@contextlib.contextmanager
+def _query_log_to(log: Path | None) -> Iterator[None]:
+    """pyspark logs each query that Spark refuses, with the JVM's stack trace, to our stderr: to ``log``."""
+    if log is None:
+        yield
+        return
+    from pyspark.logger import PySparkLogger
+
+    handlers = PySparkLogger.getLogger(_QUERY_LOGGER).handlers
+    streams = [each for each in handlers if isinstance(each, logging.StreamHandler)]
+    with log.open("a") as file:
+        before = [(each, each.setStream(file)) for each in streams]
+        try:
+            yield
+        finally:
+            for each, stream in before:
+                if stream is not None:
+                    each.setStream(stream)
 
 
 def execute(

@@ -61,6 +61,10 @@ class Section:
     def has(self, key: str) -> bool:
         return key in self.values
 
+    def has_nearly(self, keys: Sequence[str]) -> bool:
+        """Whether an unknown key looks like one of ``keys``: ``finish`` tells of it, which is enough."""
+        return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
+
     def get(self, key: str, kind: type[T], default: T) -> T:
         """The value if it is of ``kind``; a boolean is no number."""
         self._known.append(key)

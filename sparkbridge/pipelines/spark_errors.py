@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from kafkalite.errors import KafkaliteError
@@ -18,8 +19,10 @@ _PYTHON: Final = re.compile(
 )
 _CONDITION: Final = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_.]{3,})\] (?=(?P<text>[^\n]+))")
 _WRAPPERS: Final = ("STREAM_FAILED", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR", "PYTHON_DATA_SOURCE_ERROR")
+_WRONG_QUERY: Final = frozenset({"AnalysisException", "ParseException"})
+USER_MODULE: Final = "kafkalite_pipeline_"  #: how the module of a pipeline's Python file is called first
 _JAVA: Final = re.compile(r"Caused by: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)")
-_TAIL: Final = re.compile(r"\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:line \d+, pos \d+)?;?\s*$")
+_TAIL: Final = re.compile(r"\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:line \d+,? pos \d+)?;?\s*$")
 
 
 def cause(error: BaseException) -> str:
@@ -40,8 +43,23 @@ def cause(error: BaseException) -> str:
 
 
 def is_named(error: BaseException | None) -> bool:
-    """Whether the cause is one of ours, which says by itself what to do."""
-    return error is not None and _OURS.search(_all_text(error)) is not None
+    """Whether the sentence says by itself what to do: ours, a wrong query, or a line of the file."""
+    if error is None:
+        return False
+    if type(error).__name__ in _WRONG_QUERY or place(error):
+        return True
+    return _OURS.search(_all_text(error)) is not None
+
+
+def place(error: BaseException) -> str:
+    """`` (transform.py:12)``: the last line of a pipeline's own Python on the way; empty without one."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(USER_MODULE):
+            found = f" ({Path(code.co_filename).name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
 
 
 def _all_text(error: BaseException) -> str:
@@ -66,7 +84,7 @@ def told(where: str) -> Iterator[None]:
         raise
     except Exception as problem:
         name = "" if _is_spark(problem) else f"{type(problem).__name__}: "
-        raise PipelineError(f"{where}: {name}{cause(problem)}") from problem
+        raise PipelineError(f"{where}: {name}{cause(problem)}{place(problem)}") from problem
 
 
 def _is_spark(error: BaseException) -> bool:

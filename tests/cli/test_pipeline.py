@@ -61,7 +61,7 @@ def test_list_of_a_directory(kl: Kl, good: Path, bad: Path) -> None:
     assert result.code == 0, result.told
     head, *lines = result.text.splitlines()
     assert head.split() == ["NAME", "SOURCE", "SINK", "DESCRIPTION", "TRIGGER", "FILE"]
-    assert any("has 4 problems: kl pipeline validate" in line for line in lines)
+    assert any("has 2 problems: kl pipeline validate" in line for line in lines)
     assert any(line.startswith("orders") and "topic copies" in line and "5 seconds" in line for line in lines)
 
 

@@ -33,7 +33,7 @@ def compose_settings(repository: Path) -> dict[str, dict[str, str]]:
     image = re.findall(r"(KAFKALITE_\w+)=(\S+)", (repository / "Dockerfile").read_text())
     nodes = {}
     for name, service in document["services"].items():
-        environment = dict(image) | service["environment"]
+        environment = dict(image) | service.get("environment", {})
         if "KAFKALITE_NODE_ID" in environment:
             nodes[name] = {
                 BROKER_OPTIONS.get(variable.removeprefix(ENVIRONMENT_PREFIX).lower()).name: value

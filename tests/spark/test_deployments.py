@@ -81,8 +81,8 @@ async def test_exactly_once_on_a_standalone_cluster(broker: SyncCluster, tmp_pat
 
 
 async def test_memory_of_python_workers_is_bounded(tmp_path: Path) -> None:
-    """In one batch, each of two tasks reads and writes 100 MB."""
-    usage = await measure(tmp_path, megabytes=200, value_bytes=1_000)
+    """In one batch, each of two tasks reads and writes 50 MB."""
+    usage = await measure(tmp_path, megabytes=100, value_bytes=1_000)
     assert usage.output == usage.input
-    assert usage.output.records == 200_000
+    assert usage.output.records == 100_000
     assert usage.largest < 180, f"MiB by process: {sorted(usage.peak.values())}"

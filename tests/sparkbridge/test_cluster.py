@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from kafkalite.protocol.connection import Request
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, disconnect_next, drop_next, fail_next
 from sparkbridge import cluster as spark_cluster
-from sparkbridge import wire_news, wire_offsets
+from sparkbridge import wire_brokers, wire_news, wire_offsets
 from sparkbridge.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.offsets import TopicSnapshot
 from sparkbridge.options import ClientOptions
@@ -354,11 +355,16 @@ def test_an_offset_that_is_gone_is_told_with_those_there_are(
             spark.fetch(TopicPartition(topic, 0), offset, max_bytes=MIB)
 
 
+def _sleep_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], object]) -> None:
+    """Have the client sleep so, and no other thread of this process."""
+    monkeypatch.setattr(wire_brokers, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+
 @pytest.mark.parametrize("partition", [0, 3])
 def test_what_does_not_exist_is_an_error_at_once(
     spark: SparkCluster, topic: str, partition: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nothing to wait for"))
+    _sleep_by(monkeypatch, lambda _: pytest.fail("nothing to wait for"))
     name = topic if partition else "absent"
     with pytest.raises(UnknownTopicOrPartitionError, match=name):
         spark.fetch(TopicPartition(name, partition), 0, max_bytes=MIB)
@@ -414,7 +420,7 @@ def test_pauses_are_as_long_as_the_settings_say(
     spark = SparkCluster.shared(options_for(cluster, consumer=settings))
     spark.snapshot({topic: None})
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    _sleep_by(monkeypatch, pauses.append)
     cluster.intercept(ApiKey.FETCH, fail_next(4))
     spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
     least_and_most = [(5.6, 8.4), (7.2, 10.8), (7.2, 10.8)]  # a fifth less or more

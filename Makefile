@@ -1,6 +1,6 @@
 # The daily words. Each sets .venv up when it has to.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage sim mutants faults compose-test compose-spark-test spark-faults spark-memory
+.PHONY: check test bench docs coverage sim mutants faults compose-test compose-spark-test spark-faults spark-memory spark-deployments
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -30,6 +30,9 @@ faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faul
 # Both want Java 17 or newer, and keep what makes Spark's starts quick in .venv.
 SPARK := KAFKALITE_SPARK_CACHE=$${KAFKALITE_SPARK_CACHE:-$(CURDIR)/.venv/spark-cache} $(PYTHON)
 spark-faults: ; @bin/setup all dev test && $(SPARK) -m sparkbridge.testing.faults --rounds $(ROUNDS) $(FAULTS)
+
+# The same copy under local[2], a local cluster and a standalone master with two workers; and their memory.
+spark-deployments: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/spark
 
 # The memory of Spark's Python workers while so much flows from source to sink.
 MEGABYTES := 1000

@@ -198,6 +198,9 @@ async def test_a_leader_cut_off_is_fenced_and_its_tail_gives_way(batch_of: Make)
         waiting = asyncio.create_task(produce(cluster, old, batch_of(b"never"), timeout_ms=60_000))
         await cluster.wait_until(lambda: cluster.leader("t") not in {old, -1})
         new = cluster.leader("t")
+        await cluster.wait_until(
+            lambda: hosted(cluster, new).partition.is_leader, what=f"{new} to know it leads"
+        )
         kept = await produce(cluster, new, batch_of(b"kept"))
         assert (kept.error_code, kept.base_offset) == (0, 7)
         assert hosted(cluster, old).high_watermark == 7

@@ -17,7 +17,8 @@ from sparkbridge.testing.memory import measure
 from sparkbridge.testing.standalone import StandaloneCluster
 from sparkbridge.testing.verdict import check_copy
 
-pytestmark = pytest.mark.slow
+# A driver of its own for each: .ci/run asks for them by make spark-deployments.
+pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 LIMIT_S = 280
 PARTITIONS = 2

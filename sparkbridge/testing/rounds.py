@@ -18,6 +18,8 @@ STOPPED: Final = "restart"
 #: A restart with another minPartitions than before.
 SPLIT: Final = "min-partitions"
 ALL: Final = (*POINTS, STOPPED, SPLIT)
+#: Strike where Spark does not tell the batch.
+PLANNING: Final = frozenset({"planned", "stream-reader-killed"})
 MIN_PARTITIONS: Final = 5
 
 
@@ -52,8 +54,9 @@ def plan_round(rng: Rng, points: Collection[str] = ALL) -> list[Run]:
         end("available-now", driver=True)
     for point in order:
         kills = point in KILLS_DRIVER or point in KILLS_QUERY
-        # Several may strike in one batch, but nothing does where the planning of that batch was the end.
-        batch_id += 1 if kills else rng.randrange(2) + rng.randrange(2)
+        # Several may strike in one batch, but nothing does where the planning of that batch was the end; and
+        # planning counts a batch that is run again as the one after it.
+        batch_id += 2 if point in PLANNING else 1 if kills else rng.randrange(2) + rng.randrange(2)
         endless = ("available-now", "processed")[rng.randrange(2)]
         if point == STOPPED:
             end(batch_id)

@@ -8,7 +8,15 @@ import pytest
 
 from kafkalite.rng import seeded_rng
 from sparkbridge.testing.points import KILLS_DRIVER, KILLS_QUERY, POINTS
-from sparkbridge.testing.rounds import ALL, LOCAL, LOCAL_CLUSTER, STOPPED, last_batch_id, plan_round
+from sparkbridge.testing.rounds import (
+    ALL,
+    LOCAL,
+    LOCAL_CLUSTER,
+    PLANNING,
+    STOPPED,
+    last_batch_id,
+    plan_round,
+)
 
 SEEDS = range(200)
 
@@ -56,3 +64,11 @@ def test_executors_are_their_own_for_a_whole_driver() -> None:
 def test_a_seed_is_a_plan() -> None:
     assert plan_round(seeded_rng(5)) == plan_round(seeded_rng(5))
     assert len({str(plan_round(seeded_rng(seed))) for seed in SEEDS}) == len(SEEDS)
+
+
+def test_planning_that_counts_one_batch_too_many_strikes_after_all_others() -> None:
+    for seed in range(200):
+        for run in plan_round(seeded_rng(seed)):
+            others = [batch_id for point, batch_id in run.plan.items() if point not in PLANNING]
+            for point in PLANNING & run.plan.keys():
+                assert run.plan[point] - 1 > max(others, default=-1), (seed, run)

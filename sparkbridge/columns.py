@@ -90,15 +90,6 @@ class SparkBatchBuilder:
         return pa.RecordBatch.from_arrays([make(pieces, count) for make in self._makers], schema=self._schema)
 
 
-def to_spark(
-    batch: RecordBatch, topic: str, partition: int, schema: pa.Schema, start: int, end: int
-) -> pa.RecordBatch:
-    """The batch's records with offsets from ``start`` (inclusive) to ``end`` (exclusive) in ``schema``."""
-    builder = SparkBatchBuilder(schema, topic, partition)
-    builder.add(batch, start, end)
-    return builder.build()
-
-
 def _size_bytes(body: BodyView) -> int:
     columns = (body.keys, body.values)
     data_bytes = sum(len(column.data) + len(column.offsets) for column in columns if column is not None)

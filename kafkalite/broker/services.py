@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.broker.answers import Answer, Reply
 from kafkalite.broker.config import BrokerConfig
@@ -13,7 +13,8 @@ from kafkalite.broker.metrics import Metrics
 from kafkalite.broker.partitions import Partitions
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock
-from kafkalite.errors import ClusterAuthorizationFailedError, RequestTimedOutError
+from kafkalite.errors import ClusterAuthorizationFailedError, InvalidRequestError, RequestTimedOutError
+from kafkalite.model import IsolationLevel
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster_auth import Authenticator, Challenge
@@ -86,6 +87,17 @@ async def decide_for(services: Services, message: Any, client: Client) -> Answer
             f"node {client.node_id} asked in the name of node {message.node_id}"
         )
     return Reply(await services.channel.execute(message))
+
+
+_IS_READ_COMMITTED: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
+
+
+def is_read_committed(isolation_level: int) -> bool:
+    """What a request's isolation level asks for. Raises InvalidRequestError for one that nobody knows."""
+    is_committed_only = _IS_READ_COMMITTED.get(isolation_level)
+    if is_committed_only is None:
+        raise InvalidRequestError(f"isolation level {isolation_level} is neither 0 nor 1")
+    return is_committed_only
 
 
 async def bounded(awaitable: Any, timeout_ms: int, what: str) -> Any:

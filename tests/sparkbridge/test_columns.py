@@ -19,7 +19,7 @@ from kafkalite.model import Record, TimestampType
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import HEADER_BYTES, Codec, seal, stamp_log_append_time
-from sparkbridge.columns import SparkBatchBuilder, to_spark
+from sparkbridge.columns import SparkBatchBuilder
 from sparkbridge.errors import SourceSchemaError
 from sparkbridge.schema import arrow_schema, source_schema
 
@@ -27,6 +27,15 @@ ALL = arrow_schema(source_schema(include_headers=True))
 AS_MAP = arrow_schema(source_schema(include_headers=True, headers_as_map=True))
 TIME_MS = 1_700_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_spark(
+    batch: RecordBatch, topic: str, partition: int, schema: pa.Schema, start: int, end: int
+) -> pa.RecordBatch:
+    """The batch's records with offsets from ``start`` (inclusive) to ``end`` (exclusive) in ``schema``."""
+    builder = SparkBatchBuilder(schema, topic, partition)
+    builder.add(batch, start, end)
+    return builder.build()
 
 
 def picked(*names: str, **types: Any) -> Any:

@@ -26,10 +26,10 @@ from typing import Any, Final, NamedTuple
 
 from kafkalite.broker.answers import Pending, Refusal, Reply
 from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.services import Client, Services, is_read_committed
 from kafkalite.broker.waiters import AppendedWaiter, Key
-from kafkalite.errors import BrokerError, ErrorCode, InvalidRequestError, StorageError
-from kafkalite.model import NO_OFFSET, IsolationLevel
+from kafkalite.errors import BrokerError, ErrorCode, StorageError
+from kafkalite.model import NO_OFFSET
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
     AbortedTransaction,
@@ -41,8 +41,6 @@ from kafkalite.protocol.messages.data import (
 
 MAX_WAIT_MS: Final = 2**31 - 1
 CLOCK_GRAIN_S: Final = 0.001  # a timer may come this much early
-
-_LEVELS: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
 
 
 class _Read(NamedTuple):
@@ -104,7 +102,7 @@ class _Poll:
         waiters = self._services.waiters
         missing_bytes = 1 if self._is_watching else self._message.min_bytes - read.size_bytes
         is_readable = None
-        if _LEVELS[self._message.isolation_level]:
+        if is_read_committed(self._message.isolation_level):
             missing_bytes = min(missing_bytes, read.missing_bytes(self._message))
             partitions = read.reply.message.partitions
             self._stable = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
@@ -147,9 +145,7 @@ def _read(services: Services, message: FetchRequest) -> _Read:
     buffers: list[Any] = []
     size_bytes = 0
     is_final = False
-    is_committed_only = _LEVELS.get(message.isolation_level)
-    if is_committed_only is None:
-        raise InvalidRequestError(f"isolation level {message.isolation_level} is neither 0 nor 1")
+    is_committed_only = is_read_committed(message.isolation_level)
     for asked in message.partitions:
         try:
             if asked.max_bytes <= 0:

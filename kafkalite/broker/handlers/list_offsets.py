@@ -12,13 +12,10 @@ time without a meaning; an isolation level nobody knows), KAFKA_STORAGE_ERROR.
 
 from __future__ import annotations
 
-from typing import Final
-
 from kafkalite.broker.answers import Reply
 from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
-from kafkalite.errors import InvalidRequestError
-from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, IsolationLevel
+from kafkalite.broker.services import Client, Services, is_read_committed
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
     ListedOffset,
@@ -27,14 +24,10 @@ from kafkalite.protocol.messages.data import (
     ListOffsetsResponse,
 )
 
-_LEVELS: Final = frozenset(map(int, IsolationLevel))
-
 
 def handle(services: Services, request: Request, _client: Client) -> Reply:
     message: ListOffsetsRequest = request.message
-    if message.isolation_level not in _LEVELS:
-        raise InvalidRequestError(f"isolation level {message.isolation_level} is neither 0 nor 1")
-    is_committed_only = message.isolation_level == IsolationLevel.READ_COMMITTED
+    is_committed_only = is_read_committed(message.isolation_level)
     listed = [_list(services, asked, is_committed_only) for asked in message.partitions]
     return Reply(ListOffsetsResponse(0, None, listed))
 

@@ -16,13 +16,10 @@ level nobody knows), KAFKA_STORAGE_ERROR.
 
 from __future__ import annotations
 
-from typing import Final
-
 from kafkalite.broker.answers import Reply
 from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
-from kafkalite.errors import InvalidRequestError
-from kafkalite.model import NO_OFFSET, IsolationLevel
+from kafkalite.broker.services import Client, Services, is_read_committed
+from kafkalite.model import NO_OFFSET
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
     OffsetForBytes,
@@ -31,14 +28,10 @@ from kafkalite.protocol.messages.data import (
     OffsetsForBytesResponse,
 )
 
-_LEVELS: Final = frozenset(map(int, IsolationLevel))
-
 
 def handle(services: Services, request: Request, _client: Client) -> Reply:
     message: OffsetsForBytesRequest = request.message
-    if message.isolation_level not in _LEVELS:
-        raise InvalidRequestError(f"isolation level {message.isolation_level} is neither 0 nor 1")
-    is_committed_only = message.isolation_level == IsolationLevel.READ_COMMITTED
+    is_committed_only = is_read_committed(message.isolation_level)
     found = [_find(services, asked, is_committed_only) for asked in message.partitions]
     return Reply(OffsetsForBytesResponse(0, None, found))
 

@@ -27,9 +27,9 @@ KB = 1000
 MIB = 1024 * 1024
 
 
-def _create(session: wire.Session, topic: str, partitions: int = 1, **configs: str) -> None:
+def _create(session: wire.Session, topic: str, configs: dict[str, str] | None = None) -> None:
     answer = session.call(
-        admin.CreateTopicsRequest(10_000, False, [admin.NewTopic(topic, partitions, 1, configs)])
+        admin.CreateTopicsRequest(10_000, False, [admin.NewTopic(topic, 1, 1, configs or {})])
     ).message
     assert answer.topics[0].error_code in (0, 36), answer
 
@@ -51,7 +51,7 @@ def ingest() -> list[Row]:
                 bare_sock = wire.connect(bare.port)
                 bare_frame = struct.pack(">I", len(batch)) + batch
                 session = wire.Session(ours.port)
-                _create(session, "ingest", **{"max.message.bytes": str(16 * MIB)})
+                _create(session, "ingest", {"max.message.bytes": str(16 * MIB)})
                 frame = session.encode(
                     data.ProduceRequest(1, 10_000, None, [data.ProducePartition("ingest", 0, len(batch))]),
                     (batch,),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import uvloop
 
@@ -88,12 +89,8 @@ async def _create(port: int, *topics: str) -> None:
             await admin.create_topic(topic, partitions=1)
 
 
-def _median(measure: object, runs: int = 3) -> float:
-    samples = []
-    for _ in range(runs):
-        awaitable: Awaitable[float] = measure()  # type: ignore[operator]
-        samples.append(uvloop.run(awaitable))  # type: ignore[arg-type]
-    return statistics.median(samples)
+def _median(measure: Callable[[], Coroutine[Any, Any, float]], runs: int = 3) -> float:
+    return statistics.median(uvloop.run(measure()) for _ in range(runs))
 
 
 def run() -> list[Row]:

@@ -61,7 +61,7 @@ def _read(port: int, topic: str, schema: Any) -> float:
     options = SourceOptions.parse(settings, is_stream=False)
     cluster = SparkCluster.shared(options.client)
     start = time.perf_counter()
-    rows = sum(
+    rows: int = sum(
         batch.num_rows for batch in read_range(cluster, OffsetRange(topic, 0, 0, ROWS), options, schema)
     )
     assert rows == ROWS
@@ -138,12 +138,14 @@ def _prepared_source() -> Any:
         def read(self, partition: Any) -> Iterator[Any]:
             from kafkalite.records.batch import RecordBatch
             from kafkalite.records.builder import build_batch
-            from sparkbridge.columns import to_spark
+            from sparkbridge.columns import SparkBatchBuilder
             from sparkbridge.schema import arrow_schema
 
             count = min(self.rows, ROWS_PER_BATCH)
             made = RecordBatch(build_batch([VALUE] * count, timestamps_ms=1_700_000_000_000))
-            batch = to_spark(made, "prepared", 0, arrow_schema(self.schema), 0, count)
+            builder = SparkBatchBuilder(arrow_schema(self.schema), "prepared", 0)
+            builder.add(made, 0, count)
+            batch = builder.build()
             for first in range(0, self.rows, count):
                 yield batch.slice(0, min(count, self.rows - first))
 
@@ -292,7 +294,7 @@ def _latency(spark: Any, port: int, path: str) -> list[Row]:
     rate = spark.readStream.format("rate").option("rowsPerSecond", 100).option("numPartitions", 1).load()
     noop = {"format": "noop"}
     sink = {"format": "kafkalite", **servers, "topic": "copied"}
-    measures = {
+    measures: dict[str, Callable[[str], BatchTimes]] = {
         "rate → noop": lambda checkpoint: batch_times(rate, noop, checkpoint, None),
         "source → noop": lambda checkpoint: batch_times(ours, noop, checkpoint, _trickle(port, "trickle")),
         "source → sink, at least once": lambda checkpoint: batch_times(

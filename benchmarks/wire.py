@@ -64,7 +64,7 @@ class Session:
 def skip_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
     """Receive one kafkalite frame and drop it. Returns its payload's length."""
     receive_exactly(sock, memoryview(head))
-    envelope, payload = struct.unpack(">II", head)
+    envelope, payload = map(int, struct.unpack(">II", head))
     left = envelope + payload
     while left:
         n = min(left, len(body))
@@ -76,7 +76,7 @@ def skip_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
 def skip_short_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
     """The same for the bare servers' ``u32 length`` answers."""
     receive_exactly(sock, memoryview(head)[:4])
-    (length,) = struct.unpack_from(">I", head)
+    length = int.from_bytes(head[:4], "big")
     receive_exactly(sock, memoryview(body)[:length])
     return length
 

@@ -582,6 +582,7 @@ class Broker:
             self._store,
             self._scheduler,
             self._service_tasks,
+            lambda: self._services.is_isolated,
         )
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 

@@ -2,16 +2,20 @@
 
 A pass computes on the loop, a few milliseconds at a time, and then sleeps for about as long: a thread would
 take the interpreter from the loop for longer at a time. What waits for the disk runs in the executor.
-Leaders and followers compact on their own, each below the high watermark that it knows.
+Leaders and followers compact on their own, each below the high watermark that it knows. While a replica is
+not in sync they keep tombstones and markers: it may have the records that those end, and asks only for what
+comes after (R41).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
+from kafkalite import mutants
 from kafkalite.broker.events import Fields
 from kafkalite.broker.hosted_partition import HostedPartition
 from kafkalite.broker.partitions import Partitions
@@ -44,13 +48,16 @@ class Cleaner:
         *,
         backoff_ms: int,
         buffer_bytes: int,
+        is_isolated: Callable[[], bool],
     ) -> None:
-        """``buffer_bytes`` are for the keys of one pass."""
+        """``buffer_bytes`` are for the keys of one pass. ``is_isolated``: whether what the partitions know of
+        their replicas may be old (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
         self._backoff_ms = backoff_ms
         self._max_keys = buffer_bytes // BYTES_PER_KEY
+        self._is_isolated = is_isolated
         self._uncleanable: dict[HostedPartition, None] = {}  # damaged: until a restart
         self.pass_count = 0
         self.bytes_freed = 0
@@ -114,7 +121,12 @@ class Cleaner:
             return False
         work: CompactionPass | None = None
         try:
-            work = log.begin_compaction(self._clock.wall_ms(), hosted.high_watermark, self._max_keys)
+            work = log.begin_compaction(
+                self._clock.wall_ms(),
+                hosted.high_watermark,
+                self._max_keys,
+                may_forget=self._may_forget(hosted),
+            )
             if work is None:
                 return False
             await self._run(hosted, work)
@@ -151,6 +163,12 @@ class Cleaner:
             ),
         )
         return work.has_more
+
+    def _may_forget(self, hosted: HostedPartition) -> bool:
+        """Whether every replica has what this one may call committed (R41)."""
+        if "R41-forgets-unheard" in mutants.ACTIVE:
+            return True
+        return not self._is_isolated() and self._partitions.is_whole(hosted.key)
 
     def _give_up(self, hosted: HostedPartition, error: Exception) -> None:
         self._uncleanable[hosted] = None

@@ -130,7 +130,7 @@ class CoordinatorConfig(ClusterConfig):
         "transactional.id.expiration.ms",
         "int",
         604_800_000,
-        "How long a transactional id is remembered that does nothing.",
+        "How long a transactional id, or a retired transaction group, is remembered that does nothing.",
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(

@@ -60,8 +60,9 @@ class Housekeeping:
         store: LogStore,
         scheduler: SyncScheduler[HostedPartition],
         tasks: TaskSet,
+        is_isolated: Callable[[], bool],
     ) -> Housekeeping:
-        """Start all passes of a broker as tasks, compaction among them."""
+        """Start all passes of a broker as tasks, compaction among them; ``is_isolated`` is the cleaner's."""
         housekeeping = cls(
             clock,
             partitions,
@@ -80,6 +81,7 @@ class Housekeeping:
                 scheduler,
                 backoff_ms=config.log_cleaner_backoff_ms,
                 buffer_bytes=config.log_cleaner_dedupe_buffer_size,
+                is_isolated=is_isolated,
             )
             tasks.start(housekeeping.cleaner.clean_forever(), name="cleaner")
         return housekeeping

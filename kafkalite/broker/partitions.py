@@ -172,6 +172,11 @@ class Partitions:
             else:
                 yield hosted.stored()
 
+    def is_whole(self, key: TopicPartition) -> bool:
+        """Whether all replicas of a partition are in sync, by the image."""
+        state = self._image.partition(*key)
+        return state is not None and set(state.isr) == set(state.replicas)
+
     def damaged(self) -> list[DamagedReplica]:
         """The replicas whose log is offline: they are not to lead, nor to count as in sync (R24, R26)."""
         found = list(self._unopened.values())

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkalite.cli.times import format_time
 from kafkalite.coordination import StateRecord
-from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 
 GROUPS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
@@ -136,12 +136,16 @@ def _offset(value: bytes) -> Fields:
 
 def _read_of_transactions(record: StateRecord) -> StateEntry:
     from kafkalite.transactions.record_codec import GroupResult, parse_record
-    from kafkalite.transactions.transaction import Transaction, in_order
+    from kafkalite.transactions.transaction import NO_BATCH, Transaction, in_order
 
     found = parse_record(record)
     if isinstance(found, GroupResult):
-        value = {"last_batch": found.last_batch_id, "winners": list(found.winners)}
-        return StateEntry("group", {"application_id": found.name}, value)
+        result: Fields | None = None
+        if found.last_batch_id != NO_BATCH:
+            result = {"last_batch": found.last_batch_id, "winners": list(found.winners)}
+            if found.retired_ms != NO_TIMESTAMP:
+                result["retired"] = format_time(found.retired_ms)
+        return StateEntry("group", {"application_id": found.name}, result)
     if not isinstance(found, Transaction):
         name, producer_id = found
         if producer_id == NO_PRODUCER_ID:

@@ -216,6 +216,29 @@ def _hanging(
     return TopicPartition(topic, int(partition)), producer_id, start_offset
 
 
+@txn.command(
+    epilog="""\b
+Examples:
+  kl txn retire spark-4f0d...       a stream whose checkpoint was deleted"""
+)
+@click.argument("name", metavar="APPLICATION_ID", shell_complete=complete_transactional_ids)
+@client_options
+def retire(name: str) -> None:
+    """Let a transaction group be forgotten that has done its last batch.
+
+    The brokers keep the last batch of every application, so that it is not written twice when its driver
+    comes back. One that is retired is forgotten when nobody has used it for transactional.id.expiration.ms.
+    """
+    current = invocation.current()
+
+    async def main() -> int:
+        async with connect.admin(current) as admin:
+            return await admin.retire_transaction_group(name)
+
+    last = invocation.run_command(main)
+    invocation.say(f"{name!r} is retired: batch {last} was its last, and is forgotten in its time")
+
+
 @txn.command("find-hanging")
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option(

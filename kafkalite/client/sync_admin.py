@@ -191,6 +191,9 @@ class Admin:
     def describe_transaction_group(self, application_id: str) -> txn_admin.TransactionGroupDescription:
         return self._run(self._admin.describe_transaction_group(application_id))
 
+    def retire_transaction_group(self, application_id: str) -> int:
+        return self._run(self._admin.retire_transaction_group(application_id))
+
     def abort_transaction(self, transactional_id: str) -> None:
         self._run(self._admin.abort_transaction(transactional_id))
 

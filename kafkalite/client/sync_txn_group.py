@@ -93,3 +93,7 @@ class TransactionGroup:
     def last_batch_id(self) -> int:
         """The last batch decided; -1 before any."""
         return self._thread.run(self._group.last_batch_id())
+
+    def retire(self) -> int:
+        """As ``kafkalite.TransactionGroup.retire``."""
+        return self._thread.run(self._group.retire())

@@ -19,6 +19,7 @@ from kafkalite.protocol.messages.transactions import (
     DescribeTransactionsRequest,
     DescribeTxnGroupRequest,
     ListTransactionsRequest,
+    RetireTxnGroupRequest,
     TxnPartition,
 )
 
@@ -138,6 +139,13 @@ class TransactionAdmin(AdminConnection):
                 for one in answer.members
             ),
         )
+
+    async def retire_transaction_group(self, application_id: str) -> int:
+        """As ``TransactionGroup.retire``, for an application that is not there any more."""
+        request = RetireTxnGroupRequest(application_id)
+        answer = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
+        last: int = answer.last_batch_id
+        return last
 
     async def abort_transaction(self, transactional_id: str) -> None:
         """Abort what a transactional id has open, and fence its producer (R34).

@@ -37,6 +37,7 @@ from kafkalite.protocol.messages.transactions import (
     DescribeTxnGroupRequest,
     EndTxnGroupRequest,
     JoinTxnGroupRequest,
+    RetireTxnGroupRequest,
     TxnWinner,
 )
 from kafkalite.rng import Rng
@@ -249,5 +250,20 @@ class TransactionGroup:
             answer = await ask(self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id))
         except TransactionalIdNotFoundError:
             return NO_BATCH
+        last: int = answer.last_batch_id
+        return last
+
+    async def retire(self) -> int:
+        """Say that no batch follows the last one, which is returned: the name will not be used again.
+
+        Nothing else changes at once: the last batch repeated is answered as ever, and one that follows takes
+        this back. When nobody has used the name for transactional.id.expiration.ms, the brokers forget all of
+        it, and who uses it then begins anew. Without this a decision is kept for ever. May be repeated.
+
+        Raises InvalidTxnStateError when no batch is decided, or when writers of a next one are at work;
+        TransactionalIdNotFoundError when there is nothing to forget.
+        """
+        request = RetireTxnGroupRequest(self.application_id)
+        answer = await ask(self._cluster, self._coordinator, request)
         last: int = answer.last_batch_id
         return last

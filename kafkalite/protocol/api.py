@@ -63,6 +63,7 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_TXN_GROUP = 1009
     ABORT_TRANSACTION = 1010
     OFFSETS_FOR_BYTES = 1011
+    RETIRE_TXN_GROUP = 1012
 
 
 #: Spoken between the nodes of a cluster, on a connection that has proved to know its secret (S10).
@@ -219,6 +220,13 @@ APIS: Final[dict[int, Api]] = {
             ApiKey.DESCRIBE_TXN_GROUP,
             transactions.DescribeTxnGroupRequest,
             transactions.DescribeTxnGroupResponse,
+            0,
+            0,
+        ),
+        Api(
+            ApiKey.RETIRE_TXN_GROUP,
+            transactions.RetireTxnGroupRequest,
+            transactions.RetireTxnGroupResponse,
             0,
             0,
         ),

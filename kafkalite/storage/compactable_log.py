@@ -112,10 +112,13 @@ class CompactableLog(DurableLog):
 
     # --- a pass ----------------------------------------------------------------------------------------
 
-    def begin_compaction(self, now_ms: int, up_to: int, max_keys: int) -> CompactionPass | None:
+    def begin_compaction(
+        self, now_ms: int, up_to: int, max_keys: int, *, may_forget: bool = True
+    ) -> CompactionPass | None:
         """A pass over what may be compacted, or None if there is nothing. ``now_ms`` is the wall clock.
 
-        Of ``max_keys`` different keys at most it remembers where they stand. Raises StorageError.
+        Of ``max_keys`` different keys at most it remembers where they stand. Unless it ``may_forget``, every
+        tombstone and marker stays that nothing later has replaced (R41). Raises StorageError.
         """
         segments = self._cleanable_segments(now_ms, up_to)
         if not segments:
@@ -126,6 +129,8 @@ class CompactableLog(DurableLog):
             points.horizon(now_ms, retention_ms),
             points.horizon(now_ms, max(retention_ms, MARKER_RETENTION_MS)),
         )
+        if not may_forget:
+            horizons = Horizons(0, 0)
         return CompactionPass(
             self._fs,
             self._directory,

@@ -17,7 +17,8 @@ dense as any, and damage in it is found as in any (R24). Rules, with their reaso
   producer's next sequence. So does one that would not become smaller.
 * A tombstone goes in the second pass after all before it was compacted ``delete.retention.ms`` ago or
   longer, so that whoever reads from the start has seen it, and no older record of its key is left in a batch
-  that stayed whole or can't be read.
+  that stayed whole or can't be read. Which offsets that are is the owner's to say: none while a replica is
+  away that may have the older records and not the tombstone (R41).
 * A marker of an abort stays, since the index of aborted transactions leads readers to it. One of a commit
   goes as a tombstone does, but never a producer's last one: that has its epoch (R31). Nor the last one before
   one of an abort: a replica that was away since before it must not take that for the end of its transaction.

@@ -5,6 +5,9 @@ producer id and epoch of its own, and writes transactional batches as any produc
 the winners: one decision commits them, aborts every other member of this and of earlier batches, and says
 which batch was decided last. So a batch is decided once: repeated, the call has the first result.
 
+What was decided last is forgotten only of a group that was retired: whoever names a batch of a name that
+nobody knows is taken for a new application, so the name must not come back to repeat its last one.
+
 A member that is done leaves its producer id to the next one that joins, with the next epoch: else each
 task of each batch would leave a producer behind in every partition that it wrote to.
 """
@@ -15,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafkalite.errors import InvalidTxnStateError
-from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnWinner
+from kafkalite.transactions.record_codec import GroupResult
 from kafkalite.transactions.transaction import (
     NO_BATCH,
     PREPARED,
@@ -37,6 +41,7 @@ class TransactionGroup:
         self.name = name
         self.last_batch_id = NO_BATCH  #: decided; every lower one is finished too
         self.last_winners: tuple[str, ...] = ()
+        self.retired_ms = NO_TIMESTAMP  #: wall clock; since then no batch follows
         self.members: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
         self.free: dict[int, None] = {}  #: the ids to be used again, the longest unused first
@@ -45,6 +50,14 @@ class TransactionGroup:
     @property
     def is_empty(self) -> bool:
         return not self.members and self.last_batch_id == NO_BATCH
+
+    @property
+    def is_retired(self) -> bool:
+        return self.retired_ms != NO_TIMESTAMP
+
+    @property
+    def result(self) -> GroupResult:
+        return GroupResult(self.name, self.last_batch_id, self.last_winners, self.retired_ms)
 
     @property
     def is_complete(self) -> bool:
@@ -101,7 +114,11 @@ class TransactionGroup:
 
     def durable_state(self) -> Any:
         """What another coordinator must arrive at from the same records."""
-        return self.last_batch_id, self.last_winners, self.members
+        return self.result, self.members
+
+    def decide(self, result: GroupResult) -> None:
+        """Replayed: the latest of the application."""
+        _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, member: Transaction) -> None:
         """Replayed: the latest of its producer id."""

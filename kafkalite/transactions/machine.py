@@ -53,6 +53,8 @@ from kafkalite.protocol.messages.transactions import (
     ListedTransaction,
     ListTransactionsRequest,
     ListTransactionsResponse,
+    RetireTxnGroupRequest,
+    RetireTxnGroupResponse,
     TxnGroupMember,
     TxnPartitionResult,
 )
@@ -62,6 +64,7 @@ from kafkalite.transactions.record_codec import GroupResult, removal, result_rec
 from kafkalite.transactions.table import TransactionTable
 from kafkalite.transactions.transaction import (
     DECIDED,
+    NO_BATCH,
     NO_MEMBER,
     NOBODY,
     PREPARED,
@@ -120,6 +123,8 @@ class TransactionMachine:
                 return self._join(command, spare_id, now)
             case EndTxnGroupRequest():
                 return self._end_group(command, now)
+            case RetireTxnGroupRequest():
+                return self._retire_group(command, now)
             case DescribeTxnGroupRequest():
                 return Decision(reply=self._describe_group(command))
             case ListTransactionsRequest():
@@ -346,10 +351,26 @@ class TransactionMachine:
             records.append(_latest(decided))
         return Decision(tuple(records), EndTxnGroupResponse(*_OK, batch_id, list(names), False, is_complete))
 
+    def _retire_group(self, request: RetireTxnGroupRequest, now: Instant) -> Decision:
+        name = request.application_id
+        self._check_group_name(name)
+        group = self._group(name)
+        if group.last_batch_id == NO_BATCH:
+            raise InvalidTxnStateError(
+                f"no batch of {name!r} is decided", hint="what nobody decides is forgotten in its time"
+            )
+        if any(member.state is TransactionState.ONGOING for member in group.open_members()):
+            raise InvalidTxnStateError(
+                f"{name!r} is at work: writers of a batch after {group.last_batch_id} are open",
+                hint="stop it, and wait until they are aborted; 'kl txn describe' shows them",
+            )
+        reply = RetireTxnGroupResponse(*_OK, group.last_batch_id)
+        if group.is_retired:
+            return Decision(reply=reply)
+        return Decision((result_record(group.result._replace(retired_ms=now.wall_ms)),), reply)
+
     def _describe_group(self, request: DescribeTxnGroupRequest) -> DescribeTxnGroupResponse:
-        group = self._table.groups.get(request.application_id)
-        if group is None:
-            raise TransactionalIdNotFoundError(f"there is no transaction group {request.application_id!r}")
+        group = self._group(request.application_id)
         members = [
             TxnGroupMember(
                 member.member,
@@ -422,10 +443,16 @@ class TransactionMachine:
         is_bumped = "R34-timeout-no-bump" not in mutants.ACTIVE
         for transaction in self._table.overdue(now):
             yield _latest(transaction.prepared(now.wall_ms, is_commit=False, is_bumped=is_bumped))
-        for transaction in self._table.expired(now):
-            yield removal(transaction.key)
+        yield from self._table.expired(now)
 
     # --- checks ------------------------------------------------------------------------------------
+
+    def _group(self, name: str) -> TransactionGroup:
+        """Raises TransactionalIdNotFoundError."""
+        group = self._table.groups.get(name)
+        if group is None:
+            raise TransactionalIdNotFoundError(f"there is no transaction group {name!r}")
+        return group
 
     def _find(self, name: str, asked_by: Identity) -> Transaction:
         """The transaction of the id, or of the member. Raises InvalidProducerIdMappingError."""

@@ -5,7 +5,8 @@
 key                             value
 ==============================  ================================================================
 ``[1, transactional id]``       the transaction
-``[2, application id]``         the last batch that was decided, and the names of its winners
+``[2, application id]``         the last batch that was decided, and the names of its winners; since when
+                                the application is retired (version 1)
 ``[3, application id, id]``     a member's transaction, by its producer id
 ==============================  ================================================================
 
@@ -23,7 +24,7 @@ import msgpack
 
 from kafkalite.coordination import StateRecord
 from kafkalite.errors import StorageError
-from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnPartition
 from kafkalite.transactions.transaction import (
     NO_BATCH,
@@ -45,16 +46,21 @@ class KeyType(enum.IntEnum):
 
 
 _VERSION: Final = 0
+_RETIRED_VERSION: Final = 1  # of a group's result: a broker that does not know it must not serve the group
 _STATES: Final = tuple(TransactionState)
 _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
 
 
 class GroupResult(NamedTuple):
-    """The last batch of an application that was decided, and who won (R32: what a repeat is answered)."""
+    """The last batch of an application that was decided, and who won (R32: what a repeat is answered).
+
+    NO_BATCH: forgotten.
+    """
 
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
+    retired_ms: int = NO_TIMESTAMP  #: wall clock; since then no batch follows the last one
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:
@@ -77,14 +83,19 @@ def transaction_record(transaction: Transaction) -> StateRecord:
 
 
 def removal(key: Key) -> StateRecord:
-    """The record that forgets a transactional id or a member."""
+    """The record that forgets a transactional id or a member; ``result_record`` forgets a group."""
     return StateRecord(_key(key), None)
 
 
 def result_record(result: GroupResult) -> StateRecord:
-    """The record of an application's last decision."""
+    """The record of an application's last decision, or the one that forgets it."""
     key = msgpack.packb([int(KeyType.GROUP), result.name])
-    return StateRecord(key, msgpack.packb([_VERSION, result.last_batch_id, list(result.winners)]))
+    if result.last_batch_id == NO_BATCH:
+        return StateRecord(key, None)
+    value = [_VERSION, result.last_batch_id, list(result.winners)]
+    if result.retired_ms != NO_TIMESTAMP:
+        value = [_RETIRED_VERSION, *value[1:], result.retired_ms]
+    return StateRecord(key, msgpack.packb(value))
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
@@ -104,9 +115,12 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
         raise ValueError(f"unknown type {kind!r}")
     if record.value is None:
         if kind == KeyType.GROUP:
-            raise ValueError("a group's decision is never forgotten")
+            return GroupResult(name, NO_BATCH, ())
         return name, _member_id(rest) if kind == KeyType.MEMBER else NO_PRODUCER_ID
     version, *fields = msgpack.unpackb(record.value)
+    if version == _RETIRED_VERSION and kind == KeyType.GROUP:
+        batch_id, winners, retired_ms = fields
+        return GroupResult(name, batch_id, tuple(winners), retired_ms)
     if version != _VERSION:
         raise ValueError(f"unknown version {version!r} of type {kind}")
     if kind == KeyType.GROUP:

@@ -11,12 +11,20 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
+from kafkalite import mutants
 from kafkalite.coordination import Instant, StateRecord
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.transactions.commands import PendingMarker
 from kafkalite.transactions.group import TransactionGroup
-from kafkalite.transactions.record_codec import GroupResult, parse_record
-from kafkalite.transactions.transaction import PREPARED, Key, Transaction, TransactionState, in_order
+from kafkalite.transactions.record_codec import GroupResult, parse_record, removal, result_record
+from kafkalite.transactions.transaction import (
+    NO_BATCH,
+    PREPARED,
+    Key,
+    Transaction,
+    TransactionState,
+    in_order,
+)
 
 _SPARE_DEADLINES: Final = 64  # outdated entries of the heap that are not worth rebuilding it
 
@@ -33,7 +41,8 @@ class TransactionTable:
         self.pending: dict[Key, PendingMarker] = {}
         self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
         self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated ones
-        self._idle: dict[Key, int] = {}  # deadline of those not open; the longest idle first
+        #: deadline of those not open, and of retired groups as a whole; the longest idle first
+        self._idle: dict[Key, int] = {}
 
     # --- looking -----------------------------------------------------------------------------------
 
@@ -60,14 +69,18 @@ class TransactionTable:
             assert transaction is not None
             yield transaction
 
-    def expired(self, now: Instant) -> Iterator[Transaction]:
-        """Those that nobody has used for the expiration time, the longest idle first."""
+    def expired(self, now: Instant) -> Iterator[StateRecord]:
+        """What forgets those that nobody has used for the expiration time, the longest idle first."""
         for key, deadline_ms in self._idle.items():
             if deadline_ms > now.monotonic_ms:
                 return
-            transaction = self.get(key)
-            assert transaction is not None
-            yield transaction
+            group = self.groups.get(key[0])
+            if group is None or key[1] != NO_PRODUCER_ID:
+                yield removal(key)
+                continue
+            for producer_id in group.members:
+                yield removal((group.name, producer_id))
+            yield result_record(GroupResult(group.name, NO_BATCH, ()))
 
     def next_deadline_ms(self) -> int | None:
         """Monotonic; when ``overdue`` or ``expired`` has something."""
@@ -91,7 +104,13 @@ class TransactionTable:
             self._put(item, now)
         elif isinstance(item, GroupResult):
             group = self.groups.setdefault(item.name, TransactionGroup(item.name))
-            group.last_batch_id, group.last_winners = item.last_batch_id, item.winners
+            was_over = self._is_over(item.name)
+            group.decide(item)
+            for producer_id in group.free if was_over else ():  # they expire by themselves again
+                member = group.members[producer_id]
+                self._idle[member.key] = self._expiration(member.update_ms, now)
+            self._settle(group, item.retired_ms, now)
+            self._drop_if_empty(group)
         else:
             self._forget(item)
 
@@ -100,6 +119,7 @@ class TransactionTable:
         if transaction.is_member:
             group = self.groups.setdefault(transaction.name, TransactionGroup(transaction.name))
             group.put(transaction)
+            self._settle(group, transaction.update_ms, now)
         else:
             self.transactions[transaction.name] = transaction
         self._idle.pop(key, None)
@@ -117,9 +137,30 @@ class TransactionTable:
             )
         else:
             self.pending.pop(key, None)
-        if not transaction.is_open:
-            idle_ms = max(now.wall_ms - transaction.update_ms, 0)
-            self._idle[key] = now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
+        if not transaction.is_open and not self._is_over(transaction.name):
+            self._idle[key] = self._expiration(transaction.update_ms, now)
+
+    def _expiration(self, update_ms: int, now: Instant) -> int:
+        idle_ms = max(now.wall_ms - update_ms, 0)
+        return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
+
+    def _is_over(self, name: str) -> bool:
+        """Whether it is a group's, which leaves as a whole: its name does not come back (R32)."""
+        group = self.groups.get(name)
+        return group is not None and (group.is_retired or "R32-unretired-forgotten" in mutants.ACTIVE)
+
+    def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
+        """Let a group that is over expire from its last use on, when nothing of it is open."""
+        key = (group.name, NO_PRODUCER_ID)
+        deadline_ms = self._idle.pop(key, None)
+        if group.open or not self._is_over(group.name):
+            return
+        if deadline_ms is None:
+            for member in group.members.values():
+                self._idle.pop(member.key, None)
+                used_ms = max(used_ms, member.update_ms)
+            deadline_ms = now.monotonic_ms
+        self._idle[key] = max(deadline_ms, self._expiration(used_ms, now))
 
     def _forget(self, key: Key) -> None:
         name, producer_id = key
@@ -127,11 +168,15 @@ class TransactionTable:
             self.transactions.pop(name, None)
         elif (group := self.groups.get(name)) is not None:
             group.remove(producer_id)
-            if group.is_empty:
-                del self.groups[name]
+            self._drop_if_empty(group)
         self._idle.pop(key, None)
         self._timeouts.pop(key, None)
         self.pending.pop(key, None)
+
+    def _drop_if_empty(self, group: TransactionGroup) -> None:
+        if group.is_empty:
+            del self.groups[group.name]
+            self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
         """Measured from here when it began here; what a predecessor left of the time, by the wall clock."""

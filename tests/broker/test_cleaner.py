@@ -225,6 +225,34 @@ async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
         assert state(back) == state(leader)
 
 
+async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it_r41(new_topic: Make) -> None:
+    """``kafkalite.testing.sim.cluster_directed.forgets_unheard`` tells what else would happen."""
+    async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
+        await wire.call(new_topic("t", **COMPACTED, **{"delete.retention.ms": "0"}))
+        batch = build_batch([None], [b"deleted"])
+        await wire.call(
+            data.ProduceRequest(-1, 5_000, None, [data.ProducePartition("t", 0, len(batch))]), batch
+        )
+        hosted = hosted_of(broker)
+
+        async def has_tombstone() -> bool:
+            """After more than enough passes."""
+            for _ in range(4):
+                for number in range(15):
+                    await send(wire, number)
+                broker.housekeeping.checkpoint()  # syncs what nobody waits for
+                await until(lambda: hosted.log.synced_end_offset == hosted.log.log_end_offset)
+                before = cleaner_of(broker).pass_count
+                await cleaner_of(broker).clean()
+                assert cleaner_of(broker).pass_count > before
+            return any(key == b"deleted" for _, key, _ in content(hosted))
+
+        broker._services.is_isolated = True  # what is known of the replicas may be old
+        assert await has_tombstone()
+        broker._services.is_isolated = False
+        assert not await has_tombstone()
+
+
 async def test_a_consumer_passes_over_what_is_gone() -> None:
     async with Cluster() as cluster:
         await cluster.create_topic("t", configs=COMPACTED)

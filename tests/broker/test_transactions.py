@@ -497,24 +497,25 @@ async def test_a_hanging_transaction_is_found_and_aborted(monkeypatch: pytest.Mo
 class Team:
     """Writers of an application's batches, and who decides."""
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, name: str = "app") -> None:
         self.wires = wires
+        self.name = name
         self._identities: dict[str, tuple[int, int]] = {}
 
     async def join(self, batch_id: int, member: str, timeout_ms: int = TIMEOUT_MS) -> RawProducer | None:
-        request = transactions.JoinTxnGroupRequest("app", batch_id, member, timeout_ms)
-        answer = await self.wires.ask("app", request)
+        request = transactions.JoinTxnGroupRequest(self.name, batch_id, member, timeout_ms)
+        answer = await self.wires.ask(self.name, request)
         if answer.is_finished:
             return None
-        producer = RawProducer(self.wires, "app")
+        producer = RawProducer(self.wires, self.name)
         producer.producer_id, producer.epoch = answer.producer_id, answer.producer_epoch
         self._identities[member] = producer.producer_id, producer.epoch
         return producer
 
     async def end(self, batch_id: int, *winners: str) -> transactions.EndTxnGroupResponse:
         won = [transactions.TxnWinner(name, *self._identities[name]) for name in winners]
-        request = transactions.EndTxnGroupRequest("app", batch_id, won)
-        while not (answer := await self.wires.ask("app", request)).is_complete:
+        request = transactions.EndTxnGroupRequest(self.name, batch_id, won)
+        while not (answer := await self.wires.ask(self.name, request)).is_complete:
             await asyncio.sleep(0.005)
         assert isinstance(answer, transactions.EndTxnGroupResponse)
         return answer
@@ -899,6 +900,37 @@ async def test_a_decided_batch_stays_decided_when_its_coordinator_dies() -> None
         assert ended.is_repeated
         assert sorted(ended.winners) == ["a", "b"]
         assert [await wires.fetch("t", number) for number in range(6)] == [[b"a"], [b"b"], []] * 2
+
+
+async def test_a_retired_application_is_forgotten_by_whoever_coordinates() -> None:
+    """And one that was not retired is not, however long it is idle (R32)."""
+    async with three_brokers(transactional_id_expiration_ms=100) as (cluster, wires):
+        for name in ("app", "kept"):
+            team = Team(wires, name)
+            writer = await team.join(0, "a")
+            assert writer is not None
+            await writer.send("t", name.encode())
+            await team.end(0, "a")
+        retire = transactions.RetireTxnGroupRequest("app")
+        assert (await wires.ask("app", retire)).last_batch_id == 0
+        kept, forgotten = (transactions.DescribeTxnGroupRequest(name) for name in ("kept", "app"))
+
+        async def is_forgotten() -> bool:
+            try:
+                await wires.ask("app", forgotten)
+            except BrokerError as error:
+                return error.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            return False
+
+        async with asyncio.timeout(20):
+            while not await is_forgotten():
+                await asyncio.sleep(0.01)
+        for name in ("app", "kept"):
+            await restart(cluster, await wires.find(name))
+        assert await is_forgotten()
+        assert (await wires.ask("kept", kept)).last_batch_id == 0
+        shard = cluster.brokers[await wires.find("kept")].coordinators.transactions("kept")
+        assert shard.machine.transaction_count == 0, "its members' ids are forgotten"
 
 
 async def test_offsets_of_a_transaction_survive_both_coordinators() -> None:

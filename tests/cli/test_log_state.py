@@ -53,6 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     winner = await writer.prepare()
                 async with TransactionGroup("sink", servers) as group:
                     assert (await group.finish(3, [winner], wait_ms=5000)).is_complete
+                    await group.retire()
                 await admin.alter_group_offsets("gone", {TopicPartition("t", 0): 0})
                 await admin.delete_groups(["gone"])
             async with Producer(servers, linger_ms=0) as producer:
@@ -133,11 +134,13 @@ def test_the_state_of_transactions_is_read(kl: Kl, data: Path) -> None:
     assert states[0] == "Empty" and states[-1] == "CompleteAbort"
     of_commit = [state for state in dict.fromkeys(states) if "Abort" not in state]
     assert of_commit == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
-    (decided,) = [row for row in found if row["kind"] == "group"]
+    decided, retired = [row for row in found if row["kind"] == "group"]
     assert (decided["key"], decided["value"]) == (
         {"application_id": "sink"},
         {"last_batch": 3, "winners": ["task-0"]},
     )
+    assert retired["key"] == decided["key"]
+    assert retired["value"].items() > decided["value"].items() and "retired" in retired["value"]
     members = [row["value"] for row in found if row["kind"] == "member"]
     assert {(value["member"], value["batch"]) for value in members} == {("task-0", 3)}
     assert any("t-0" in value["partitions"] for value in members)

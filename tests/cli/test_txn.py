@@ -91,6 +91,17 @@ def test_a_transaction_group_is_described_and_not_aborted_by_name(at: Kl, server
     assert "last_batch_id   7\nlast_winners    task-0\n" in text
 
 
+def test_a_transaction_group_is_retired(at: Kl, servers: str) -> None:
+    unknown = at("txn", "retire", "one-shot")
+    assert unknown.code == 4 and "no transaction group 'one-shot'" in unknown.told
+    with sync.TransactionGroup("one-shot", servers) as group:
+        group.finish(3, [])
+        assert at("txn", "retire", "one-shot").told == (
+            "kl: 'one-shot' is retired: batch 3 was its last, and is forgotten in its time\n"
+        )
+        assert group.retire() == 3
+
+
 def test_what_became_of_the_records_is_told(at: Kl) -> None:
     assert at("topic", "create", "fates", "-p", "1").code == 0
     assert at("produce", "fates", "--txn", stdin=b"x\n").told.startswith(

@@ -20,6 +20,7 @@ from kafkalite.errors import (
     ProducerFencedError,
     TransactionAbortableError,
     TransactionAbortedError,
+    TransactionalIdNotFoundError,
     TransactionStateError,
 )
 from kafkalite.model import TopicPartition
@@ -93,6 +94,20 @@ async def test_a_batch_is_decided_once(broker: Any) -> None:
             await group.finish(2, [])
         await group.finish(5, [await _write(broker, 5, "w", b"2"), None])
         assert await _committed(broker, 2) == [b"1", b"2"]
+
+
+async def test_an_application_without_another_batch_is_retired(broker: Any) -> None:
+    async with _group(broker) as group:
+        with pytest.raises(TransactionalIdNotFoundError):
+            await group.retire()
+        async with _writer(broker, 0, "w") as writer:
+            with pytest.raises(InvalidTxnStateError, match="no batch"):
+                await group.retire()
+            prepared = await writer.prepare()
+        await group.finish(0, [prepared], wait_ms=3000)
+        assert [await group.retire(), await group.retire()] == [0, 0]
+        again = await group.finish(0, [])
+        assert (again.winners, again.is_repeated) == (("w",), True)
 
 
 async def test_an_attempt_begun_anew_replaces_the_one_before_it(broker: Any) -> None:

@@ -361,6 +361,10 @@ def _examples_of_transaction_groups() -> dict[int, tuple[Struct, Struct]]:
             transactions.DescribeTxnGroupRequest("stream-1"),
             transactions.DescribeTxnGroupResponse(*ok, "stream-1", 41, ["task-3"], [member]),
         ),
+        ApiKey.RETIRE_TXN_GROUP: (
+            transactions.RetireTxnGroupRequest("stream-1"),
+            transactions.RetireTxnGroupResponse(*ok, 42),
+        ),
     }
 
 

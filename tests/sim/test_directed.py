@@ -31,8 +31,8 @@ def test_a_schedule_breaks_only_without_its_rule(mutant: str, remove: Callable[[
     assert found.startswith(mutant.partition("-")[0] + ":"), "it is the rule's own promise that is broken"
 
 
-def test_every_rule_of_groups_and_transactions_has_a_schedule() -> None:
-    wanted = {name for name in mutants.MUTANTS if re.match("R3[1-9]-", name)}
+def test_every_rule_of_groups_transactions_and_compaction_has_a_schedule() -> None:
+    wanted = {name for name in mutants.MUTANTS if re.match("R(3[1-9]|41)-", name)}
     assert wanted == {*SCHEDULES, *group_directed.DIRECTED, *txn_log.DIRECTED}
     assert all(_directed(name) is not None for name in wanted)
 

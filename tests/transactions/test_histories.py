@@ -30,13 +30,14 @@ from kafkalite.protocol.messages.transactions import (
     EndTxnGroupRequest,
     EndTxnRequest,
     JoinTxnGroupRequest,
+    RetireTxnGroupRequest,
     TxnPartition,
     TxnWinner,
 )
 from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithSpareId
 from kafkalite.transactions.machine import TransactionMachine, TransactionSettings
 from kafkalite.transactions.record_codec import GroupResult, parse_record
-from kafkalite.transactions.transaction import Transaction, TransactionState
+from kafkalite.transactions.transaction import NO_BATCH, Transaction, TransactionState
 
 TIMEOUT_MS = 1_000
 EXPIRATION_MS = 20_000
@@ -186,7 +187,14 @@ class World:
         table = self.machine._table
         if isinstance(item, GroupResult):
             group = table.groups.get(item.name)
-            assert group is None or item.last_batch_id > group.last_batch_id
+            if item.last_batch_id == NO_BATCH:
+                assert group is not None and group.is_retired and not group.members, "it may come back"
+                self.results.clear()  # the name is a new application's
+            elif group is not None and item.retired_ms >= 0:
+                assert item[:3] == group.result[:3] and not group.is_retired
+                assert not group.ongoing(1_000), "retired at work"
+            elif group is not None:
+                assert item.last_batch_id > group.last_batch_id
             return
         before = table.get(item.key if isinstance(item, Transaction) else item)
         if not isinstance(item, Transaction):
@@ -547,6 +555,11 @@ class Histories(RuleBasedStateMachine):
     def join(self, batch_id: int, member: str, is_answered: bool) -> None:
         self.world.join(batch_id, member, is_answered=is_answered)
 
+    @rule()
+    def retire(self) -> None:
+        with suppress(BrokerError):
+            self.world.ask(RetireTxnGroupRequest("app"))
+
     @rule(batch_id=st.integers(0, 6), count=st.integers(0, 3))
     def finish(self, batch_id: int, count: int) -> None:
         writers = [one for one in self.world.writers if one.batch_id == batch_id and one.is_flushed]
@@ -640,7 +653,19 @@ def a_producer_that_was_away_for_too_long(world: World) -> None:
     assert not world.promised
 
 
+def a_driver_that_comes_back_when_all_is_forgotten(world: World) -> None:
+    """It does not know whether its last batch was committed, and has it written again."""
+    writer = world.join(0, "a")
+    assert writer is not None
+    world.finish(0, [writer])
+    world.write_markers()
+    world.now_ms += EXPIRATION_MS
+    world.tick()
+    assert world.join(0, "b") is None, "the batch is written twice"
+
+
 SCHEDULES = {
+    "R32-unretired-forgotten": a_driver_that_comes_back_when_all_is_forgotten,
     "R31-no-epoch-bump": a_late_batch_of_an_ended_transaction,
     "R32-complete-early": a_partition_still_without_its_marker,
     "R32-opposite-accepted": a_late_abort_after_a_commit,

@@ -37,6 +37,7 @@ from kafkalite.protocol.messages.transactions import (
     JoinTxnGroupResponse,
     ListedTransaction,
     ListTransactionsRequest,
+    RetireTxnGroupRequest,
     TxnGroupMember,
     TxnPartition,
     TxnWinner,
@@ -125,6 +126,10 @@ class Driver:
     def finish(self, batch_id: int, *winners: TxnWinner) -> EndTxnGroupResponse:
         answer: EndTxnGroupResponse = self.ask(EndTxnGroupRequest("app", batch_id, list(winners)))
         return answer
+
+    def retire(self) -> int:
+        last: int = self.ask(RetireTxnGroupRequest("app")).last_batch_id
+        return last
 
     def state(self, name: str = "t") -> str:
         (described,) = self.ask(DescribeTransactionsRequest([name])).transactions
@@ -482,7 +487,7 @@ class TestTime:
         with pytest.raises(InvalidProducerIdMappingError):
             driver.end(7, 0)
 
-    def test_a_decision_on_a_batch_is_never_forgotten(self, driver: Driver) -> None:
+    def test_a_decision_of_an_application_that_may_come_back_is_never_forgotten(self, driver: Driver) -> None:
         winner = driver.join("a", 7)
         driver.finish(0, winner)
         driver.pass_time(1_000_000)
@@ -498,6 +503,127 @@ class TestTime:
         driver.pass_time(1_000_000)
         assert driver.tick() == 1
         assert driver.init("app", 8) == (8, 0)
+
+
+class TestRetirement:
+    """A group whose name does not come back is forgotten as a transactional id is (R32)."""
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        """Batch 0 is committed, from one of two writers; a marker is still to be written."""
+        driver = Driver()
+        winner, _ = driver.join("a", 7), driver.join("b", 8)
+        driver.add(7, 0, ORDERS, name="app")
+        driver.finish(0, winner)
+        return driver
+
+    @pytest.mark.parametrize("is_reloaded", [False, True])
+    def test_all_of_it_is_forgotten_together(self, driver: Driver, is_reloaded: bool) -> None:
+        driver.pass_time(600_000)
+        assert driver.retire() == 0
+        driver.pass_time(600_000)
+        driver.mark()  # the last use
+        if is_reloaded:
+            driver.reload()
+        assert driver.machine.next_deadline_ms() == 2_200_000
+        driver.pass_time(999_999)
+        assert driver.tick() == 0
+        assert driver.finish(0).is_repeated
+        driver.pass_time(1)
+        if is_reloaded:
+            driver.reload()
+        assert driver.tick() == 3
+        assert driver.tick() == 0
+        assert driver.machine.transaction_count == 0
+        assert driver.machine.durable_state() == ({}, {})
+        assert driver.machine.next_deadline_ms() is None
+        latest = {record.key: record.value for record in driver.log}
+        assert set(latest.values()) == {None}  # compaction leaves nothing
+        driver.reload()
+        assert driver.machine.durable_state() == ({}, {})
+
+    def test_nothing_that_is_open_is_forgotten(self, driver: Driver) -> None:
+        driver.retire()
+        for count in (1, 0):
+            driver.pass_time(5_000_000)
+            assert driver.tick() == count  # b wrote nothing, and is free
+            assert driver.members() == {"a": "PrepareCommit"}
+            compacted = {record.key: record for record in driver.log}
+            driver.log = sorted(compacted.values(), key=lambda record: record.key)  # the result first
+            driver.reload()
+
+    def test_a_commit_that_comes_back_later_decides_nothing(self, driver: Driver) -> None:
+        """A driver that slept for eight days repeats its call: nothing is known, and nothing is committed."""
+        driver.mark()
+        driver.retire()
+        driver.pass_time(1_000_000)
+        driver.tick()
+        with pytest.raises(InvalidTxnStateError, match="nothing was decided"):
+            driver.finish(0, TxnWinner("a", 7, 0))
+        with pytest.raises(TransactionalIdNotFoundError):
+            driver.retire()
+        with pytest.raises(InvalidProducerIdMappingError):  # a batch that was delayed for as long
+            driver.add(7, 0, ORDERS, name="app")
+
+    def test_until_then_it_is_as_it_was(self, driver: Driver) -> None:
+        driver.mark()
+        driver.retire()
+        before = driver.machine.durable_state()
+        driver.pass_time(1_000)
+        assert driver.retire() == 0  # its answer was lost
+        assert driver.machine.durable_state() == before
+        assert driver.finish(0) == EndTxnGroupResponse(0, None, 0, ["a"], True, True)
+        late = driver.ask(WithSpareId(JoinTxnGroupRequest("app", 0, "c", 1_000), 9))
+        assert late.is_finished
+
+    def test_a_batch_that_follows_takes_it_back(self, driver: Driver) -> None:
+        driver.mark()
+        driver.retire()
+        winner = driver.join("c", 9, batch_id=1)
+        assert driver.machine.next_deadline_ms() == 60_000  # that of the writer
+        driver.pass_time(60_000)
+        driver.tick()
+        assert driver.machine.next_deadline_ms() == 1_060_000  # decided nothing: it is over as before
+        winner = driver.join("c", 9, batch_id=1)
+        driver.finish(1, winner)
+        for _ in range(3):
+            driver.pass_time(1_000_000)
+            driver.tick()
+        assert driver.machine.transaction_count == 0
+        assert driver.machine.next_deadline_ms() is None
+        driver.reload()
+        assert driver.finish(1) == EndTxnGroupResponse(0, None, 1, ["c"], True, True)
+
+    def test_what_is_at_work_is_not_retired(self, driver: Driver) -> None:
+        driver.join("c", 9, batch_id=1, timeout_ms=1_000)
+        with pytest.raises(InvalidTxnStateError, match="at work"):
+            driver.retire()
+        driver.pass_time(1_000)
+        driver.tick()
+        assert driver.retire() == 0
+
+    def test_what_has_decided_nothing_is_not_retired(self) -> None:
+        driver = Driver()
+        with pytest.raises(TransactionalIdNotFoundError):
+            driver.retire()
+        driver.join("a", 7)
+        with pytest.raises(InvalidTxnStateError, match="no batch of 'app' is decided"):
+            driver.retire()
+        driver.init("t", 8)
+        with pytest.raises(InvalidTxnStateError, match="not an application"):
+            driver.ask(RetireTxnGroupRequest("t"))
+
+    def test_many_members_take_several_ticks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        driver = Driver()
+        for number in range(5):
+            driver.join(str(number), 10 + number)
+        driver.finish(0)
+        driver.retire()
+        driver.init("other", 9)
+        driver.pass_time(1_000_000)
+        monkeypatch.setattr(machine_module, "MAX_RECORDS_PER_TICK", 2)
+        assert [driver.tick() for _ in range(5)] == [2, 2, 2, 1, 0]
+        assert driver.machine.durable_state() == ({}, {})
 
 
 class TestGroups:

@@ -50,7 +50,7 @@ members = st.builds(
     names,
     ids,
 )
-results = st.builds(GroupResult, names, ids, st.lists(names).map(tuple))
+results = st.builds(GroupResult, names, ids, st.lists(names).map(tuple), times)
 
 
 @settings(derandomize=True, deadline=None)
@@ -65,7 +65,11 @@ def test_a_transaction_is_read_back(transaction: Transaction) -> None:
 @settings(derandomize=True, deadline=None)
 @given(results)
 def test_a_result_is_read_back(result: GroupResult) -> None:
-    assert parse_record(result_record(result)) == result
+    record = result_record(result)
+    assert parse_record(record) == result
+    forgotten = GroupResult(result.name, NO_BATCH, ())
+    assert result_record(forgotten) == StateRecord(record.key, None)
+    assert parse_record(StateRecord(record.key, None)) == forgotten
 
 
 def test_the_bytes_are_what_they_were() -> None:
@@ -87,6 +91,10 @@ def test_the_bytes_are_what_they_were() -> None:
         [2, "t"],
         [0, 4, ["a"]],
     ]
+    assert [msgpack.unpackb(part) for part in result_record(GroupResult("t", 4, ("a",), 3_000))] == [
+        [2, "t"],
+        [1, 4, ["a"], 3_000],
+    ]
 
 
 KEY = msgpack.packb([1, "t"])
@@ -100,7 +108,6 @@ KEY = msgpack.packb([1, "t"])
         (msgpack.packb(5), None),
         (msgpack.packb([4, "t"]), None),
         (msgpack.packb([1, 5]), None),
-        (msgpack.packb([2, "t"]), None),
         (msgpack.packb([3, "t"]), None),
         (msgpack.packb([3, "t", -1]), None),
         (KEY, b""),
@@ -109,6 +116,8 @@ KEY = msgpack.packb([1, "t"])
         (KEY, msgpack.packb([0, 7, 3, 6, 60_000, -1, -1, -1, -1, -1, []])),
         (KEY, msgpack.packb([0, 7, 3, 1, 60_000, -1, -1, -1, -1, -1, [["orders", [0]]]])),
         (msgpack.packb([2, "t"]), msgpack.packb([0, 4])),
+        (msgpack.packb([2, "t"]), msgpack.packb([1, 4, []])),
+        (msgpack.packb([2, "t"]), msgpack.packb([2, 4, [], 3_000])),
     ],
 )
 def test_what_no_version_wrote_is_refused(key: bytes, value: bytes | None) -> None:

@@ -54,6 +54,7 @@ from kafkalite.broker.handlers import (
     produce,
     raft_messages,
     replica_fetch,
+    retire_txn_group,
     txn_offset_commit,
     write_txn_markers,
 )
@@ -109,6 +110,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     ApiKey.END_TXN_GROUP: end_txn_group.handle,
     ApiKey.JOIN_TXN_GROUP: join_txn_group.handle,
     ApiKey.LIST_TRANSACTIONS: list_transactions.handle,
+    ApiKey.RETIRE_TXN_GROUP: retire_txn_group.handle,
     ApiKey.WRITE_TXN_MARKERS: write_txn_markers.handle,
 }
 

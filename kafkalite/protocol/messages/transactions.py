@@ -238,3 +238,15 @@ class DescribeTxnGroupResponse(Struct):
     last_batch_id: int
     last_winners: list[str]
     members: list[TxnGroupMember]
+
+
+class RetireTxnGroupRequest(Struct):
+    """The application has no batch after its last one: its name is not used again, and may be forgotten."""
+
+    application_id: str
+
+
+class RetireTxnGroupResponse(Struct):
+    error_code: int
+    error_message: str | None
+    last_batch_id: int

@@ -19,6 +19,7 @@ from kafkalite.client.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.groups import OffsetFetchRequest
+from kafkalite.testing.sim.compacted_logs import read_batches
 from kafkalite.testing.sim.nodes import SimNode
 from kafkalite.testing.sim.stage import Stage, play
 from kafkalite.testing.sim.workload import CLIENT_SETTINGS
@@ -255,6 +256,65 @@ async def unverified(stage: Stage) -> str | None:
     return held and f"R31: a batch began a transaction that nobody will end: readers are held back in {held}"
 
 
+# --- compacted logs (R41) ----------------------------------------------------------------------------------
+
+_RETENTION_MS: Final = 60_000
+_COMPACTED: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "4096",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": str(_RETENTION_MS),
+}
+
+
+async def forgets_unheard(stage: Stage) -> str | None:
+    """A replica is away when a key is deleted, and for longer than the others keep the tombstone for."""
+    stage.observer.compacted_topics = (KEY.topic,)
+    await stage.open(KEY.topic, configs=_COMPACTED)
+    await stage.on("writer", _write(stage, b"deleted", b"old"))
+    away = stage.others(stage.led(KEY.topic))[0]
+    away.kill()
+    await stage.on("writer", _write(stage, b"deleted", None))
+    await _pass_time(stage)
+    await stage.whole()
+    for node in stage.nodes:
+        if _last_value(node, b"deleted") is not None:
+            return f"R41: a key that was deleted is back on node {node.node_id}, which may lead"
+    await _pass_time(stage)
+    for node in stage.nodes:
+        assert not _values(node, b"deleted"), f"node {node.node_id} keeps a tombstone that all have seen"
+    return None
+
+
+async def _pass_time(stage: Stage) -> None:
+    """Enough of it, with enough to compact, for a tombstone to go."""
+    for number in range(4):
+        await asyncio.sleep(1.1 * _RETENTION_MS / 1000)
+        await stage.on("writer", _write(stage, b"other", b"%d" % number))
+
+
+async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
+    """That record, and what makes its segment a closed one."""
+    clock, rng = stage.simulation.host("writer").clock, stage.simulation.rng("writer")
+    async with Producer(stage.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
+        await producer.send(KEY.topic, value, key=key, partition=0)
+        for number in range(5):
+            await producer.send(KEY.topic, bytes(1_000), key=b"%d" % number, partition=0)
+
+
+def _values(node: SimNode, key: bytes) -> list[bytes | None]:
+    """All that a reader of that replica's log is told of the key."""
+    assert node.live is not None
+    (hosted,) = (one for one in node.live.partitions if one.key == KEY)
+    batches = read_batches(hosted.log, hosted.log.log_start_offset, hosted.log.log_end_offset)
+    records = (record for batch in batches if not batch.header.is_control for record in batch)
+    return [record.value for record in records if record.key == key]
+
+
+def _last_value(node: SimNode, key: bytes) -> bytes | None:
+    return next(reversed(_values(node, key)), None)
+
+
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R31-unverified": partial(play, unverified),
     "R32-answer-early": partial(play, answer_early),
@@ -262,4 +322,5 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R36-answer-uncommitted": partial(play, answer_uncommitted),
     "R36-keep-serving": partial(play, keep_serving),
     "R36-serve-unloaded": partial(play, serve_unloaded),
+    "R41-forgets-unheard": partial(play, forgets_unheard, settings={"log_cleaner_backoff_ms": 1_000}),
 }

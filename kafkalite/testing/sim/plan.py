@@ -182,3 +182,4 @@ def _draw_coordination(plan: Plan, rng: Rng) -> None:
         settings["transaction_state_log_segment_bytes"] = 1_024 << rng.randrange(4)
         settings["log_cleaner_backoff_ms"] = (500, 2_000)[rng.randrange(2)]
         settings["log_cleaner_min_cleanable_ratio"] = (0.1, 0.5)[rng.randrange(2)]
+        settings["log_cleaner_delete_retention_ms"] = (5_000, 86_400_000)[rng.randrange(2)]

@@ -35,13 +35,20 @@ class Stage:
         self.observer = Observer(simulation, self.nodes)
         self.bootstrap = [node.address for node in self.nodes]
 
-    async def open(self, topic: str, *, partitions: int = 1, replication_factor: int = 3) -> None:
-        """Start everything, and create a topic."""
+    async def open(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replication_factor: int = 3,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start everything, and create a topic; ``configs`` beside two replicas in sync, and fsync."""
         for node in self.nodes:
             node.start()
         await self.until(lambda: all(node.is_running for node in self.nodes))
-        configs = {"min.insync.replicas": "2", "durability": "fsync"}
-        await self.on("admin", self._create(topic, partitions, replication_factor, configs))
+        settings = {"min.insync.replicas": "2", "durability": "fsync"} | dict(configs or {})
+        await self.on("admin", self._create(topic, partitions, replication_factor, settings))
         await self.until(lambda: self.observer.unconverged() is None)
 
     async def _create(self, *arguments: Any) -> None:

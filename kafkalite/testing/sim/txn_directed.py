@@ -15,7 +15,15 @@ from kafkalite.coordination import Caller, Decision, Instant
 from kafkalite.errors import BrokerError, ConcurrentTransactionsError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_PRODUCER_EPOCH
-from kafkalite.protocol.messages.transactions import AddPartitionsToTxnRequest, EndTxnRequest, TxnPartition
+from kafkalite.protocol.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    EndTxnGroupRequest,
+    EndTxnRequest,
+    JoinTxnGroupRequest,
+    RetireTxnGroupRequest,
+    TxnPartition,
+    TxnWinner,
+)
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
 from kafkalite.testing.sim.txn_log import Node, read_committed
@@ -25,6 +33,7 @@ from kafkalite.transactions.machine import TransactionMachine
 CALLER: Final = Caller("app", "10.0.0.1")
 PARTITIONS: Final = (TxnPartition("orders", 0), TxnPartition("orders", 1))
 TIMEOUT_MS: Final = 1_000
+_LONG_MS: Final = 8 * 24 * 3_600_000  # longer than transactional.id.expiration.ms
 NAME: Final = "app"
 
 
@@ -131,6 +140,18 @@ class World:
     def end(self, writer: Writer, *, is_commit: bool) -> None:
         """Raises BrokerError."""
         self.ask(WithSpareId(EndTxnRequest(NAME, *writer.identity, is_commit), self._next_id()))
+
+    def run_batch(self, batch_id: int) -> None:
+        """As a Spark driver does: a task joins, writes, and is the winner. Raises BrokerError."""
+        join = JoinTxnGroupRequest(NAME, batch_id, "task", TIMEOUT_MS)
+        answer = self.ask(WithSpareId(join, self._next_id()))
+        winners = []
+        if not answer.is_finished:
+            writer = Writer((answer.producer_id, answer.producer_epoch))
+            self.send(writer, PARTITIONS[0])
+            winners.append(TxnWinner("task", *writer.identity))
+        self.ask(EndTxnGroupRequest(NAME, batch_id, winners))
+        self.write_markers()
 
     # --- what can be seen ------------------------------------------------------------------------------
 
@@ -256,12 +277,31 @@ def timeout_no_bump() -> str | None:
     return "R34: a producer goes on in a transaction that was aborted meanwhile"
 
 
+def unretired_forgotten() -> str | None:
+    """A driver commits a batch and stops before it has noted that; it comes back after a long time.
+
+    Its name was retired once, by mistake: the batch after that has taken it back.
+    """
+    world = World()
+    world.run_batch(0)
+    world.ask(RetireTxnGroupRequest(NAME))
+    world.run_batch(1)
+    before = world.visible(PARTITIONS[0])
+    for _ in range(2):
+        world.advance(_LONG_MS)
+    world.run_batch(1)
+    if world.visible(PARTITIONS[0]) != before:
+        return "R32: a batch was committed, and is in the log twice"
+    return None
+
+
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R31-no-epoch-bump": no_epoch_bump,
     "R31-marker-epoch-ignored": marker_epoch_ignored,
     "R32-complete-early": complete_early,
     "R32-old-coordinator": old_coordinator,
     "R32-opposite-accepted": opposite_accepted,
+    "R32-unretired-forgotten": unretired_forgotten,
     "R34-init-keeps-open": init_keeps_open,
     "R34-timeout-no-bump": timeout_no_bump,
 }

@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 gathered_bytes += self._encode(request, answer, out)
                 if gathered_bytes >= FLUSH_BYTES:
-                    self._transport.writelines(out)
+                    self._write_lines(out)
                     out, gathered_bytes = [], 0
             if self._is_final:
                 break
@@ -273,9 +273,16 @@ class Connection(asyncio.BufferedProtocol):
             if len(out) == 1:
                 self._transport.write(out[0])
             else:
-                self._transport.writelines(out)
+                self._write_lines(out)
         if self._is_ending and not self._queue and not self._backlog and not self._is_lost:
             self._transport.close()
+
+    def _write_lines(self, out: list[Any]) -> None:
+        """``writelines``, and the ``pause_writing`` that asyncio's own forgets from Python 3.12 on."""
+        transport = self._transport
+        transport.writelines(out)
+        if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
+            transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)  # looks anew
 
     def _serve_backlog(self) -> None:
         if self._backlog and not self._is_lost and self._has_room():

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafkalite.client.cluster import HEARTBEAT_LANE, ClusterClient
 from kafkalite.client.config import ConsumerConfig
@@ -40,7 +40,11 @@ LEAVE_MS: Final = 5_000
 # How long a coordinator is expected to hold an answer at most.
 _LONG_POLL_MS: Final = 10_000
 
-_Call = tuple[ConsumerGroupHeartbeatRequest, asyncio.Task[ConsumerGroupHeartbeatResponse]]
+
+class _Call(NamedTuple):
+    request: ConsumerGroupHeartbeatRequest
+    sent_ms: int
+    answered: asyncio.Task[ConsumerGroupHeartbeatResponse]
 
 
 class Heartbeats:
@@ -219,14 +223,13 @@ class Heartbeats:
             while calls:
                 poked = asyncio.ensure_future(self._poked.wait())
                 try:
-                    await asyncio.wait({calls[0][1], poked}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({calls[0].answered, poked}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     poked.cancel()
                 if self.is_away or self.error is not None:
                     return
-                while calls and calls[0][1].done():
-                    request, call = calls.popleft()
-                    self._on_answer(request, call.result())
+                while calls and calls[0].answered.done():
+                    self._on_answer(calls.popleft())
                 if calls and self._poked.is_set():
                     self._poked.clear()
                     if membership.has_something_to_tell and not membership.owes_something:
@@ -235,8 +238,8 @@ class Heartbeats:
             membership.on_failure()
             raise
         finally:
-            for _, call in calls:
-                call.cancel()
+            for call in calls:
+                call.answered.cancel()
         await self._pause()
 
     def _send(self, wait_ms: int) -> _Call:
@@ -245,12 +248,18 @@ class Heartbeats:
         request = self.membership.request(wait_ms)
         self._is_join_under_way = request.member_epoch == JOINING
         call = self._link.attempt(request, wait_ms=request.max_wait_ms, lane=HEARTBEAT_LANE)
-        return request, asyncio.ensure_future(call)
+        return _Call(request, self._sent_ms, asyncio.ensure_future(call))
 
-    def _on_answer(
-        self, request: ConsumerGroupHeartbeatRequest, answer: ConsumerGroupHeartbeatResponse
-    ) -> None:
-        membership = self.membership
+    def _on_answer(self, call: _Call) -> None:
+        """Take it in. Raises RequestTimeoutError for one that is read when the session may have ended."""
+        membership, request, answer = self.membership, call.request, call.answered.result()
+        took_ms = self._cluster.now_ms() - call.sent_ms
+        if took_ms >= answer.session_timeout_ms:  # this process stood still; another may have the partitions
+            raise RequestTimeoutError(
+                f"the answer to a heartbeat of group {request.group_id!r} was read after {took_ms} ms, later "
+                f"than the session of {answer.session_timeout_ms} ms allows",
+                hint="the process or the network stood still; the member asks again, or joins anew",
+            )
         before = membership.epoch
         self._is_join_under_way = False
         self._last_had_news = membership.on_answer(request, answer) or membership.epoch != before

@@ -15,6 +15,7 @@ from kafkalite.broker.server import (
     FRAME_PROGRESS_BYTES,
     HANDSHAKE_DEADLINE_MS,
     REAP_INTERVAL_MS,
+    WRITE_BUFFER_HIGH_BYTES,
     Connection,
     Server,
 )
@@ -44,6 +45,8 @@ class Transport:
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         assert low < high
+        if self.buffered > high:
+            self.protocol.pause_writing()  # type: ignore[attr-defined]
 
     def get_write_buffer_size(self) -> int:
         return self.buffered
@@ -247,6 +250,15 @@ def test_a_peer_that_does_not_take_its_answers_is_not_read_from(peer: Peer, desk
     peer.connection.resume_writing()
     assert peer.tags() == ["a", "b"]
     assert peer.transport.is_reading
+
+
+def test_answers_written_together_pause_the_reading_too(peer: Peer) -> None:
+    """From Python 3.12 on asyncio's ``writelines`` fills the buffer without a word."""
+    peer.transport.buffered = WRITE_BUFFER_HIGH_BYTES + 1
+    both = [peer.wire.send(metadata.MetadataRequest([tag], False))[1] for tag in "ab"]
+    peer.receive(*both[0], *both[1])
+    assert peer.tags() == ["a", "b"]
+    assert not peer.transport.is_reading
 
 
 def test_a_lost_connection_cancels_what_waits(peer: Peer, desk: Desk, server: Server) -> None:

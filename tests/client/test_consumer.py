@@ -115,11 +115,13 @@ async def test_a_long_poll_wakes_with_the_append(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 1
     async with _consumer(fake_broker, "t", fetch_max_wait_ms=30_000) as consumer:
         waiting = asyncio.ensure_future(consumer.get_many())
-        await asyncio.sleep(0.02)
-        before = fake_broker.count(ApiKey.FETCH)
+        async with asyncio.timeout(20):
+            while not fake_broker.count(ApiKey.FETCH):
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)  # in which it is not answered, and not sent again
+        assert (waiting.done(), fake_broker.count(ApiKey.FETCH)) == (False, 1)
         fake_broker.append("t", 0, build_batch([b"1"]))
         assert _numbers(await asyncio.wait_for(waiting, 5)) == [1]
-        assert before == 1
 
 
 async def test_nothing_is_fetched_before_somebody_asks(fake_broker: Any) -> None:

@@ -684,7 +684,7 @@ async def test_an_unusable_coordinator_is_told_at_the_start(
         await _producer(fake_broker).start()
     fake_broker.always[ApiKey.INIT_PRODUCER_ID] = make_fault(code=ErrorCode.CONCURRENT_TRANSACTIONS)
     with pytest.raises(RequestTimeoutError, match="being ended"):
-        await _producer(fake_broker, default_api_timeout_ms=30).start()
+        await _producer(fake_broker, default_api_timeout_ms=300).start()
 
 
 # --- what is not allowed ---------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_the_blocking_twin_of_several(layout: dict[str, int]) -> None:
         assert sorted(record.value for record in cluster.records("t")) == [b"1", b"2"]
         assert cluster.statistics().topic_count == 1
         assert cluster.leader("t", 1) in cluster.cluster.brokers
-    assert set(threading.enumerate()) == threads, "no thread is left"
+    assert set(threading.enumerate()) <= threads, "no thread is left"
 
 
 async def test_nodes_on_disks_leave_no_thread_behind() -> None:

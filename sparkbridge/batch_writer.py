@@ -11,9 +11,11 @@ from pyspark.sql.types import StructType
 
 from sparkbridge.errors import SinkCommitError, SparkOptionError
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_commit import Written, abort_batch, commit_batch
+from sparkbridge.sink_abort import abort_batch
+from sparkbridge.sink_commit import Written, commit_batch
 from sparkbridge.sink_schema import sink_columns
 from sparkbridge.task_writer import TaskIdentity, check_settings, write_task
+from sparkbridge.worker_garbage import spare_collections
 
 
 class KafkaliteWriter(DataSourceArrowWriter):
@@ -32,6 +34,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
         self.options = SinkOptions.parse(options, is_stream=False)
         check_settings(self.options)
         self.columns = sink_columns(schema, self.options.topic)
+        spare_collections("plan")
         self.job_id = uuid.uuid4().hex
         self.sink_id = self.options.txn_app_id or f"{self.options.transactional_id_prefix}-{self.job_id}"
         self.batch_id = self.options.txn_version or 0
@@ -55,8 +58,12 @@ class KafkaliteWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Let readers see the rows. Raises SinkCommitError."""
-        commit_batch(self.options, messages)
+        sink_ids = {message.sink_id for message in messages if isinstance(message, Written)}
+        is_random = self.options.txn_app_id is None and sink_ids == {self.sink_id}
+        commit_batch(self.options, messages, is_last=is_random)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The job failed: take back what its tasks wrote."""
-        abort_batch(self.options, messages)
+        """The job failed or was cancelled: take back what its tasks wrote."""
+        may_be_named = self.options.sink_name is not None and self.options.txn_app_id is None
+        sink_id = None if may_be_named else self.sink_id  # only a task knows whether it is in foreachBatch
+        abort_batch(self.options, messages, self.job_id, sink_id=sink_id)

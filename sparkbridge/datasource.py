@@ -46,13 +46,19 @@ class KafkaliteDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from sparkbridge.batch_writer import KafkaliteWriter
+        from sparkbridge.sink_servers import check_servers
 
-        return KafkaliteWriter(self.options, schema, overwrite)
+        writer = KafkaliteWriter(self.options, schema, overwrite)
+        check_servers(writer.options, is_stream=False)
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        from sparkbridge.sink_servers import check_servers
         from sparkbridge.stream_writer import KafkaliteStreamWriter
 
-        return KafkaliteStreamWriter(self.options, schema, overwrite)
+        writer = KafkaliteStreamWriter(self.options, schema, overwrite)
+        check_servers(writer.options, is_stream=True)
+        return writer
 
     def _parsed_for_either(self) -> SourceOptions:
         """The options as a stream's or as a batch's: ``schema`` is not told which it will be."""

@@ -37,6 +37,10 @@ class PipelineError(SparkBridgeError):
     """A pipeline's file that makes no sense, or a pipeline whose own check failed."""
 
 
+class FastStartError(SparkBridgeError):
+    """The archive of Java classes that makes Spark's starts quick can't be made."""
+
+
 class UnknownSparkOptionWarning(UserWarning):
     """An option that nothing reads."""
 

@@ -1,4 +1,4 @@
-"""What the driver says of a batch: commit it, once, or take back what its tasks wrote.
+"""What the driver says of a batch that is written: commit it, once.
 
 A commit is one call, ``TransactionGroup.finish``, which may be repeated: who crashes between it and Spark's
 own commit log repeats it after the restart, and hears the first result.
@@ -27,13 +27,12 @@ from kafkalite.errors import (
 )
 from sparkbridge.errors import SinkCommitError
 from sparkbridge.options import SinkOptions
+from sparkbridge.worker_garbage import spare_collections
 
 #: So long a commit waits for its markers. It is decided before; readers see it when they are written.
 COMPLETE_WAIT_MS: Final = 10_000
 #: So long a commit is tried, through failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
-#: And an abort: what it leaves behind, the next commit or the time-out takes away.
-ABORT_TIMEOUT_MS: Final = 10_000
 
 #: Between two attempts to reach a broker.
 REACH_PAUSE_S: Final = 0.2
@@ -52,8 +51,14 @@ class Written(WriterCommitMessage):
     prepared: tuple[str, int, int] | None
 
 
-def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> GroupResult | None:
-    """Let readers see the batch. None where there is nothing to decide. Raises SinkCommitError."""
+def commit_batch(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_last: bool = False
+) -> GroupResult | None:
+    """Let readers see the batch. None where there is nothing to decide. Raises SinkCommitError.
+
+    ``is_last``: no batch of this sink follows, so the brokers need not keep its name for ever.
+    """
+    spare_collections("commit")
     written = [message for message in messages if isinstance(message, Written)]
     if not written or not options.exactly_once:
         return None
@@ -64,6 +69,8 @@ def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
             winners = _witness(options, written[0])
         with closing(started(lambda: _group(options, sink_id), COMMIT_TIMEOUT_MS)) as group:
             result = group.finish(batch_id, winners, wait_ms=COMPLETE_WAIT_MS)
+            if is_last:
+                _retire(group)
     except InvalidTxnStateError as error:
         raise SinkCommitError(
             f"batch {batch_id} of {sink_id!r} was not committed: a task's transaction was aborted before "
@@ -85,6 +92,13 @@ def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
             "batch %d of %s is committed; some partitions show it when they have a leader", batch_id, sink_id
         )
     return result
+
+
+def _retire(group: TransactionGroup) -> None:
+    try:
+        group.retire()
+    except KafkaliteError as error:  # the batch is committed, which is what matters
+        logger.info("%r is kept by the brokers: %s", group, error)
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
@@ -159,28 +173,6 @@ def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupR
             "this one were not written",
             hint="a sinkName belongs to one checkpoint; give this query another one",
         )
-
-
-def abort_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Take back what the tasks wrote, as far as that goes now: the cause of it matters more."""
-    for message in messages:
-        if not isinstance(message, Written) or message.prepared is None:
-            continue
-        member = message.prepared[0]
-        # Whoever takes the name of an attempt aborts what it wrote.
-        writer = _attempt(options, message, member, ABORT_TIMEOUT_MS)
-        try:
-            with writer:
-                pass
-        except KafkaliteError as error:
-            logger.warning(
-                "%s of batch %d of %s is not aborted yet: %s",
-                member,
-                message.batch_id,
-                message.sink_id,
-                error,
-            )
-            return
 
 
 def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:

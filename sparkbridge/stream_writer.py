@@ -10,9 +10,11 @@ from pyspark.sql.types import StructType
 
 from sparkbridge.errors import SinkCommitError
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_commit import Written, abort_batch, commit_batch
+from sparkbridge.sink_abort import abort_batch, checkpoint_mark
+from sparkbridge.sink_commit import Written, commit_batch
 from sparkbridge.sink_schema import sink_columns
 from sparkbridge.task_writer import TaskIdentity, check_settings, write_task
+from sparkbridge.worker_garbage import spare_collections
 
 
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
@@ -26,21 +28,25 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         self.options = SinkOptions.parse(options, is_stream=True)
         check_settings(self.options)
         self.columns = sink_columns(schema, self.options.topic)
+        self.mark = checkpoint_mark(options, self.options.topic)
+        spare_collections("plan")
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """One task attempt. See ``task_writer``."""
-        return write_task(iterator, self.columns, self.options, _task_identity(self.options))
+        return write_task(iterator, self.columns, self.options, _task_identity(self.options, self.mark))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Let readers see the batch; may be repeated. Raises SinkCommitError."""
         commit_batch(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch failed: take back what its tasks wrote. It is run again when the query starts again."""
-        abort_batch(self.options, messages)
+        """The batch failed or was stopped: take back what was written. The next start runs it again."""
+        name = self.options.sink_name
+        sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
+        abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)
 
 
-def _task_identity(options: SinkOptions) -> TaskIdentity:
+def _task_identity(options: SinkOptions, mark: str) -> TaskIdentity:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -52,6 +58,6 @@ def _task_identity(options: SinkOptions) -> TaskIdentity:
             hint="write with df.writeStream, or with df.write for a batch",
         )
     run_id = context.getLocalProperty("spark.jobGroup.id") or ""
-    attempt = f"{run_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}"
+    attempt = f"{run_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}-{mark}"
     sink_id = f"{options.transactional_id_prefix}-{options.sink_name or query_id}"
     return TaskIdentity(sink_id, int(batch_id), query_id, attempt, context.partitionId())

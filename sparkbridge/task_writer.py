@@ -45,6 +45,7 @@ from sparkbridge.sink_columns import (
 )
 from sparkbridge.sink_commit import Written, driver_config, member_name, older_batch, started
 from sparkbridge.sink_schema import SinkColumns
+from sparkbridge.worker_garbage import spare_collections
 
 #: So many bytes of records may wait in all open batches of a task; then the largest goes.
 MAX_OPEN_BYTES: Final = 32 << 20
@@ -69,6 +70,7 @@ def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
     """Write all rows, and tell the driver. Raises SinkCommitError, and what the client raises."""
+    spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
     rows = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import kafkalite
 from kafkalite.client.sync_admin import Admin
+from kafkalite.errors import TransactionalIdNotFoundError
 from kafkalite.model import Record, TopicPartition
 from kafkalite.testing import SyncCluster
 from sparkbridge import foreach_batch
@@ -116,6 +118,46 @@ def test_a_wrong_column_is_told_before_the_job(spark: Any, broker: SyncCluster) 
         writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
     with pytest.raises(Exception, match="can't be overwritten"):
         writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).mode("overwrite").save()
+
+
+def test_brokers_that_are_not_there_are_told_before_the_job(spark: Any) -> None:
+    writer = spark.range(1).selectExpr("CAST(id AS STRING) AS value").write.format("kafkalite").mode("append")
+    writer = writer.option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "out")
+    with pytest.raises(Exception, match=r"the sink's brokers were not reached within 0\.2 s"):
+        writer.option("kafka.request.timeout.ms", "200").save()
+
+
+def written_partitions(broker: SyncCluster, sink_id: str) -> list[TopicPartition]:
+    """Those that have records of transactions still open."""
+    with Admin(broker.bootstrap_servers) as admin:
+        try:
+            members = admin.describe_transaction_group(sink_id).members
+        except TransactionalIdNotFoundError:
+            return []
+    return [partition for member in members for partition in member.partitions]
+
+
+def test_a_query_stopped_in_a_batch_leaves_nothing_open(
+    spark: Any, broker: SyncCluster, new_topic_on: NewTopic, files: Files, sink: Callable[..., Any]
+) -> None:
+    topic = new_topic_on("out")
+    files.add("first", "slow")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    try:
+        slowly = (
+            "CASE value WHEN 'slow' THEN java_method('java.lang.Thread', 'sleep', 60000L) "
+            "ELSE rpad(value, 900000, ' ') END AS value"  # so large that it is sent at once
+        )
+        query = sink(files.stream(spark).coalesce(1).selectExpr(slowly).writeStream, topic).start()
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not written_partitions(broker, f"spark-{query.id}"):
+            assert query.isActive and time.monotonic() < deadline_s, query.exception()
+            time.sleep(0.05)
+        query.stop()
+        assert written_partitions(broker, f"spark-{query.id}") == []
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert values(broker, topic) == []
 
 
 def test_restarts_from_the_checkpoint(

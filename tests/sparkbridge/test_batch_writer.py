@@ -125,15 +125,53 @@ def test_an_older_version_is_refused(cluster: SyncCluster, topic: str, enter: En
                 one.write(rows("a"))
 
 
-def test_a_job_that_failed_is_taken_back(cluster: SyncCluster, topic: str, enter: Enter) -> None:
+@pytest.mark.parametrize(
+    ("named", "query_id", "is_retired"),
+    [
+        ({}, "", True),
+        ({}, "query", True),
+        ({"sinkName": "name"}, "", True),
+        ({"sinkName": "name"}, "query", False),
+        ({"txnAppId": "app", "txnVersion": "1"}, "", False),
+    ],
+)
+def test_a_name_that_does_not_come_back_is_retired(
+    cluster: SyncCluster,
+    topic: str,
+    enter: Enter,
+    monkeypatch: pytest.MonkeyPatch,
+    named: dict[str, str],
+    query_id: str,
+    is_retired: bool,
+) -> None:
+    """Or the brokers would keep one for every job there was; within foreachBatch a name does come back."""
+    retired: list[int] = []
+    retire = TransactionGroup.retire
+    monkeypatch.setattr(TransactionGroup, "retire", lambda group: retired.append(retire(group)))
+    options = {name: value if name == "txnVersion" else f"{value}-{topic}" for name, value in named.items()}
+    one = job(cluster, topic, **options)
+    properties = {"sql.streaming.queryId": query_id, "streaming.sql.batchId": "0"} if query_id else {}
+    enter(FakeTask(properties=properties))
+    one.commit([one.write(rows("a"))])
+    assert len(retired) == is_retired
+    assert [record.value for record in cluster.records(topic)] == [b"a"]
+
+
+@pytest.mark.parametrize("named", [{}, {"sinkName": "name"}, {"txnAppId": "app", "txnVersion": "1"}])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_job_that_failed_is_taken_back(
+    cluster: SyncCluster, topic: str, enter: Enter, named: dict[str, str], is_told: bool
+) -> None:
+    """Also what a task wrote that nobody heard of: a job is cancelled so."""
     from kafkalite.client.sync_admin import Admin
 
-    one = job(cluster, topic)
+    options = {name: value if name == "txnVersion" else f"{value}-{topic}" for name, value in named.items()}
+    one = job(cluster, topic, **options)
     enter(FakeTask())
     message = one.write(rows("a"))
-    one.abort([None, message])
+    one.abort([None, message if is_told else None])
     with Admin(cluster.bootstrap_servers) as admin:
-        members = admin.describe_transaction_group(one.sink_id).members
+        members = admin.describe_transaction_group(message.sink_id).members
     assert [member for member in members if member.partitions] == []
 
 

@@ -253,6 +253,81 @@ def test_abort_takes_back_and_the_batch_can_run_again(
     assert committed(cluster, topic) == ["b"]
 
 
+@pytest.mark.parametrize("name", [None, "sink-of-its-own"])
+def test_abort_finds_attempts_that_told_nobody(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str, name: str | None
+) -> None:
+    """A query that is stopped: Spark ends a task's input early, and hears nothing any more."""
+    sink_name = {} if name is None else {"sinkName": f"{name}-{query}"}
+    sink = writer(cluster, topic, checkpointLocation=f"/checkpoints/{query}", **sink_name)
+    sink_id = f"spark-{sink_name.get('sinkName', query)}"
+    for partition in (0, 1):
+        enter(FakeTask(query, 3, partition))
+        sink.write(rows("a"))
+    assert len(open_members(cluster, sink_id)) == 2
+    enter(None)
+    again = writer(cluster, topic, checkpointLocation=f"/checkpoints/{query}", **sink_name)
+    again.abort([None, None], 3)
+    assert open_members(cluster, sink_id) == []
+    enter(FakeTask(query, 3, run="run-2"))
+    sink.commit([sink.write(rows("b"))], 3)
+    assert committed(cluster, topic) == ["b"]
+
+
+def test_an_attempt_that_still_writes_is_shut_out_by_the_abort(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic, checkpointLocation=f"/checkpoints/{query}")
+
+    def stopped() -> Iterator[Any]:
+        yield from rows(*("x" * 300_000 for _ in range(8)))
+        sink.abort([None], 0)
+        yield from rows(*("x" * 300_000 for _ in range(8)))
+
+    enter(FakeTask(query, 0))
+    with pytest.raises(SinkCommitError, match="transaction of task 0 in batch 0"):
+        sink.write(stopped())
+    assert open_members(cluster, f"spark-{query}") == []
+
+
+def test_abort_leaves_others_alone(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    """Another query of the same options, and another batch of this one."""
+    mine, other = (
+        writer(cluster, topic, checkpointLocation=f"/checkpoints/{name}") for name in (query, f"{query}-b")
+    )
+    enter(FakeTask(f"{query}-b", 0))
+    message = other.write(rows("b"))
+    enter(FakeTask(query, 1))
+    next_one = mine.write(rows("c"))
+    mine.abort([None], 0)
+    other.commit([message], 0)
+    mine.commit([next_one], 1)
+    assert committed(cluster, topic) == ["b", "c"]
+
+
+def test_abort_leaves_another_topic_alone(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    """Of queries in containers, say, each with its own directory of the same path."""
+    cluster.create_topic(f"{topic}-b", partitions=3)
+    mine, other = (writer(cluster, name, checkpointLocation="/checkpoint") for name in (topic, f"{topic}-b"))
+    enter(FakeTask(query, 0))
+    message = other.write(rows("b"))
+    mine.abort([None], 0)
+    other.commit([message], 0)
+    assert committed(cluster, f"{topic}-b") == ["b"]
+
+
+def test_abort_without_a_checkpoint_location_takes_back_what_was_told(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    sink = writer(cluster, topic)
+    enter(FakeTask(query, 0, 0))
+    told = sink.write(rows("a"))
+    enter(FakeTask(query, 0, 1))
+    sink.write(rows("b"))
+    sink.abort([told, None], 0)
+    assert [name.split("-")[-4] for name in open_members(cluster, f"spark-{query}")] == ["1"]
+
+
 def test_abort_after_the_commit_changes_nothing(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:

@@ -1,0 +1,91 @@
+"""The driver's look at the brokers before a job: as Spark's planning process does it, without Spark."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from kafkalite.client.sync_admin import Admin
+from kafkalite.errors import ConnectionFailedError
+from kafkalite.testing import SyncCluster
+from sparkbridge import sink_servers
+from sparkbridge.datasource import KafkaliteDataSource
+
+SCHEMA = StructType([StructField("value", BinaryType())])
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _planning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, sink_servers.PLANNING_MODULE, ModuleType("planning"))
+    monkeypatch.setattr(sink_servers, "_reached", set())
+    yield
+
+
+def make(kind: str, servers: str, **more: str) -> Any:
+    source = KafkaliteDataSource(
+        {
+            "kafka.bootstrap.servers": servers,
+            "topic": "out",
+            "kafka.request.timeout.ms": "300",
+            "kafka.delivery.timeout.ms": "1000",
+            **more,
+        }
+    )
+    return source.streamWriter(SCHEMA, False) if kind == "stream" else source.writer(SCHEMA, False)
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_a_wrong_address_is_told_before_the_job(kind: str) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(
+        ConnectionFailedError, match=r"kafka\.bootstrap\.servers is '127\.0\.0\.1:1'"
+    ) as caught:
+        make(kind, NOBODY)
+    assert "names a broker's host and port" in str(caught.value)
+    assert time.monotonic() - started_s < 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "is_patient"),
+    [
+        ("batch", {}, False),
+        ("stream", {}, True),
+        ("batch", {"sinkName": "name"}, True),
+        ("batch", {"txnAppId": "app", "txnVersion": "1"}, True),
+    ],
+)
+def test_only_a_job_of_its_own_is_given_up_early(
+    monkeypatch: pytest.MonkeyPatch, kind: str, more: dict[str, str], is_patient: bool
+) -> None:
+    """Others may be a batch of a stream that runs."""
+    monkeypatch.setattr(sink_servers, "JOB_PATIENCE_MS", 100)
+    with pytest.raises(ConnectionFailedError, match=r"within 0\.3 s" if is_patient else r"within 0\.1 s"):
+        make(kind, NOBODY, **more)
+
+
+def test_later_writers_ask_nobody(cluster: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is made for every micro-batch, also while brokers restart."""
+    make("stream", cluster.bootstrap_servers)
+
+    def refuse(self: Admin) -> Admin:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(Admin, "start", refuse)
+    make("stream", cluster.bootstrap_servers)
+
+
+def test_the_process_that_commits_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, sink_servers.PLANNING_MODULE)
+    make("stream", NOBODY)
+    make("batch", NOBODY)

@@ -1,0 +1,91 @@
+"""What workers of Spark's leave out of their collections."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sparkbridge import worker_garbage
+from sparkbridge.worker_garbage import spare_collections
+
+
+@pytest.fixture(autouse=True)
+def _new_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(worker_garbage, "_uses", {})
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    yield
+    gc.unfreeze()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def is_frozen(thing: Any) -> bool:
+    return not any(thing is other for other in gc.get_objects())
+
+
+def test_what_is_there_at_the_second_use_is_left_out() -> None:
+    kept = Cycle()
+    spare_collections("write")
+    assert not is_frozen(kept)
+    spare_collections("write")
+    assert is_frozen(kept)
+
+
+def test_once_for_each_use() -> None:
+    """What comes to be later is collected as ever."""
+    for _ in range(2):
+        spare_collections("write")
+    later = Cycle()
+    for _ in range(5):
+        spare_collections("write")
+    spare_collections("read")
+    assert not is_frozen(later)
+    spare_collections("read")
+    assert is_frozen(later)
+
+
+def test_garbage_goes_before() -> None:
+    import weakref
+
+    garbage = weakref.ref(Cycle())
+    gc.disable()
+    try:
+        for _ in range(2):
+            spare_collections("commit")
+    finally:
+        gc.enable()
+    assert garbage() is None
+
+
+def test_a_process_that_is_no_worker_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_REUSE_WORKER")
+    kept = Cycle()
+    for _ in range(3):
+        spare_collections("write")
+    assert not is_frozen(kept)
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_the_sink_spares_them_in_every_process(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the writer is made, where it writes, and where it commits."""
+    pytest.importorskip("pyspark")
+    pytest.importorskip("pyarrow")
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from sparkbridge.datasource import KafkaliteDataSource
+    from sparkbridge.task_writer import TaskIdentity, write_task
+
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    source = KafkaliteDataSource({"kafka.bootstrap.servers": "h:1", "topic": "out", "exactlyOnce": "false"})
+    schema = StructType([StructField("value", BinaryType())])
+    writer = source.streamWriter(schema, False) if kind == "stream" else source.writer(schema, False)
+    task = TaskIdentity("sink", 0, "query", "attempt", 0)
+    message = write_task(iter(()), writer.columns, writer.options, task)
+    writer.commit([message], 0) if kind == "stream" else writer.commit([message])
+    assert worker_garbage._uses == {"plan": 1, "write": 1, "commit": 1}

@@ -81,6 +81,9 @@ def _steady(
         snapshot = look()
         there = ends_of(snapshot)
         short = went_back(offset, snapshot)
+        if short and options.client.is_read_committed:
+            _let_stand(snapshot, {tp: offset.positions[tp] for tp in short}, cluster.high_watermarks(short))
+            short = went_back(offset, snapshot)
         is_known = all(tp in there for tp in offset.positions) and not any(
             is_created_again(topic, offset.ids, snapshot) for topic in offset.ids
         )
@@ -88,21 +91,14 @@ def _steady(
             break
         cluster.doubt()
         time.sleep(options.fetch_offset_retry_interval_ms / 1000)
-    if short and options.client.is_read_committed:
-        _let_stand(snapshot, offset, short, cluster.high_watermarks(short))
     return snapshot
 
 
-def _let_stand(
-    snapshot: dict[str, TopicSnapshot],
-    offset: StreamOffset,
-    short: Collection[TopicPartition],
-    ends: Positions,
-) -> None:
-    """Where an open transaction alone holds the end back, behind what was read with read_uncommitted, nothing
-    went back: let the partition end where the reader is."""
-    for tp in short:
-        position, known = offset.positions[tp], snapshot[tp.topic]
+def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
+    """Where an open transaction alone holds the end back, behind what was read with read_uncommitted or what
+    is asked for, nothing is lost: let the partition end at the position. ``ends`` are the high watermarks."""
+    for tp, position in positions.items():
+        known = snapshot[tp.topic]
         if position <= ends[tp]:
             stable = [position if number == tp.partition else end for number, end in enumerate(known.ends)]
             snapshot[tp.topic] = known._replace(ends=tuple(stable))
@@ -151,12 +147,21 @@ def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
 
 
 def resolve_start(
-    cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: Snapshot
+    cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: dict[str, TopicSnapshot]
 ) -> Resolved:
-    """Where to start; raises what ``starting`` raises."""
+    """Where to start; raises what ``starting`` raises.
+
+    A start that only an open transaction hides stands: ``snapshot`` then ends there.
+    """
     partitions = assigned(snapshot, options.assign)
     answers = answers_to(cluster, options, questions(spec, partitions, now_ms()))
-    return resolve_starting(spec, partitions, answers)
+    resolved = resolve_starting(spec, partitions, answers)
+    wanted = {TopicPartition(loss.topic, loss.partition): loss.to for loss in resolved.losses}
+    behind = {tp: offset for tp, offset in wanted.items() if offset > partitions[tp].end}
+    if not behind or not options.client.is_read_committed:
+        return resolved
+    _let_stand(snapshot, behind, cluster.high_watermarks(behind))
+    return resolve_starting(spec, assigned(snapshot, options.assign), answers)
 
 
 def resolve_end(

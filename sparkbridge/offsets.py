@@ -58,7 +58,10 @@ Snapshot = Mapping[str, TopicSnapshot]
 
 
 class Loss(NamedTuple):
-    """Records still to be read that are gone: offsets ``from_`` (inclusive) to ``to`` (exclusive)."""
+    """Records still to be read that are gone: offsets ``from_`` (inclusive) to ``to`` (exclusive).
+
+    Equal ones tell that nobody knows how many were still to be read from there on.
+    """
 
     topic: str
     partition: int
@@ -67,7 +70,10 @@ class Loss(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition} offsets {self.from_} to {self.to}: {self.why}"
+        gone = (
+            f"offsets {self.from_} to {self.to}" if self.to > self.from_ else f"from offset {self.from_} on"
+        )
+        return f"{self.topic}-{self.partition} {gone}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +120,6 @@ class StreamOffset:
             from_=positions_from_json(told.get(FROM, {}), told),
             is_initial=is_initial,
         )
-
-    @classmethod
-    def parse_text(cls, text: str) -> StreamOffset:
-        """Raises OffsetFormatError, also for what is no json at all."""
-        try:
-            told = json.loads(text)
-        except (ValueError, RecursionError) as cause:
-            raise OffsetFormatError(f"the offset {text[:200]!r} is no json: {cause}") from cause
-        return cls.parse(told)
 
 
 def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:

@@ -101,7 +101,8 @@ SOURCE_OPTIONS: Final = (
         "latest",
         "both",
         "Where to end, exclusive: latest, -100 (that many before the end), or json of offsets, where -1 is "
-        "latest. In a stream it is a bound: nothing behind it is read.",
+        "latest. In a stream it is a bound: nothing behind it is read, and a relative one counts from where "
+        "each run begins.",
     ),
     _row(
         "endingOffsetsByTimestamp",

@@ -208,7 +208,11 @@ class SourcePlan:
         if asked is None or draft is None:
             return proposal
         within = dict(proposal.ends)
-        waits: dict[TopicPartition, int] = {}
+        waits = {  # one that maxOffsetsPerTrigger left out waits on, or it may never be the first
+            tp: count
+            for tp, count in self._waits_for_bytes.items()
+            if tp not in asked.starts and tp in draft.readings
+        }
         for tp, begin in asked.starts.items():
             answer = min(ends.get(tp, begin), asked.ends[tp])
             within[tp] = answer if answer > begin else draft.readings[tp].position

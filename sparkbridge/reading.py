@@ -29,9 +29,11 @@ from kafkalite.limits import KIB, MIB
 from kafkalite.model import TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import scan
+from sparkbridge.errors import DataLossError
 from sparkbridge.lookups import tell_losses
 from sparkbridge.offsets import Loss, OffsetRange
 from sparkbridge.schema import arrow_schema
+from sparkbridge.worker_garbage import spare_collections
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,6 +70,7 @@ def read_range(
         return
     from sparkbridge.columns import SparkBatchBuilder
 
+    spare_collections("read")
     builder = SparkBatchBuilder(arrow_schema(schema), range_.topic, range_.partition)
     yield from _RangeReader(cluster, range_, options, builder).batches()
 
@@ -88,6 +91,7 @@ class _RangeReader:
         self._fails_on_loss = options.fail_on_data_loss
         self._poll_timeout_ms = options.poll_timeout_ms
         self._deadline_s = 0.0
+        self._is_cut_short = False  # the rest of the range is lost, and was told
         settings = options.client.consumer
         limits = [int(settings[name]) for name in _LIMITS if name in settings]
         self._max_bytes = min(limits, default=CHUNK_BYTES)
@@ -95,9 +99,8 @@ class _RangeReader:
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         end, builder = self._range.end, self._builder
-        token = self._send_ahead()  # of the one fetch on its way; its answer comes with that about the topic
-        if not self._has_topic():
-            return
+        token = self._send_ahead()  # of the one fetch on its way
+        answer_count = 0
         self._progressed()
         while self._position < end:
             try:
@@ -108,13 +111,17 @@ class _RangeReader:
                 continue
             except UnknownTopicOrPartitionError as error:
                 token = None
-                self._lose(end, f"the partition is gone ({error.message})")
+                if self._has_topic():
+                    self._lose(end, f"the partition is gone ({error.message})")
                 continue
             except (ConnectionFailedError, RequestTimeoutError):
                 token = None
                 if time.monotonic() >= self._deadline_s:
                     raise
                 continue  # a leader may be away for longer than kafka.request.timeout.ms
+            answer_count += 1
+            if answer_count == 1 and not self._has_topic():  # asked behind the answer: it is of this topic
+                return
             start, token = self._position, None
             spans = self._spans(fetched)
             if self._position == start:
@@ -134,6 +141,8 @@ class _RangeReader:
                 self._progressed()  # the time that the rows took does not count
         if builder.row_count:
             yield from self._built()
+        if answer_count > 1 and not self._is_cut_short:
+            self._check_topic()
 
     def _send(self) -> Any:
         return self._cluster.send_fetch(
@@ -229,20 +238,44 @@ class _RangeReader:
 
     def _has_topic(self) -> bool:
         """Whether the topic is still the one that the range was planned of; a loss when it is not."""
-        wanted = self._range.topic_id
-        if not wanted:
+        found_id = self._found_topic_id()
+        if found_id == self._range.topic_id:
             return True
-        topic, options = self._range.topic, self._options
+        why = "the topic was deleted"
+        self._lose(self._range.end, why if found_id is None else f"{why} and created again")
+        return False
+
+    def _check_topic(self) -> None:
+        """After the last of several answers: raises DataLossError when some may be of another topic.
+
+        Whatever failOnDataLoss says, for rows were given: the task run again finds out at its begin. Brokers
+        that are gone by now do not matter any more.
+        """
+        range_ = self._range
+        try:
+            found_id = self._found_topic_id()
+        except (ConnectionFailedError, RequestTimeoutError):
+            return
+        if found_id not in {range_.topic_id, None}:
+            raise DataLossError(
+                f"{self._tp}: the topic was deleted and created again while offsets {range_.start} to "
+                f"{range_.end} were read",
+                hint="what was read may be of either topic; the task run again, or the query, tells the loss",
+            )
+
+    def _found_topic_id(self) -> str | None:
+        """That of the topic of this name; None when there is none. For a range without one asks nobody."""
+        topic, wanted, options = self._range.topic, self._range.topic_id, self._options
+        if not wanted:
+            return wanted
         for retries_left in range(options.fetch_offset_retries, -1, -1):
             found = self._cluster.topics(names=[topic]).get(topic)
             if found is not None and found.topic_id == wanted:
-                return True
+                break
             if retries_left:  # the broker that was asked may not have heard of it yet
                 self._cluster.doubt()
                 time.sleep(options.fetch_offset_retry_interval_ms / 1000)
-        why = "the topic was deleted"
-        self._lose(self._range.end, why if found is None else f"{why} and created again")
-        return False
+        return None if found is None else found.topic_id
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
         """Move to where records are again, and tell the loss."""
@@ -268,4 +301,5 @@ class _RangeReader:
         loss = Loss(self._range.topic, self._range.partition, self._position, to, why)
         tell_losses([loss], is_failing=self._fails_on_loss)
         self._position = to
+        self._is_cut_short = to >= self._range.end
         self._progressed()

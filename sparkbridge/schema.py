@@ -96,6 +96,18 @@ def check_projection(schema: StructType) -> None:
                 f"column {field.name!r} can't be NOT NULL: a record may be without one",
                 hint="leave NOT NULL out, and filter with IS NOT NULL",
             )
+        if field.name == "headers" and not _header_value_is_nullable(field.dataType):
+            raise SourceSchemaError(
+                "the value of a header can't be NOT NULL: a header may be without one",
+                hint="leave NOT NULL out, or valueContainsNull=False",
+            )
+
+
+def _header_value_is_nullable(kind: Any) -> bool:
+    """Of a type that ``headers`` may have."""
+    if kind.typeName() == "map":
+        return bool(kind.valueContainsNull)
+    return bool(kind.elementType["value"].nullable)
 
 
 def arrow_schema(schema: StructType) -> pyarrow.Schema:

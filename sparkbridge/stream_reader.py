@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
+#: News that makes no batch, too few for minOffsetsPerTrigger or behind a bound, is not followed one by one.
+VAIN_NEWS_PAUSE_S: Final = 0.1
+
 OffsetJson = dict[str, Any]
 
 
@@ -131,6 +134,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         snapshot, proposal = self._propose(begin, is_limited=is_limited)
         if not proposal.is_news and not self._is_available_now and self._wait_for_news(proposal):
             snapshot, proposal = self._propose(begin, is_limited=is_limited)
+            if not proposal.is_news:
+                time.sleep(min(VAIN_NEWS_PAUSE_S, self._options.latest_offset_max_wait_ms / 1000))
         lookups.tell_losses(proposal.losses, is_failing=self._options.fail_on_data_loss)
         if not proposal.is_news:
             return start

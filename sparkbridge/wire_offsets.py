@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kafkalite.client.isolation import AbortedFilter
-from kafkalite.errors import RequestTimeoutError, UnknownTopicOrPartitionError
+from kafkalite.errors import OffsetOutOfRangeError, RequestTimeoutError, UnknownTopicOrPartitionError
 from kafkalite.limits import MIB
 from kafkalite.model import EARLIEST, LATEST, NO_OFFSET, IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import ListOffsetsPartition, ListOffsetsRequest
@@ -19,8 +19,8 @@ from sparkbridge.wire_fetch import Fetched, FetchToken, receive_fetch, send_earl
 # Behind the batch where the record of a time should be, the search goes on by steps of this size.
 _STEP_BYTES: Final = MIB
 
-# A topic may go, or be made anew, while it is looked at: so often is begun again.
-_SNAPSHOT_ROUNDS: Final = 5
+# A topic may go, be made anew or be cut while it is looked at: so often is begun again.
+_ROUNDS: Final = 5
 
 
 def list_offsets(
@@ -52,7 +52,7 @@ def snapshot(brokers: Brokers, topics: Mapping[str, Sequence[int] | None]) -> di
     Brokers.until_answered.
     """
     gone: UnknownTopicOrPartitionError | None = None
-    for _ in range(_SNAPSHOT_ROUNDS):
+    for _ in range(_ROUNDS):
         brokers.until_answered("metadata", (), lambda deadline_s: brokers.refresh(topics, deadline_s))
         ids: dict[str, str] = {}
         wanted: dict[TopicPartition, tuple[int, int]] = {}
@@ -99,8 +99,20 @@ def offsets_for_times(
 ) -> dict[TopicPartition, int | None]:
     """The first record, in the order of the log, whose timestamp is not less; None where there is none.
 
-    Records that a reader does not see (markers, aborted transactions) do not count.
+    Records that a reader does not see (markers, aborted transactions) do not count. Raises as
+    Brokers.until_answered.
     """
+    gone: OffsetOutOfRangeError | None = None
+    for _ in range(_ROUNDS):
+        try:
+            return _look_up_times(brokers, times)
+        except OffsetOutOfRangeError as error:
+            gone = error  # deleted between the two questions; the next record may do
+    assert gone is not None, "every round ended so"
+    raise gone
+
+
+def _look_up_times(brokers: Brokers, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
     listed = list_offsets(brokers, {tp: (timestamp_ms,) for tp, timestamp_ms in times.items()})
     tokens: dict[TopicPartition, FetchToken] = {}
     for tp, (answer,) in listed.items():

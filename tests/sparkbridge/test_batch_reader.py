@@ -170,6 +170,16 @@ def test_offsets_that_are_gone_fail_the_job_or_warn(cluster: SyncCluster, filled
     assert Job(cluster, subscribe=filled).ranges() == [(0, 30, 100), (1, 0, 50)], "earliest loses nothing"
 
 
+def test_a_start_that_an_open_transaction_hides_is_no_loss(cluster: SyncCluster, filled: str) -> None:
+    start = json.dumps({filled: {"0": 101, "1": 0, "2": 0}})
+    with (
+        sync.Producer(cluster.bootstrap_servers, transactional_id=filled) as producer,
+        producer.transaction(),
+    ):
+        producer.send_and_wait(filled, b"open", partition=0)
+        assert [each[0] for each in Job(cluster, subscribe=filled, startingOffsets=start).ranges()] == [1]
+
+
 def test_a_topic_that_is_not_there(cluster: SyncCluster) -> None:
     with pytest.raises(SparkOptionError, match="subscribe names what does not exist: not-there"):
         Job(cluster, subscribe="not-there")

@@ -238,6 +238,24 @@ def test_records_that_nobody_sees_are_not_found_by_their_time(cluster: SyncClust
     assert spark.offsets_for_times({tp: 6_001}) == {tp: None}  # only a marker is younger
 
 
+def test_a_time_is_found_although_records_are_deleted_meanwhile(
+    cluster: SyncCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tp = TopicPartition(topic, 0)
+    with kafkalite.sync.Producer(cluster.bootstrap_servers) as producer:
+        for number in range(10):
+            producer.send_and_wait(topic, b"x", partition=0, timestamp_ms=1_000 + number)
+    send_early = wire_offsets.send_early
+
+    def after_retention(*given: Any) -> None:
+        with kafkalite.sync.Admin(cluster.bootstrap_servers) as admin:
+            admin.delete_records({tp: 5})
+        send_early(*given)
+
+    monkeypatch.setattr(wire_offsets, "send_early", after_retention)
+    assert SparkCluster.shared(options_for(cluster)).offsets_for_times({tp: 1_000}) == {tp: 5}
+
+
 # --- bytes ---------------------------------------------------------------------------------------
 
 

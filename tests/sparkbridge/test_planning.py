@@ -40,6 +40,10 @@ def at(*positions: int, id_: str = "id", **more: Any) -> StreamOffset:
     )
 
 
+def parsed(text: str) -> StreamOffset:
+    return StreamOffset.parse(json.loads(text))
+
+
 def latest(
     plan: SourcePlan, start: StreamOffset, snapshot: Any, now_ms: int = NOW_MS, **more: Any
 ) -> Proposal:
@@ -112,7 +116,7 @@ def test_a_start_at_the_latest_loses_nothing_when_the_first_batch_crashes() -> N
     # The driver dies; at the restart "latest" is 100, and Spark runs the logged batch from there.
     again = make_plan()
     later = again.initial(logs(100), {T0: 100})
-    ranges, losses = again.ranges(later, StreamOffset.parse_text(logged), logs(100))
+    ranges, losses = again.ranges(later, parsed(logged), logs(100))
     assert (spans(ranges), losses) == ({T0: (50, 80)}, [])
 
 
@@ -279,6 +283,18 @@ def test_who_was_left_without_bytes_is_the_first_at_the_next_trigger() -> None:
         start = plan.cut(proposal, {served: asked.starts[served] + 1}).end
     assert firsts == [None, T0, T1, T2]
     assert start == at(1, 1, 2)
+
+
+def test_nobody_starves_between_two_limits() -> None:
+    """Of three partitions two have offsets, and of these one has bytes: the larger one, unless one waits."""
+    plan, start, ends = make_plan(maxOffsetsPerTrigger=2, maxBytesPerTrigger=1), at(0, 0, 0), (1000, 10, 10)
+    for _ in range(12):
+        proposal = latest(plan, start, logs(*ends))
+        asked = proposal.wants_bytes
+        assert asked is not None
+        served = asked.first or min(asked.starts)
+        start = plan.cut(proposal, {served: asked.starts[served] + 1}).end
+    assert min(start.positions.values()) > 0
 
 
 def test_nothing_to_read_asks_for_no_bytes() -> None:
@@ -454,8 +470,8 @@ def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
     proposal = latest(make_plan(), at(5, 6), {})
     assert proposal.end == StreamOffset({})
     assert [(str(loss)) for loss in proposal.losses] == [
-        "t-0 offsets 5 to 5: the topic or the partition does not exist, or is not read, any more",
-        "t-1 offsets 6 to 6: the topic or the partition does not exist, or is not read, any more",
+        "t-0 from offset 5 on: the topic or the partition does not exist, or is not read, any more",
+        "t-1 from offset 6 on: the topic or the partition does not exist, or is not read, any more",
     ]
     again = latest(make_plan(), proposal.end, {})
     assert (again.is_news, again.losses) == (False, [])
@@ -565,11 +581,11 @@ def test_ranges_depend_on_the_json_and_the_log_starts_alone(
     now = make_plan().ranges(start, end, logs(*ends, starts=starts))
     later_ends = tuple(end + more for end, more in zip(ends, growth, strict=False)) + (7,) * born
     later = logs(*later_ends, starts=starts + (0,) * born)
-    known = StreamOffset.parse(json.loads(json.dumps(start.to_json())))
-    assert make_plan().ranges(known, StreamOffset.parse_text(text), later) == now
+    known = parsed(json.dumps(start.to_json()))
+    assert make_plan().ranges(known, parsed(text), later) == now
     if is_initial:  # asked again after the crash, initialOffset may say anything
         moved = {tp: offset + 3 for tp, offset in positions.items()}
-        assert make_plan().ranges(StreamOffset(moved), StreamOffset.parse_text(text), later) == now
+        assert make_plan().ranges(StreamOffset(moved), parsed(text), later) == now
 
 
 @dataclass
@@ -587,9 +603,7 @@ class Run:
         return logs(*self.ends)
 
     def execute(self, plan: SourcePlan, start: str, end: str) -> None:
-        ranges, losses = plan.ranges(
-            StreamOffset.parse_text(start), StreamOffset.parse_text(end), self.snapshot()
-        )
+        ranges, losses = plan.ranges(parsed(start), parsed(end), self.snapshot())
         assert losses == []
         self.sizes.append(sum(each.size for each in ranges))
         for each in ranges:
@@ -610,7 +624,7 @@ class Run:
         for trigger in range(triggers):
             if self.batches:
                 text = self.batches[-1][1]
-                start_offset = StreamOffset.parse_text(text)
+                start_offset = parsed(text)
             else:
                 begin: Positions = {TopicPartition("t", n): 0 for n in range(len(self.ends))}
                 start_offset = plan.initial(self.snapshot(), begin)

@@ -368,6 +368,7 @@ def test_kafka_s_own_rows_are_named_by_their_address(log: Log) -> None:
 # --- losses --------------------------------------------------------------------------------------
 
 IGNORED = {"failOnDataLoss": "false"}
+ONE_BY_ONE = {"kafka.max.partition.fetch.bytes": "1"}  # one batch an answer
 
 
 def test_log_start_beyond_the_position_is_a_loss(log: Log) -> None:
@@ -429,18 +430,92 @@ def test_topic_that_is_gone_or_another_one_is_a_loss(
         assert log.rows(2, 8, topic_id="id-1", **IGNORED) == []
 
 
-@pytest.mark.parametrize("topic_id", ["", "id-1"])
-def test_topic_that_goes_while_it_is_read_is_a_loss(log: Log, topic_id: str) -> None:
+@pytest.mark.parametrize(
+    ("topic_id", "why"), [("", "the partition is gone"), ("id-1", "the topic was deleted")]
+)
+def test_topic_that_goes_while_it_is_read_is_a_loss(log: Log, topic_id: str, why: str) -> None:
     numbered(log, 10)
     log.on_receive = lambda offset: setattr(log, "is_deleted", True)
-    with pytest.raises(DataLossError, match="t-0 offsets 2 to 8: the partition is gone"):
+    with pytest.raises(DataLossError, match=f"t-0 offsets 2 to 8: {why}"):
         log.rows(2, 8, topic_id=topic_id)
 
 
 def test_topic_of_the_same_id_is_read(log: Log) -> None:
     written = numbered(log, 10)
     assert log.rows(2, 8, topic_id="id-1") == written[2:8]
-    assert log.calls == [("send", 2), ("topics", -1), ("receive", 2)], "both are asked at once"
+    asked = [("send", 2), ("receive", 2), ("topics", -1)]
+    assert log.calls == asked, "once, behind the answer, whose records so are known to be of this topic"
+
+
+def test_a_read_spares_collections(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    uses: list[str] = []
+    monkeypatch.setattr(reading, "spare_collections", uses.append)
+    written = numbered(log, 10)
+    assert log.rows(2, 2) == []
+    assert log.rows(2, 8) == written[2:8]
+    assert uses == ["read"]
+
+
+def test_a_first_answer_of_another_topic_is_not_given(log: Log) -> None:
+    numbered(log, 10)
+    log.on_receive = lambda offset: setattr(log, "topic_id", "id-2")
+    with pytest.warns(DataLossWarning, match="t-0 offsets 2 to 8: the topic was deleted and created again"):
+        assert log.rows(2, 8, topic_id="id-1", **IGNORED) == []
+
+
+@pytest.mark.parametrize("given", [{}, IGNORED])
+def test_a_topic_made_anew_while_it_is_read_fails_the_task(log: Log, given: dict[str, str]) -> None:
+    """Whatever failOnDataLoss says: rows of another topic may be among those given. The next try tells."""
+    numbered(log, 10)
+    log.on_receive = lambda offset: setattr(log, "topic_id", "id-2" if offset > 4 else "id-1")
+    with pytest.raises(DataLossError, match=r"t-0: .* created again while offsets 2 to 8"):
+        log.rows(2, 8, topic_id="id-1", **ONE_BY_ONE, **given)
+
+
+def test_a_topic_gone_and_made_anew_is_told_once(log: Log) -> None:
+    written = numbered(log, 10)
+
+    def refuse(offset: int) -> None:
+        if offset > 4:
+            log.topic_id = "id-2"
+            raise UnknownTopicOrPartitionError("t-0")
+
+    log.on_receive = refuse
+    with pytest.warns(
+        DataLossWarning, match="offsets 5 to 8: the topic was deleted and created again"
+    ) as told:
+        assert log.rows(2, 8, topic_id="id-1", **ONE_BY_ONE, **IGNORED) == written[2:5]
+    assert len(told) == 1
+
+
+def test_a_broker_that_lags_behind_does_not_fail_a_read_at_its_end(log: Log) -> None:
+    written = numbered(log, 10)
+    ids = iter(["id-1", "id-0", "id-1"])
+    log.topics = lambda **_: {"t": TopicInfo(next(ids), 1)}  # type: ignore[method-assign]
+    assert log.rows(2, 8, topic_id="id-1", **ONE_BY_ONE) == written[2:8]
+    assert list(ids) == []
+
+
+def test_brokers_that_go_when_all_was_read_do_not_fail_the_task(log: Log) -> None:
+    written = numbered(log, 10)
+    rows = log.read(2, 8, topic_id="id-1", **ONE_BY_ONE)
+    read = next(rows).to_pylist()
+
+    def away(**_: Any) -> Any:
+        raise ConnectionFailedError("nobody answers")
+
+    log.topics = away  # type: ignore[method-assign]
+    assert list(rows) == []
+    assert [tuple(row.values()) for row in read] == written[2:8]
+
+
+def test_a_topic_deleted_when_all_was_read_is_no_loss(log: Log) -> None:
+    written = numbered(log, 10)
+    rows = log.read(2, 8, topic_id="id-1", **ONE_BY_ONE)
+    read = next(rows).to_pylist()
+    log.is_deleted = True
+    assert list(rows) == []
+    assert [tuple(row.values()) for row in read] == written[2:8]
 
 
 def test_leader_that_does_not_know_its_end_yet_is_asked_again(log: Log) -> None:

@@ -93,6 +93,16 @@ def test_any_columns_in_any_order_are_a_projection(projection: StructType) -> No
         (schema(("key", BinaryType()), ("key", BinaryType())), "'key' twice"),
         (StructType([]), "no columns"),
         (StructType([StructField("value", BinaryType(), nullable=False)]), "'value' can't be NOT NULL"),
+        (
+            schema(
+                ("headers", ArrayType(StructType([HEADER["key"], StructField("value", BinaryType(), False)])))
+            ),
+            "value of a header can't be NOT NULL",
+        ),
+        (
+            schema(("headers", MapType(StringType(), BinaryType(), valueContainsNull=False))),
+            "value of a header can't be NOT NULL",
+        ),
     ],
 )
 def test_what_is_no_projection_is_named(projection: StructType, message: str) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from kafkalite.errors import (
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
 from pyspark_kafkalite import DefaultSource
-from sparkbridge import lookups
+from sparkbridge import lookups, stream_reader
 from sparkbridge.cluster import SparkCluster
 from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
 from sparkbridge.stream_reader import KafkaliteStreamReader
@@ -552,6 +553,24 @@ def test_an_open_transaction_that_was_read_uncommitted_is_neither_a_loss_nor_rea
     assert values([first, *query.run()]) == numbered(0, 105)
 
 
+@pytest.mark.parametrize("start", ["offset", "group"])
+def test_a_start_that_an_open_transaction_hides_is_no_loss_and_nothing_before_it_is_read(
+    cluster: SyncCluster, one: str, admin: sync.Admin, start: str
+) -> None:
+    """A reader of read_uncommitted, or a user, knows offsets behind the last stable one."""
+    group = f"{one}-group"
+    places = {"offset": json.dumps({one: {"0": 103, "1": 0, "2": 0}}), "group": "group"}
+    with sync.Producer(cluster.bootstrap_servers, transactional_id=one) as producer, producer.transaction():
+        producer.send_and_wait(one, b"000100", partition=0)
+        cluster.produce(one, numbered(101, 104), partition=0)
+        positions = dict(zip((TopicPartition(one, number) for number in range(3)), (103, 0, 0), strict=True))
+        admin.alter_group_offsets(group, positions)
+        query = Query(cluster, subscribe=one, startingOffsets=places[start], kafka__group__id=group)
+        assert query.run() == [[]]
+    cluster.produce(one, numbered(105, 107), partition=0)
+    assert values(query.run()) == [b"000103", *numbered(105, 107)]
+
+
 # --- waiting, progress, groups ------------------------------------------------------------------------
 
 
@@ -563,6 +582,26 @@ def test_latest_offset_waits_for_news(cluster: SyncCluster, one: str) -> None:
     writing.start()
     assert values([query.trigger()]) == [b"news"]
     writing.join()
+
+
+def test_news_that_makes_no_batch_is_not_followed_one_by_one(
+    cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(SparkCluster, "wait_for_news", lambda self, positions, max_wait_ms: True)
+    query = Query(
+        cluster,
+        subscribe=one,
+        startingOffsets="earliest",
+        minOffsetsPerTrigger=50,
+        latestOffset__maxWaitMs=60_000,
+    )
+    assert len(query.trigger() or ()) == 100
+    assert pauses == []
+    cluster.produce(one, numbered(100, 149), partition=0)
+    assert query.trigger() is None
+    assert pauses == [stream_reader.VAIN_NEWS_PAUSE_S]
 
 
 def test_the_progress_tells_where_the_logs_end_and_asks_nobody(

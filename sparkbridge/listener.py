@@ -33,6 +33,7 @@ class BatchProgress:
     durations_ms: Mapping[str, int]  #: Spark's names: triggerExecution, addBatch, ...
     positions: Positions = field(default_factory=dict)  #: where the query is, in topics of kafkalite
     ends: Positions = field(default_factory=dict)  #: where the topics ended when it looked
+    late_count: int = 0  #: rows left out as older than the watermark, as Spark counts: after a first grouping
 
     @property
     def lag(self) -> int:
@@ -66,6 +67,9 @@ class BatchProgress:
             durations_ms={name: int(ms) for name, ms in (told.get("durationMs") or {}).items()},
             positions=positions,
             ends=ends,
+            late_count=sum(
+                int(each.get("numRowsDroppedByWatermark", 0)) for each in told.get("stateOperators", ())
+            ),
         )
 
 

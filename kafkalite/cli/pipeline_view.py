@@ -38,6 +38,7 @@ class Watcher:
         self._is_quiet = is_quiet
         self._painted_at = 0.0
         self._width = 0
+        self.rows: list[dict[str, Any]] = []  #: of console sinks, where the document at the end has them
 
     def __enter__(self) -> Self:
         return self
@@ -51,10 +52,18 @@ class Watcher:
         if self._is_painted:
             self._paint(text)
 
+    def begin(self, text: str) -> None:
+        """As ``say``; a line of its own where nothing is painted, so that a log is not silent for long."""
+        if self._is_painted:
+            self._paint(text)
+        elif not self._is_quiet:
+            self._stream.write(f"kl: {text} ...\n")
+            self._stream.flush()
+
     def on_filled(self, counts: Mapping[str, int]) -> None:
         if not self._is_quiet:
             self._wipe()
-            listed = ", ".join(f"{count:,} records in {topic}" for topic, count in counts.items())
+            listed = ", ".join(f"{plural(count, 'record')} in {topic}" for topic, count in counts.items())
             click.echo(f"kl: input: {listed}", err=True)
 
     def on_start(self, run: Any) -> None:
@@ -75,18 +84,23 @@ class Watcher:
 
             self._paint(import_module("sparkbridge.pipelines.progress").line_of(run.tallies))
 
-    def on_rows(
-        self, sink: str, batch_id: int, columns: Sequence[str], rows: Sequence[Sequence[str]]
-    ) -> None:
-        """Rows of a console sink: as a listing, or a JSON object each."""
+    def on_rows(self, shown: Any) -> None:
+        """Rows of a console sink: a listing; for machines an object each, in json kept for the end."""
         self._wipe()
-        named = [dict(zip(columns, row, strict=True)) for row in rows]
         if self._output in {"json", "jsonl"}:
-            write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in named))
+            documents = [
+                {"query": shown.query, "batch_id": shown.batch_id, "row": json.loads(document)}
+                for document in shown.documents
+            ]
+            if self._output == "json":
+                self.rows += documents
+            else:
+                write("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents))
             return
-        heading = f"batch {batch_id}, {sink}" if sink != "sink" else f"batch {batch_id}"
-        write(f"-- {heading}\n")
-        print_listing(named, [Column(name, name, show=_clipped) for name in columns], "table")
+        write(f"-- batch {shown.batch_id}, {shown.query}\n")
+        columns = [Column(str(number), name) for number, name in enumerate(shown.columns)]
+        rows = [{str(number): _cell(text) for number, text in enumerate(row)} for row in shown.rows]
+        print_listing(rows, columns, "table")
 
     def _paint(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1
@@ -102,8 +116,11 @@ class Watcher:
             self._width = 0
 
 
-def _clipped(value: Any) -> str:
-    text = str(value)
+def _cell(value: str | None) -> str:
+    """On one line, and nothing that a terminal would obey."""
+    if value is None:
+        return "NULL"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
 
 
@@ -116,6 +133,7 @@ def _batch_row(query: Any, batch: Any) -> dict[str, Any]:
         "rows_per_second": batch.rows_per_second,
         "batch_ms": batch.batch_ms,
         "lag": batch.lag,
+        "late": batch.late_count,
     }
 
 
@@ -139,17 +157,26 @@ def _query_rows(report: Any) -> list[dict[str, Any]]:
             "rows_per_second": each.tally.rows_per_second,
             "batch_ms": each.tally.batch_ms,
             "lag": each.tally.lag,
+            "late": each.tally.late,
             "group": report.run.pipeline.group_id(each.sink),
         }
         for each in report.run.queries
     ]
 
 
-def print_report(report: Any, output: str) -> None:
-    if output in {"json", "jsonl"}:
-        write(json.dumps(report_row(report), indent=2 if output == "json" else None) + "\n")
+def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+    """``rows`` are those of console sinks, for the one document that is json."""
+    if output == "json":
+        write(json.dumps({**report_row(report), "rows": list(rows)}, indent=2, ensure_ascii=False) + "\n")
+        return
+    if output == "jsonl":
+        write(json.dumps(report_row(report), ensure_ascii=False) + "\n")
         return
     print_listing(_query_rows(report), _COLUMNS, output)
+    for each in report.run.queries:
+        if each.tally.late:
+            text = f"{each.tally.late:,} rows were left out: older than the watermark"
+            click.echo(f"kl: {each.tally.name}: {text} (counted after a first grouping)", err=True)
     for finding in report.findings:
         write(f"check: {finding.text if finding.holds and finding.text != 'holds' else _told(finding)}\n")
     if report.was_stopped:

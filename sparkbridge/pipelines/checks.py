@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kafkalite.model import Record, TopicPartition
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import demo, frames
+from sparkbridge.pipelines.checkpoints import written_files
 from sparkbridge.pipelines.definition import Sink
 from sparkbridge.pipelines.engine import Run, RunningQuery
 from sparkbridge.pipelines.spark_errors import place, told
@@ -67,7 +68,14 @@ class CheckRun:
             return [json.loads(record.value or b"null") for record in self.records(found.topic)]
         import pyarrow.dataset
 
-        files = pyarrow.dataset.dataset(str(self.path(sink)), format="parquet", partitioning="hive")
+        home = self.path(sink)
+        listed = written_files(home)
+        files = pyarrow.dataset.dataset(
+            str(home) if listed is None else [str(path) for path in listed],
+            format="parquet",
+            partitioning="hive",
+            partition_base_dir=str(home),
+        )
         return list(files.to_table().to_pylist())
 
     def path(self, sink: str = "") -> Path:

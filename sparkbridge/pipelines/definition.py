@@ -143,9 +143,14 @@ class Pipeline:
     demo: Demo | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_one_sink(self) -> bool:
+        """Whether it is ``[sink]``, not ``[sinks.NAME]``."""
+        return [sink.name for sink in self.sinks] == ["sink"]
+
     def group_id(self, sink: Sink) -> str:
         """The group whose offsets show how far the query of ``sink`` is."""
-        return self.name if len(self.sinks) == 1 else f"{self.name}.{sink.name}"
+        return self.name if self.has_one_sink else f"{self.name}.{sink.name}"
 
 
 def parse_interval_ms(text: str) -> int:

@@ -57,7 +57,7 @@ def records(file: PipelineFile) -> Iterator[DemoRecord]:
 def fill(file: PipelineFile, servers: str) -> dict[str, int]:
     """Make the demo's topics and send its records; how many went to each topic.
 
-    Raises PipelineError when a topic holds records already: the check would not know them.
+    Raises TopicAlreadyExistsError, and makes none: the check would not know the records of before.
     """
     from kafkalite.client.sync import Producer
 
@@ -80,14 +80,16 @@ def _make_topics(topics: Mapping[str, int], servers: str) -> None:
     from kafkalite.errors import TopicAlreadyExistsError
 
     with Admin(servers) as admin:
+        there = [topic.name for topic in admin.list_topics() if topic.name in topics]
+        if there:  # told before one is made, which the next try would find
+            raise TopicAlreadyExistsError(
+                f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo makes its topics itself",
+                hint=f"kl topic delete {' '.join(there)}, or leave -b and KL_BOOTSTRAP_SERVERS out:"
+                " then it has a broker of its own",
+            )
         for name, partition_count in topics.items():
-            try:  # retention would delete what was said to be of long ago
-                admin.create_topic(name, partition_count, configs={"retention.ms": "-1"})
-            except TopicAlreadyExistsError:
-                raise PipelineError(
-                    f"topic {name!r} exists; a demo makes its topics itself",
-                    hint=f"kl topic delete {name}, or leave -b out: then it has a broker of its own",
-                ) from None
+            # retention would delete what was said to be of long ago
+            admin.create_topic(name, partition_count, configs={"retention.ms": "-1"})
 
 
 def _send(producer: Producer, topic: str, part: list[DemoRecord]) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparkbridge.listener import BatchProgress
 from sparkbridge.pipelines import frames
+from sparkbridge.pipelines.checkpoints import (
+    checkpoint_path,
+    require_own_checkpoint,
+    require_own_output,
+)
 from sparkbridge.pipelines.definition import AVAILABLE_NOW, Pipeline, Sink
-from sparkbridge.pipelines.files import PipelineFile
+from sparkbridge.pipelines.files import PipelineFile, is_url
 from sparkbridge.pipelines.progress import Tally
 from sparkbridge.pipelines.spark_errors import told
 
@@ -23,19 +29,30 @@ if TYPE_CHECKING:
 #: How often a query is asked for its progress.
 _POLL_SECONDS: Final = 0.1
 
-#: Rows of one batch for the console: sink, batch id, columns, rows (strings).
-Show = Callable[[str, int, Sequence[str], Sequence[Sequence[str]]], None]
+
+class ShownRows(NamedTuple):
+    """The first rows of one batch, for the console: as Spark writes them in text, and as JSON objects."""
+
+    query: str  #: as its tally is called
+    batch_id: int
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | None]]
+    documents: Sequence[str]
+
+
+Show = Callable[[ShownRows], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Where a pipeline runs: the brokers, the directory of its checkpoints, the place of relative outputs.
 
-    ``trigger`` replaces that of the file; ``outputs`` None is the file's own directory.
+    ``checkpoint`` is a directory or a URL; ``trigger`` replaces that of the file; ``outputs`` None is the
+    file's own directory.
     """
 
     servers: str
-    checkpoint: Path | None = None
+    checkpoint: str | None = None
     trigger: str = ""
     outputs: Path | None = None
 
@@ -89,9 +106,16 @@ class Run:
 
     def stop(self) -> None:
         """Stop what still runs; a batch under way is not finished, and is run again by the next start."""
+        from py4j.protocol import Py4JError
+
         for each in self.queries:
-            if each.query.isActive:
-                each.query.stop()
+            with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone runs no query
+                if each.query.isActive:
+                    each.query.stop()
+
+    def name_of(self, sink: Sink) -> str:
+        """How people know its query: the pipeline's name of ``[sink]``, its own of ``[sinks.NAME]``."""
+        return self.pipeline.name if self.pipeline.has_one_sink else sink.name
 
     def output_path(self, sink: Sink) -> str:
         return output_path(self.file, sink, self.setting)
@@ -99,7 +123,7 @@ class Run:
 
 def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
     """Where a Parquet sink writes: a URL as it is, a relative path below ``outputs`` or beside the file."""
-    if "://" in sink.parquet:
+    if is_url(sink.parquet):
         return sink.parquet
     return str((setting.outputs or file.directory) / Path(sink.parquet).expanduser())
 
@@ -122,14 +146,18 @@ def start(
 ) -> Run:
     """Start the pipeline's queries. Raises PipelineError that says which part Spark refused, and why."""
     run = Run(file, pipeline, setting)
+    if setting.checkpoint is not None:
+        require_own_checkpoint(setting.checkpoint, pipeline)
+        for sink in pipeline.sinks:
+            if sink.parquet:
+                checkpoint = checkpoint_path(setting.checkpoint, pipeline, sink)
+                require_own_output(output_path(file, sink, setting), checkpoint)
     try:
         for sink in pipeline.sinks:
             options = source_options(pipeline, sink, setting.servers)
             with told(f"[source] {pipeline.source.text}"):
-                columns = frames.wanted_columns(pipeline)
-                source = frames.decoded(
-                    frames.read_stream(spark, pipeline.source, options, columns), pipeline.source.decode
-                )
+                records = frames.read_stream(spark, pipeline.source, options, frames.wanted_columns(pipeline))
+                source = frames.decoded(records, pipeline.source.decode, frames.record_columns(pipeline))
             views = frames.views(spark, file, pipeline, source)
             with told(f"{pipeline.name}: {sink.text}"):
                 run.queries.append(_start_query(run, views[sink.reads], sink, show))
@@ -149,20 +177,17 @@ def _start_query(run: Run, frame: DataFrame, sink: Sink, show: Show | None) -> R
         if sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
     else:
-        writer = frame.writeStream.foreachBatch(_show_batch(sink, show))
+        writer = frame.writeStream.foreachBatch(_show_batch(run.name_of(sink), sink.rows, show))
     setting = run.setting
     if setting.checkpoint is not None:
-        directory = setting.checkpoint if len(run.pipeline.sinks) == 1 else setting.checkpoint / sink.name
-        writer = writer.option("checkpointLocation", str(directory))
+        writer = writer.option("checkpointLocation", checkpoint_path(setting.checkpoint, run.pipeline, sink))
     trigger = setting.trigger or run.pipeline.trigger
     if trigger == AVAILABLE_NOW:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=trigger)
     query = writer.outputMode(sink.output_mode).queryName(f"{run.pipeline.name}.{sink.name}").start()
-    return RunningQuery(
-        sink, query, schema, Tally(sink.name if len(run.pipeline.sinks) > 1 else run.pipeline.name)
-    )
+    return RunningQuery(sink, query, schema, Tally(run.name_of(sink)))
 
 
 def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:
@@ -179,15 +204,21 @@ def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:
     return rows.writeStream.format("kafkalite").options(**options)
 
 
-def _show_batch(sink: Sink, show: Show | None) -> Callable[[DataFrame, int], None]:
+def _show_batch(query: str, count: int, show: Show | None) -> Callable[[DataFrame, int], None]:
     def on_batch(frame: DataFrame, batch_id: int) -> None:
-        rows = frame.limit(sink.rows).collect()
+        from pyspark.sql import functions as sql
+
+        names = [f"column_{number}" for number in range(len(frame.columns))]  # two may have the same
+        document = sql.struct(*[sql.col(n).alias(c) for n, c in zip(names, frame.columns, strict=True)])
+        # Spark makes the text: in Python, times would be those of this machine's zone.
+        texts = frame.toDF(*names).select(
+            *[sql.col(name).cast("string") for name in names],
+            sql.to_json(document, {"ignoreNullFields": "false"}),
+        )
+        # A limit alone reads some of the partitions: the others would not commit the state of this batch.
+        rows = [tuple(row) for row in texts.orderBy(sql.monotonically_increasing_id()).limit(count).collect()]
         if show is not None and rows:
-            show(
-                sink.name,
-                batch_id,
-                frame.columns,
-                [["" if v is None else str(v) for v in row] for row in rows],
-            )
+            values, documents = [row[:-1] for row in rows], [row[-1] for row in rows]
+            show(ShownRows(query, batch_id, frame.columns, values, documents))
 
     return on_batch

@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from sparkbridge.errors import PipelineError
-from sparkbridge.pipelines.definition import FunctionRef, Pipeline
-from sparkbridge.pipelines.parsing import parse_pipeline
+from sparkbridge.pipelines.definition import FunctionRef, Pipeline, Table
+from sparkbridge.pipelines.parsing import read_pipeline
 from sparkbridge.pipelines.section import Problem
 
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive's letter is none
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
 
 
@@ -40,6 +42,15 @@ class PipelineFile:
         """A path of the file: relative ones begin beside it."""
         return (self.directory / Path(path).expanduser()).resolve()
 
+    def locate(self, path: str) -> str:
+        """The same for what Spark opens: a URL stays as it is."""
+        return path if is_url(path) else str(self.resolve(path))
+
+
+def is_url(path: str) -> bool:
+    """``s3a://bucket/x``, ``hdfs:/x``: not a path of this machine."""
+    return _URL.match(path) is not None
+
 
 def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
     """Read and check one file; ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
@@ -55,11 +66,10 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
         return PipelineFile(path, None, (Problem("", "", message, line=line),))
     for override in overrides:
         apply_override(document, override)
-    pipeline, problems = parse_pipeline(document)
-    found = PipelineFile(path, pipeline, ())
-    if pipeline is not None:
-        problems += _check_files(found, pipeline)
-    located = tuple(replace(each, line=find_line(text, each.table, each.key)) for each in problems)
+    pipeline, problems = read_pipeline(document)
+    problems += _check_files(PipelineFile(path, pipeline, ()), pipeline)
+    found_at = (replace(each, line=find_line(text, each.table, each.key)) for each in problems)
+    located = tuple(sorted(found_at, key=lambda problem: problem.line))
     is_wrong = any(not each.is_warning for each in located)
     return PipelineFile(path, None if is_wrong else pipeline, located)
 
@@ -169,24 +179,49 @@ def _line_of_key(lines: list[str], heading: int, key: str) -> int:
 
 
 def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
-    problems: list[Problem] = []
-    for table in pipeline.tables:
-        if (
-            "://" not in table.path
-            and not any(file.directory.glob(table.path))
-            and not file.resolve(table.path).exists()
-        ):
-            hint = _nearest_file(file.resolve(table.path))
-            problems.append(Problem(f"tables.{table.name}", table.format, f"there is no {table.path}", hint))
+    named: list[tuple[str, str, str, Callable[[Path], tuple[str, str] | None]]] = [
+        (f"tables.{each.name}", each.format, each.path, partial(_table_problem, each))
+        for each in pipeline.tables
+    ]
+    named += [
+        ("sink" if each.name == "sink" else f"sinks.{each.name}", "parquet", each.parquet, _no_problem)
+        for each in pipeline.sinks
+    ]
+    named.append(("pipeline", "checkpoint", pipeline.checkpoint, _no_problem))
     functions: list[tuple[str, str, FunctionRef | None]] = [
         (f"transform {number}", "python", step.python) for number, step in enumerate(pipeline.steps, 1)
     ]
     functions.append(("check", "python", pipeline.check.python))
     functions.append(("demo", "load", pipeline.demo.load if pipeline.demo else None))
-    for where, key, function in functions:
-        if function is not None and (problem := _function_problem(file.resolve(function.path), function)):
-            problems.append(Problem(where, key, *problem))
+    named += [
+        (table, key, each.path, partial(_function_problem, each)) for table, key, each in functions if each
+    ]
+    problems: list[Problem] = []
+    for table, key, path, problem_of in named:
+        if not path or is_url(path):
+            continue
+        try:
+            problem = problem_of(file.resolve(path))
+        except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, ~ of nobody
+            problem = f"{path!r} can't be a path here: {error}", ""
+        if problem:
+            problems.append(Problem(table, key, *problem))
     return problems
+
+
+def _no_problem(path: Path) -> None:
+    """What a run makes need not be there."""
+
+
+def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
+    return None if _is_there(path) else (f"there is no {table.path}", _nearest_file(path))
+
+
+def _is_there(path: Path) -> bool:
+    """A file or directory, or a pattern (``days/*.csv``) that one matches; of ``{a,b}`` Spark alone knows."""
+    if path.exists() or "{" in str(path):
+        return True
+    return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
 
 
 def _nearest_file(path: Path) -> str:
@@ -197,7 +232,7 @@ def _nearest_file(path: Path) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _function_problem(path: Path, function: FunctionRef) -> tuple[str, str] | None:
+def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
     """(message, hint), found by parsing: nothing of the file runs."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkbridge.errors import PipelineError
@@ -42,35 +42,41 @@ def read_stream(
     return reader.load()
 
 
+def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
+    """What ``record`` holds: the columns that steps and sinks name; none when they never name ``record``.
+
+    All but the value where that can't be told: ``record`` as a whole, a step in Python.
+    """
+    steps, sinks = pipeline.steps, pipeline.sinks
+    texts = [step.sql for step in steps] + [step.watermark.column for step in steps if step.watermark]
+    texts += [text for sink in sinks for text in (*sink.columns.values(), *sink.json_columns)]
+    named = {name.lower() for name in re.findall(r"\brecord`?\s*(?:\.\s*`?(\w+|\*))?", " ".join(texts), re.I)}
+    known = [name for name in _COLUMN_TYPES if name.lower() in named]
+    if len(known) == len(named) and not any(step.python for step in steps):
+        return tuple(known)
+    return tuple(name for name in (*_COLUMN_TYPES, "headers") if name != "value" or name in known)
+
+
 def wanted_columns(pipeline: Pipeline) -> str:
-    """The schema of the record's columns that something reads; empty when that can't be told: then all.
+    """The schema of the record's columns that something reads; empty is all of them.
 
     Spark asks a Python source for every column, used or not, so what is not asked for here is not built.
     """
-    if pipeline.source.decode.format == "none" or any(step.python for step in pipeline.steps):
+    named = record_columns(pipeline)
+    if pipeline.source.decode.format == "none" or "headers" in named:
         return ""
-    text = " ".join(
-        [step.sql for step in pipeline.steps]
-        + [part for sink in pipeline.sinks for part in (*sink.columns.values(), *sink.json_columns)]
-    )
-    fields = re.findall(r"\brecord`?\s*(?:\.\s*`?(\w+|\*))?", text, re.I)
-    known = {name.lower(): name for name in _COLUMN_TYPES}
-    if not pipeline.steps or any(field.lower() not in known for field in fields):
-        return ""
-    wanted = {"value", *(known[field.lower()] for field in fields)}
-    return ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name in wanted)
+    return ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name in {"value", *named})
 
 
-def decoded(frame: DataFrame, decode: Decode) -> DataFrame:
-    """The fields of the value as columns, and ``record``: the record's other columns."""
+def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
+    """The fields of the value as columns; and ``record``, of the record's columns in ``record_names``."""
     from pyspark.sql import functions as sql
 
     if decode.format == "none":
         return frame
     text = sql.col("value").cast("string")
-    record = sql.struct(
-        *[sql.col(name) for name in frame.columns if name != "value" or len(frame.columns) == 1]
-    )
+    names = [name for name in frame.columns if name in record_names]
+    record = [sql.struct(*names).alias("record")] if names else []
     if decode.format == "json":
         return _from_json(frame, decode, text, record)
     is_match = text.rlike(decode.pattern)
@@ -85,20 +91,21 @@ def decoded(frame: DataFrame, decode: Decode) -> DataFrame:
         columns.append(column.alias(field.name))
     if decode.mode == "DROPMALFORMED":
         frame = frame.where(is_match)
-    return frame.select(*columns, record.alias("record"))
+    return frame.select(*columns, *record)
 
 
-def _from_json(frame: DataFrame, decode: Decode, text: Column, record: Column) -> DataFrame:
+def _from_json(frame: DataFrame, decode: Decode, text: Column, record: list[Column]) -> DataFrame:
     from pyspark.sql import functions as sql
 
+    names = ["record"] if record else []
     if decode.mode != "DROPMALFORMED":
         value = sql.from_json(text, decode.schema, {"mode": decode.mode})
-        return frame.select(value.alias("value"), record.alias("record")).select("value.*", "record")
+        return frame.select(value.alias("value"), *record).select("value.*", *names)
     schema = f"{decode.schema}, {_CORRUPT} STRING"
     value = sql.from_json(text, schema, {"columnNameOfCorruptRecord": _CORRUPT})
-    parsed = frame.select(value.alias("value"), record.alias("record"))
+    parsed = frame.select(value.alias("value"), *record)
     good = parsed.where(sql.col("value").isNotNull() & sql.col(f"value.{_CORRUPT}").isNull())
-    return good.select("value.*", "record").drop(_CORRUPT)
+    return good.select("value.*", *names).drop(_CORRUPT)
 
 
 def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
@@ -113,7 +120,12 @@ def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
 
 
 def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
-    """The function, its file imported once under a name of its own. Raises PipelineError."""
+    """The function, its file imported once under a name of its own. Raises PipelineError.
+
+    What Spark sends to its workers (a UDF) goes by value: no worker can import that name.
+    """
+    from pyspark import cloudpickle
+
     path = file.resolve(reference.path)
     name = USER_MODULE + re.sub(r"\W", "_", str(path.with_suffix("")))
     module = sys.modules.get(name)
@@ -128,6 +140,7 @@ def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
         except Exception as problem:
             del sys.modules[name]
             raise PipelineError(f"{path} can't be imported: {type(problem).__name__}: {problem}") from problem
+        cloudpickle.register_pickle_by_value(module)
     found: Callable[..., Any] = getattr(module, reference.function)
     return found
 
@@ -139,8 +152,7 @@ def views(
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
         with told(f"[tables.{table.name}]"):
-            path = table.path if "://" in table.path else str(file.resolve(table.path))
-            found[table.name] = load_table(spark, table, path)
+            found[table.name] = load_table(spark, table, file.locate(table.path))
     for name, frame in found.items():
         frame.createOrReplaceTempView(name)
     latest = source

@@ -58,9 +58,14 @@ _AGGREGATES: Final = re.compile(r"\bgroup\s+by\b", re.I)
 
 def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline | None, list[Problem]]:
     """None when a problem is an error. Warnings come with a pipeline."""
-    problems: list[Problem] = []
-    pipeline = _pipeline(Section("", document, problems))
+    pipeline, problems = read_pipeline(document)
     return (None if any(not each.is_warning for each in problems) else pipeline), problems
+
+
+def read_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
+    """The same with a default in place of what is wrong, so that the rest can be looked at, too."""
+    problems: list[Problem] = []
+    return _pipeline(Section("", document, problems)), problems
 
 
 def _pipeline(root: Section) -> Pipeline:
@@ -80,8 +85,14 @@ def _pipeline(root: Section) -> Pipeline:
     check = _check(root.table("check"), sinks)
     demo = _demo(root.table("demo"), source)
     spark = root.settings("spark")
+    for setting in spark:
+        if not setting.startswith(("spark.", "hive.")):
+            root.problems.append(
+                Problem("spark", setting, "is no setting of Spark's", f"did you mean spark.{setting}?")
+            )
     root.finish()
     _warn_of_aggregations(root, steps, sinks)
+    _check_targets(root, source, sinks)
     return Pipeline(name, source, steps, sinks, description, trigger, checkpoint, tables, check, demo, spark)
 
 
@@ -111,7 +122,7 @@ def _source(section: Section, trigger: str) -> Source:
     elif not section.values and not ways:
         section.complain("topic", "is missing", 'topic = "orders"')
     subscribe = (topic,) if topic else topics
-    if ways == ["topics"] and not topics:
+    if ways == ["topics"] and section.values["topics"] == []:
         section.complain("topics", "is empty", 'topics = ["orders", "returns"]')
     for each in subscribe:
         if problem := topic_name_problem(each):
@@ -348,7 +359,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
     console = section.get("console", bool, False)
     if not kinds and section.has_nearly(_SINK_KINDS):
         pass
-    elif len(kinds) != 1 or (kinds == ["console"] and not console):
+    elif len(kinds) != 1 or (kinds == ["console"] and section.values["console"] is False):
         told = " and ".join(kinds) or "none"
         section.complain("", f"give exactly one of topic, parquet, console = true; there is {told}")
     if topic and (problem := topic_name_problem(topic)):
@@ -387,7 +398,8 @@ def _columns(section: Section) -> tuple[dict[str, str], tuple[str, ...]]:
     else:
         json_columns = ()
         names = list(_COLUMNS)
-    return {name: section.text(name) for name in names if section.has(name)}, json_columns
+    given = {name: section.text(name) for name in names}
+    return {name: text for name, text in given.items() if section.has(name)}, json_columns
 
 
 def _warn_of_aggregations(root: Section, steps: tuple[Step, ...], sinks: tuple[Sink, ...]) -> None:
@@ -400,6 +412,21 @@ def _warn_of_aggregations(root: Section, steps: tuple[Step, ...], sinks: tuple[S
             message = f"append needs a watermark where {grouping.name!r} groups"
             hint = 'watermark = { column = "…", delay = "10 minutes" } in a step before it, or complete'
             root.problems.append(Problem(where, "output_mode", message, hint, is_warning=True))
+
+
+def _check_targets(root: Section, source: Source, sinks: tuple[Sink, ...]) -> None:
+    """Two queries into one directory take each other's batches for their own; a loop feeds itself."""
+    seen: dict[str, Sink] = {}
+    for sink in sinks:
+        table = "sink" if sink.name == "sink" else f"sinks.{sink.name}"
+        if sink.parquet:
+            first = seen.setdefault(sink.parquet.rstrip("/").removeprefix("./"), sink)
+            if first is not sink:
+                message = f"is the directory of [sinks.{first.name}], too: each needs one of its own"
+                root.problems.append(Problem(table, "parquet", message))
+        if sink.topic in source.subscribe:
+            message = f"is {sink.topic!r}, which [source] reads: its rows come back as input"
+            root.problems.append(Problem(table, "topic", message, is_warning=True))
 
 
 # --- check and demo --------------------------------------------------------------------------------

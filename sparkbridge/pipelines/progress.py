@@ -17,6 +17,7 @@ class Tally:
     batches: int = 0
     rows: int = 0
     busy_ms: int = 0
+    late: int = 0  #: rows left out as older than the watermark, counted after a first grouping
     last: BatchProgress | None = None  #: also a look that found nothing
 
     def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
@@ -32,6 +33,7 @@ class Tally:
             self.batches += 1
             self.rows += progress.row_count
             self.busy_ms += progress.batch_ms
+            self.late += progress.late_count
             fresh.append(progress)
         return fresh
 

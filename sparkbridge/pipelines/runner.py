@@ -18,7 +18,7 @@ from sparkbridge.pipelines import checks, demo, engine
 from sparkbridge.pipelines.definition import AVAILABLE_NOW
 from sparkbridge.pipelines.engine import Run, RunningQuery, Setting, Show
 from sparkbridge.pipelines.files import PipelineFile
-from sparkbridge.pipelines.spark_errors import told
+from sparkbridge.pipelines.spark_errors import last_words, told
 from sparkbridge.spark_session import is_local, missing_requirements, session
 
 if TYPE_CHECKING:
@@ -34,12 +34,17 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What somebody who watches is told. ``on_tick`` comes several times a second."""
+    """What somebody who watches is told. ``on_tick`` comes several times a second.
+
+    ``is_stopping``: whether the end was asked for, so that a query's failure is a part of it. A signal to
+    the whole process group ends Spark's JVM, too.
+    """
 
     on_start: Callable[[Run], None] = _nothing
     on_batch: Callable[[RunningQuery, BatchProgress], None] = _nothing
     on_tick: Callable[[Run], None] = _nothing
     on_rows: Show = _nothing
+    is_stopping: Callable[[], bool] = bool
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ def spark_session(
     """
     require_spark()
     defaults = {"spark.sql.session.timeZone": "UTC", "spark.log.level": "WARN"}
-    with told(f"Spark did not start ({master})"), _stderr_to(log):
+    with _last_words_of(log), told(f"Spark did not start ({master})"), _stderr_to(log):
         spark = session(
             name, master=master, settings={**defaults, **(settings or {})}, is_short_lived=is_local(master)
         )
@@ -92,6 +97,20 @@ def spark_session(
                 gateway.shutdown()
                 gateway.proc.stdin.close()
                 gateway.proc.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def _last_words_of(log: Path | None) -> Iterator[None]:
+    """A JVM that ended at once has told ``log`` why, and nobody else."""
+    before_bytes = log.stat().st_size if log is not None and log.exists() else 0
+    try:
+        yield
+    except PipelineError as error:
+        is_gone = "JAVA_GATEWAY_EXITED" in error.message
+        said = log.read_bytes()[before_bytes:].decode(errors="replace") if is_gone and log is not None else ""
+        if words := last_words(said):
+            raise PipelineError(f"{error.message}: {words}", hint=error.hint) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -153,7 +172,9 @@ def execute(
     try:
         listener.on_start(run)
         run.wait(listener.on_batch, lambda: listener.on_tick(run))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PipelineError) as end:
+        if isinstance(end, PipelineError) and not listener.is_stopping():
+            raise
         report.was_stopped = True
         run.stop()
         return report
@@ -168,7 +189,7 @@ def demo_setting(servers: str) -> Iterator[Setting]:
     """Checkpoints and outputs in a directory that is gone afterwards; available-now, always."""
     with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
         home = Path(directory)
-        yield Setting(servers, home / "checkpoint", AVAILABLE_NOW, home)
+        yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home)
 
 
 def execute_demo(

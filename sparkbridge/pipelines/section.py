@@ -53,7 +53,11 @@ class Section:
         self._known: list[str] = []
 
     def complain(self, key: str, message: str, hint: str = "") -> None:
-        self.problems.append(Problem(self.name, key, message, hint))
+        """Once, also of a key that is read twice."""
+        if not any(
+            (each.table, each.key, each.message) == (self.name, key, message) for each in self.problems
+        ):
+            self.problems.append(Problem(self.name, key, message, hint))
 
     def warn(self, key: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(self.name, key, message, hint, is_warning=True))

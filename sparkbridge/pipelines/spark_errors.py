@@ -18,11 +18,27 @@ _PYTHON: Final = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)): (?P<text>.+)$", re.MULTILINE
 )
 _CONDITION: Final = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_.]{3,})\] (?=(?P<text>[^\n]+))")
-_WRAPPERS: Final = ("STREAM_FAILED", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR", "PYTHON_DATA_SOURCE_ERROR")
+_WRAPPERS: Final = (
+    "STREAM_FAILED",
+    "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+    "PYTHON_DATA_SOURCE_ERROR",
+    "TASK_WRITE_FAILED",
+    "FOREACH_BATCH_USER_FUNCTION_ERROR",
+)
+_FRAME: Final = re.compile(r'^\s*File "([^"<>]+)", line (\d+)', re.MULTILINE)
+_OF_THE_JVM: Final = ("py4j.", "org.", "java.", "scala.", "com.")
 _WRONG_QUERY: Final = frozenset({"AnalysisException", "ParseException"})
 USER_MODULE: Final = "kafkalite_pipeline_"  #: how the module of a pipeline's Python file is called first
-_JAVA: Final = re.compile(r"Caused by: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)")
-_TAIL: Final = re.compile(r"\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:line \d+,? pos \d+)?;?\s*$")
+_JAVA: Final = re.compile(
+    r"^(?:Caused by)?: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)", re.MULTILINE
+)
+_OTHER_STATE: Final = re.compile(
+    r"\[(?:STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH)"
+)
+_UNCAUGHT: Final = re.compile(r"^Exception in thread \S+ [\w.$]+: (?P<text>[^\n]+)", re.MULTILINE)
+_CHATTER: Final = re.compile(r"^WARNING|^Using |^Setting |^To adjust | WARN | INFO ")
+SEE_LOG: Final = "--spark-log FILE keeps what Spark says about it"
+_TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?;?\s*$")
 
 
 def cause(error: BaseException) -> str:
@@ -31,24 +47,39 @@ def cause(error: BaseException) -> str:
     if ours := _last(_OURS, text):
         return ours["text"].strip()
     conditions = [m for m in _CONDITION.finditer(text) if not m["name"].startswith(_WRAPPERS)]
-    python = [m for m in _PYTHON.finditer(text) if not m["name"].startswith("py4j.")]
+    python = [m for m in _PYTHON.finditer(text) if not m["name"].startswith(_OF_THE_JVM)]
     if python and ("Traceback (most recent call last)" in text):
-        return f"{python[-1]['name'].rpartition('.')[2]}: {python[-1]['text'].strip()}"
+        where = _place_in_worker(text[: python[-1].start()])
+        return f"{python[-1]['name'].rpartition('.')[2]}: {python[-1]['text'].strip()}{where}"
     if conditions:
-        return f"{_TAIL.sub('', conditions[0]['text'])} ({conditions[0]['name']})"
+        sentence = re.sub(r"\s*SQLSTATE: \w+(?= \()", "", _TAIL.sub("", conditions[0]["text"]))
+        return f"{sentence} ({conditions[0]['name']})"
     if java := _last(_JAVA, text):
         return f"{java['name']}: {java['text'].strip()}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return first or type(error).__name__
 
 
-def is_named(error: BaseException | None) -> bool:
+def hint(error: BaseException) -> str:
+    """What to do about it; empty where the sentence says that. To be asked while Spark's JVM is there."""
+    if _OTHER_STATE.search(_all_text(error)):
+        return "the checkpoint is that of other steps: with another --checkpoint DIR it begins anew"
+    return "" if _is_named(error) else SEE_LOG
+
+
+def _is_named(error: BaseException) -> bool:
     """Whether the sentence says by itself what to do: ours, a wrong query, or a line of the file."""
-    if error is None:
-        return False
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None
+
+
+def last_words(log: str) -> str:
+    """Why a JVM ended before anybody could ask it, from what it printed; empty when it said nothing."""
+    if uncaught := _UNCAUGHT.search(log):
+        return uncaught["text"].strip()
+    lines = (line.strip() for line in log.splitlines())
+    return next((line for line in lines if line and not _CHATTER.search(line)), "")
 
 
 def place(error: BaseException) -> str:
@@ -60,6 +91,15 @@ def place(error: BaseException) -> str:
             found = f" ({Path(code.co_filename).name}:{trace.tb_lineno})"
         trace = trace.tb_next
     return found
+
+
+def _place_in_worker(traceback: str) -> str:
+    """`` (transform.py:12)``: the last line of the traceback, if it is of nobody's library."""
+    frames = _FRAME.findall(traceback)
+    if not frames or any(part in frames[-1][0] for part in ("site-packages", "pyspark", "kafkalite")):
+        return ""
+    path, line = frames[-1]
+    return f" ({Path(path).name}:{line})"
 
 
 def _all_text(error: BaseException) -> str:
@@ -84,7 +124,8 @@ def told(where: str) -> Iterator[None]:
         raise
     except Exception as problem:
         name = "" if _is_spark(problem) else f"{type(problem).__name__}: "
-        raise PipelineError(f"{where}: {name}{cause(problem)}{place(problem)}") from problem
+        text = f"{where}: {name}{cause(problem)}{place(problem)}"
+        raise PipelineError(text, hint=hint(problem) if _is_spark(problem) else "") from problem
 
 
 def _is_spark(error: BaseException) -> bool:

@@ -61,7 +61,7 @@ def test_list_of_a_directory(kl: Kl, good: Path, bad: Path) -> None:
     assert result.code == 0, result.told
     head, *lines = result.text.splitlines()
     assert head.split() == ["NAME", "SOURCE", "SINK", "DESCRIPTION", "TRIGGER", "FILE"]
-    assert any("has 2 problems: kl pipeline validate" in line for line in lines)
+    assert any(line.startswith("bad ") and "has 2 problems: kl pipeline validate" in line for line in lines)
     assert any(line.startswith("orders") and "topic copies" in line and "5 seconds" in line for line in lines)
 
 
@@ -119,7 +119,33 @@ def test_a_missing_file(kl: Kl) -> None:
     for command in ("validate", "run"):
         result = kl("pipeline", command, "nowhere.toml")
         assert result.code == 4
-        assert "nowhere.toml" in result.told
+        assert "kl: there is no nowhere.toml\n    hint: kl pipeline list\n" in result.told
+
+
+@pytest.mark.parametrize("name", ["donut_revenue", "donut-revenue", "donut_revenu.toml"])
+def test_the_name_of_an_example_is_not_enough_and_its_path_is_told(
+    kl: Kl, name: str, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    result = kl("pipeline", "run", name, "--demo")
+    assert result.code == 4
+    assert "hint: did you mean examples/pipelines/donut_revenue?" in result.told
+
+
+def test_a_file_of_about_that_name_is_told(kl: Kl, good: Path) -> None:
+    result = kl("pipeline", "validate", good.with_name("order.toml"))
+    assert (result.code, f"did you mean {good}?" in result.told) == (4, True), result.told
+
+
+def test_a_directory_without_a_pipeline(kl: Kl, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    for directory, hint in (
+        ("docs", "kl pipeline list"),
+        ("examples/pipelines", "kl pipeline list examples/pipelines"),
+    ):
+        result = kl("pipeline", "run", directory, "--demo")
+        assert result.code == 4
+        assert f"there is no {directory}/pipeline.toml\n    hint: {hint}\n" in result.told
 
 
 @pytest.mark.parametrize(
@@ -132,6 +158,11 @@ def test_a_missing_file(kl: Kl) -> None:
         (["--set", "sink.topic=a/b"], 2, "holds a character outside"),
         (["--set", "sink.topc=x", "--set", "source.topc=x"], 2, "has 2 problems"),
         (["--demo"], 4, "has no [demo]"),
+        (
+            ["--spark-log", "/nowhere/x"],
+            2,
+            "--spark-log /nowhere/x can't be written: No such file or directory",
+        ),
     ],
 )
 def test_run_refuses_before_spark_starts(
@@ -203,7 +234,7 @@ class Terminal(io.StringIO):
 
 def report(*findings: Any, was_stopped: bool = False) -> Any:
     tally = SimpleNamespace(
-        name="orders", batches=2, rows=1500, rows_per_second=750.0, batch_ms=1000.0, lag=7
+        name="orders", batches=2, rows=1500, rows_per_second=750.0, batch_ms=1000.0, lag=7, late=3
     )
     sink = SimpleNamespace(text="topic copies")
     declared = SimpleNamespace(name="orders", group_id=lambda sink: "orders")
@@ -216,7 +247,9 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     from sparkbridge.pipelines.checks import Finding
 
     print_report(report(Finding("once", True, "holds"), Finding("check", True, "5 are equal")), "table")
-    head, row, *checks = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err.startswith("kl: orders: 3 rows were left out: older than the watermark")
+    head, row, *checks = out.splitlines()
     assert head.split("  ")[0] == "QUERY"
     assert row.split() == ["orders", "topic", "copies", "2", "1,500", "750", "1,000", "ms", "7", "orders"]
     assert checks == ["check: once: holds", "check: 5 are equal", "2 checks passed."]
@@ -224,7 +257,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "check: once: FAILED: 3 came twice" in capsys.readouterr().out
     print_report(report(), "json")
     document = json.loads(capsys.readouterr().out)
-    assert document["queries"][0]["lag"] == 7
+    assert (document["queries"][0]["lag"], document["queries"][0]["late"]) == (7, 3)
 
 
 def test_the_line_is_painted_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +270,110 @@ def test_the_line_is_painted_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     assert file.getvalue() == ""
 
 
+def test_what_takes_long_is_told_where_nothing_is_painted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, file, quiet = Terminal(), io.StringIO(), io.StringIO()
+    Watcher(stream=terminal).begin("starting Spark")
+    Watcher(stream=file).begin("starting Spark")
+    Watcher(stream=quiet, is_quiet=True).begin("starting Spark")
+    assert terminal.getvalue() == "\r\x1b[Kstarting Spark"
+    assert file.getvalue() == "kl: starting Spark ...\n"
+    assert quiet.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "can_make", "arguments", "is_told"),
+    [
+        (True, True, [], True),
+        (False, True, [], False),
+        (True, False, [], False),
+        (True, True, ["-q"], False),
+        (True, True, ["--master", "spark://master:7077"], False),
+    ],
+)
+def test_a_terminal_hears_of_the_quick_start_that_is_not_there(
+    kl: Kl,
+    good: Path,
+    is_terminal: bool,
+    can_make: bool,
+    arguments: list[str],
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sparkbridge.pipelines.runner as runner
+    from sparkbridge import fast_start
+
+    monkeypatch.setattr(runner, "missing_requirements", list)
+    monkeypatch.setattr(pipeline, "execute", lambda *rest, **more: report())
+    monkeypatch.setattr(pipeline, "_check_topics", lambda current, declared: None)
+    monkeypatch.setattr(fast_start, "can_make_class_archive", lambda: can_make)
+    monkeypatch.setattr(pipeline, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: is_terminal)))
+    result = kl("pipeline", "run", good, "--checkpoint", good.parent / "c", *arguments)
+    assert result.code == 0, result.told
+    assert ("half the time after, once: kl pipeline warm-up" in result.told) is is_told
+
+
+def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sparkbridge.pipelines.runner as runner
+    from sparkbridge import fast_start
+
+    monkeypatch.setenv(fast_start.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(runner, "missing_requirements", list)
+    monkeypatch.setattr(fast_start, "find_java", lambda: fast_start.Java("java", 17, "17"))
+    monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_bytes(bytes(2_000_000)))
+    result = kl("pipeline", "warm-up")
+    archive = fast_start.class_archive()
+    assert result.code == 0, result.told
+    assert result.text.startswith(f"{archive}: 2 MB, made in ")
+    assert "starting Spark once" in result.told
+    again = kl("pipeline", "warm-up")
+    assert (again.code, again.text, again.told) == (0, f"{archive} is there.\n", "")
+
+
+def test_warm_up_says_why_it_can_not(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sparkbridge.pipelines.runner as runner
+    from sparkbridge import fast_start
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(fast_start.CACHE_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setattr(runner, "missing_requirements", list)
+    monkeypatch.setattr(fast_start, "find_java", lambda: fast_start.Java("java", 17, "17"))
+    result = kl("pipeline", "warm-up")
+    assert result.code == 1
+    assert f"kl: nothing can be kept in {tmp_path / 'file'}" in result.told
+    assert "KAFKALITE_SPARK_CACHE" in result.told
+
+
+SHOWN = SimpleNamespace(
+    query="orders",
+    batch_id=3,
+    columns=["country", "orders", "orders"],
+    rows=[["NZ", "3", "4"], [None, "x" * 80, "a\n\x1b[2Jb"]],
+    documents=['{"country": "NZ", "orders": 3}', '{"country": null, "orders": 4}'],
+)
+
+
 def test_rows_of_a_console_sink(capsys: pytest.CaptureFixture[str]) -> None:
-    Watcher().on_rows("sink", 3, ["country", "orders"], [["NZ", "3"], ["US", "x" * 80]])
+    """Two columns may have one name; what a terminal would obey is written out."""
+    Watcher().on_rows(SHOWN)
     heading, head, first, second = capsys.readouterr().out.splitlines()
-    assert heading == "-- batch 3"
-    assert (head.split(), first.split()) == (["country", "orders"], ["NZ", "3"])
-    assert second.endswith("x…")
-    Watcher("jsonl").on_rows("sink", 3, ["country"], [["NZ"]])
-    assert json.loads(capsys.readouterr().out) == {"country": "NZ"}
+    assert heading == "-- batch 3, orders"
+    assert (head.split(), first.split()) == (["country", "orders", "orders"], ["NZ", "3", "4"])
+    assert second.split() == ["NULL", "x" * 59 + "…", "a\\n\\x1b[2Jb"]
+
+
+def test_rows_of_a_console_sink_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, told apart from those of batches; with json they are in the one document."""
+    expected = [
+        {"query": "orders", "batch_id": 3, "row": {"country": "NZ", "orders": 3}},
+        {"query": "orders", "batch_id": 3, "row": {"country": None, "orders": 4}},
+    ]
+    Watcher("jsonl").on_rows(SHOWN)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+    watcher = Watcher("json")
+    watcher.on_rows(SHOWN)
+    assert capsys.readouterr().out == ""
+    run = SimpleNamespace(pipeline=SimpleNamespace(name="orders"), queries=[])
+    report = SimpleNamespace(run=run, was_stopped=False, findings=[])
+    print_report(report, "json", watcher.rows)
+    assert json.loads(capsys.readouterr().out)["rows"] == expected

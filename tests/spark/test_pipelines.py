@@ -75,8 +75,8 @@ def decoded(spark: Any, decode: str, *values: bytes) -> list[tuple[Any, ...]]:
     assert pipeline is not None, problems
     listed = ", ".join(f"(X'{value.hex()}', {n}L)" for n, value in enumerate(values))
     frame = spark.sql(f"SELECT * FROM VALUES {listed} AS (value, offset)")
-    rows = frames.decoded(frame, pipeline.source.decode).selectExpr("*", "record.offset AS at").drop("record")
-    return [tuple(row) for row in rows.collect()]
+    rows = frames.decoded(frame, pipeline.source.decode, ["offset"]).selectExpr("*", "record.offset AS at")
+    return [tuple(row) for row in rows.drop("record").collect()]
 
 
 TEXT = """format = "text"
@@ -181,13 +181,28 @@ def test_console_in_complete_mode(
     file = plain(tmp_path, topic, 'console = true\noutput_mode = "complete"')
     shown: list[Any] = []
     listener = runner.Listener(on_rows=lambda *told: shown.append(told))
-    report = runner.execute(
-        spark, file, Setting(broker.bootstrap_servers, Path(checkpoint)), listener=listener
-    )
+    report = runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint), listener=listener)
     assert report.run.tallies[0].rows == 11
-    ((sink, batch_id, columns, rows),) = shown
-    assert (sink, batch_id, list(columns)) == ("sink", 0, ["country", "orders"])
-    assert sorted(map(tuple, rows)) == [("NZ", "3"), ("US", "6")]
+    ((rows,),) = shown
+    assert (rows.query, rows.batch_id, list(rows.columns)) == (f"plain-{topic}", 0, ["country", "orders"])
+    assert sorted(rows.rows) == [("NZ", "3"), ("US", "6")]
+    assert sorted(rows.documents) == ['{"country":"NZ","orders":3}', '{"country":"US","orders":6}']
+
+
+def test_console_shows_some_rows_and_takes_all(
+    spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """The state of every partition is of the batch, also of those whose rows are not shown."""
+    topic = new_topic_on("orders")
+    file = plain(tmp_path, topic, 'console = true\nrows = 1\noutput_mode = "complete"')
+    shown: list[Any] = []
+    listener = runner.Listener(on_rows=lambda rows: shown.extend(rows.rows))
+    for number in (1, 2):
+        produce(broker, topic, *({"id": n, "country": f"c-{n}"} for n in range(40)))
+        setting = Setting(broker.bootstrap_servers, checkpoint)
+        report = runner.execute(spark, file, setting, listener=listener)
+        assert report.run.tallies[0].rows == 40
+        assert [row[1] for row in shown] == [str(n + 1) for n in range(number)]
 
 
 def test_update_mode_and_a_second_run(
@@ -196,7 +211,7 @@ def test_update_mode_and_a_second_run(
     """Only what changed is written, each batch once; the second run goes on from the checkpoint."""
     topic, counts = new_topic_on("orders"), new_topic_on("counts")
     file = plain(tmp_path, topic, f'topic = "{counts}"\nkey = "country"\noutput_mode = "update"')
-    setting = Setting(broker.bootstrap_servers, Path(checkpoint))
+    setting = Setting(broker.bootstrap_servers, checkpoint)
     for orders in ([{"id": 1, "country": "US"}, {"id": 2, "country": "NZ"}], [{"id": 3, "country": "NZ"}]):
         produce(broker, topic, *orders)
         runner.execute(spark, file, setting)
@@ -222,7 +237,7 @@ def test_what_spark_refuses_is_one_sentence_with_its_place(
 ) -> None:
     file = plain(tmp_path, "nowhere", 'console = true\noutput_mode = "complete"', **{old: new})
     with pytest.raises(PipelineError, match=message) as caught:
-        runner.execute(spark, file, Setting(broker.bootstrap_servers, Path(checkpoint)))
+        runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint))
     assert "\n" not in caught.value.message
     assert "Traceback" not in caught.value.message
 
@@ -237,7 +252,7 @@ def test_a_failing_function_stops_the_other_query_too(
     text += '[sinks.bad]\nfrom = "bad"\nconsole = true\n[sinks.good]\nfrom = "source"\nconsole = true\n'
     (tmp_path / "pipeline.toml").write_text(text)
     file = files.read(tmp_path)
-    setting = Setting(broker.bootstrap_servers, Path(checkpoint), "1 second")
+    setting = Setting(broker.bootstrap_servers, checkpoint, "1 second")
     with pytest.raises(PipelineError, match="DIVIDE_BY_ZERO"):
         runner.execute(spark, file, setting)
     assert [query.name for query in spark.streams.active if str(query.name).startswith("failing-")] == []
@@ -253,7 +268,7 @@ def test_ctrl_c_stops_in_order(
     def interrupt(query: Any, batch: Any) -> None:
         raise KeyboardInterrupt
 
-    setting = Setting(broker.bootstrap_servers, Path(checkpoint), "1 second")
+    setting = Setting(broker.bootstrap_servers, checkpoint, "1 second")
     report = runner.execute(spark, file, setting, listener=runner.Listener(on_batch=interrupt))
     assert report.was_stopped
     assert not report.run.queries[0].query.isActive
@@ -305,7 +320,7 @@ def test_an_example_from_one_command_and_its_failing_check(kl: Any, tmp_path: Pa
     few = ("--set", "demo.settings.lines=100")
     code, out, err = kl(*demo, *few, "-o", "json")
     assert code == 0, err
-    assert err == "kl: input: 100 records in access-log\n"
+    assert err == "kl: starting Spark (local[*]) ...\nkl: input: 100 records in access-log\n"
     assert [query["rows"] for query in json.loads(out)["queries"]] == [100]
     code, out, err = kl(
         *demo, *few, "--set", 'transform.1.sql="SELECT * EXCEPT (key), value AS key FROM source"'

@@ -101,6 +101,28 @@ def test_several_sinks_have_a_group_each() -> None:
     ]
 
 
+def test_two_sinks_into_one_directory() -> None:
+    """Spark would take the batches of one for those of the other, and leave them out."""
+    text = changed('[sink]\ntopic = "priced"\nkey = "country"', '[sinks.a]\nparquet = "out"\n[sinks.b]\n')
+    assert told(text + 'parquet = "./out/"') == (
+        "[sinks.b] parquet is the directory of [sinks.a], too: each needs one of its own ()"
+    )
+    good(text + 'parquet = "out/b"')
+
+
+def test_a_wrong_kind_is_one_mistake() -> None:
+    for old, new in (
+        ('topic = "orders"', "topics = 'a'"),
+        ('topic = "priced"\nkey = "country"', "console = 1"),
+    ):
+        assert len(told(changed(old, new)).splitlines()) == 1
+
+
+def test_a_single_named_sink_is_named_as_among_several() -> None:
+    pipeline = good(changed("[sink]\n", "[sinks.priced]\n"))
+    assert pipeline.group_id(pipeline.sinks[0]) == "orders.priced"
+
+
 def test_everything_wrong_is_told_at_once() -> None:
     text = """
     [pipelin]
@@ -128,6 +150,13 @@ def test_everything_wrong_is_told_at_once() -> None:
     [
         ('name = "orders"\n', "", "[pipeline] name is missing"),
         ('name = "orders"\n', 'name = "or ders"\n', "outside [a-zA-Z0-9._-]"),
+        ('key = "country"', 'kye = "country"', "[sink] kye is not known here (did you mean key?)"),
+        ('topic = "priced"', 'topic = "orders"', "[sink] topic is 'orders', which [source] reads"),
+        (
+            "[sink]",
+            "[spark]\nsql.shuffle.partitions = 4\n[sink]",
+            "did you mean spark.sql.shuffle.partitions?",
+        ),
         ('name = "orders"\n', "name = 7\n", "[pipeline] name is 7, but must be a string"),
         ('"5 seconds"', '"5 secnds"', "[pipeline] trigger is '5 secnds', but must be 'available-now' or"),
         ("trigger", "triger", "triger is not known here (did you mean trigger?)"),

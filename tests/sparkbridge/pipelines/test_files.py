@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
+
 from sparkbridge.errors import PipelineError
-from sparkbridge.pipelines import demo, files
+from sparkbridge.pipelines import demo, files, frames
+from sparkbridge.pipelines.definition import FunctionRef
 from sparkbridge.pipelines.files import apply_override, find_line
 from sparkbridge.pipelines.parsing import parse_pipeline
 
@@ -114,6 +121,65 @@ def test_python_that_is_none(place: Path) -> None:
 def test_an_imported_function_will_do(place: Path) -> None:
     (place / "steps.py").write_text("from elsewhere import work as price\n")
     assert told(place, GOOD) == []
+
+
+def test_files_that_are_missing_are_told_with_all_else(place: Path) -> None:
+    text = GOOD.replace('topic = "priced"', 'topic = 7\n[demo]\nload = ""').replace("prices.csv", "price.csv")
+    assert [line.split(";")[0] for line in told(place, text)] == [
+        "p.toml:10: [tables.prices] csv: there is no price.csv",
+        "p.toml:21: [sink] topic is 7, but must be a string",
+        "p.toml:23: [demo] load is empty",
+    ]
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "x" * 300, "a\\u0000b"])
+@pytest.mark.parametrize(
+    "old", ['"prices.csv"', '"steps.py:price"', 'topic = "priced"', 'trigger = "5 seconds"']
+)
+def test_a_path_that_can_be_none(place: Path, old: str, path: str) -> None:
+    new = {
+        '"prices.csv"': f'"{path}"',
+        '"steps.py:price"': f'"{path}.py:price"',
+        'topic = "priced"': f'parquet = "{path}"',
+        'trigger = "5 seconds"': f'checkpoint = "{path}"\ntrigger = "5 seconds"',
+    }[old]
+    lines = told(place, GOOD.replace(old, new))
+    is_made = path == "x" * 300 and old in {'topic = "priced"', 'trigger = "5 seconds"'}  # the run will tell
+    assert is_made or [line for line in lines if "can't be a path here" in line or "can't be read" in line], (
+        lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "is_there"),
+    [
+        ("prices.csv", True),
+        ("*.csv", True),
+        ("./{prices,more}.csv", True),
+        ("/PLACE/prices.csv", True),
+        ("/PLACE/pri*.csv", True),
+        ("/PLACE/price.csv", False),
+        ("*.parquet", False),
+        ("s3a://bucket/prices.csv", True),
+    ],
+)
+def test_the_file_of_a_table(place: Path, path: str, is_there: bool) -> None:
+    text = GOOD.replace("prices.csv", path.replace("/PLACE", str(place)))
+    assert told(place, text) == [] if is_there else "there is no" in told(place, text)[0]
+
+
+def test_a_function_can_be_sent_to_a_process_that_cannot_import_it(place: Path) -> None:
+    """A UDF is pickled for Spark's workers, with what it refers to in its file."""
+    pickled = place / "function.pickle"
+    (place / "steps.py").write_text(
+        "MARK = '!'\n\ndef louder(text):\n    return text.upper() + MARK\n\ndef price(): return louder\n"
+    )
+    (place / "pipeline.toml").write_text(GOOD)
+    price = frames.function(files.read(place), FunctionRef("steps.py", "price"))
+    pickled.write_bytes(cloudpickle.dumps(price()))
+    program = f"import pickle; print(pickle.load(open({str(pickled)!r}, 'rb'))('loud'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "LOUD!\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.progress import Tally, line_of
-from sparkbridge.pipelines.spark_errors import USER_MODULE, cause, is_named, told
+from sparkbridge.pipelines.spark_errors import SEE_LOG, USER_MODULE, cause, hint, last_words, told
 
 
 def progress(batch_id: int, second: int, rows: int, *, is_idle: bool = False, end: int = 0) -> dict[str, Any]:
@@ -43,6 +43,14 @@ def test_a_batch_counts_once() -> None:
     assert tally.batch_ms == 500
 
 
+def test_rows_that_came_too_late_are_counted() -> None:
+    tally = Tally("t")
+    operators = [{"numRowsDroppedByWatermark": 3}, {"numRowsDroppedByWatermark": 1}, {}]
+    first, second = progress(0, 1, 10), progress(1, 2, 10) | {"stateOperators": operators}
+    assert [batch.late_count for batch in tally.take([first, second])] == [0, 4]
+    assert tally.late == 4
+
+
 def test_the_line() -> None:
     one, other = Tally("a"), Tally("b")
     one.take([progress(3, 1, 12_000, end=4)])
@@ -72,6 +80,14 @@ CONDITION = """[STREAM_FAILED] Query [id = 5] terminated: [DIVIDE_BY_ZERO] Divis
 == SQL (line 1, position 8) =="""
 
 
+FOREACH_BATCH = """[STREAM_FAILED] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: An
+Traceback (most recent call last):
+  File "x.py", line 3, in f
+py4j.protocol.Py4JJavaError: An error occurred while calling o230.collectToPython.
+: org.apache.spark.SparkException: [MALFORMED_RECORD] Malformed records are detected: [null].
+Caused by: com.fasterxml.jackson.core.JsonParseException: Unexpected character
+org.apache.spark.sql.streaming.StreamingQueryException: An exception was raised. Return Message: Traceb
+"""
 REFUSED = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] No column `x`. Is it `y`? SQLSTATE: 42703; line 1 pos 7;
 'Project ['x]"""
 
@@ -80,13 +96,30 @@ REFUSED = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] No column `x`. Is it `y`? SQLST
     ("text", "sentence"),
     [
         (OURS, "t-0: records 3 to 7 are gone (failOnDataLoss=false goes on)"),
-        (PYTHON, "ValueError: not a number: 'x'"),
+        (PYTHON, "ValueError: not a number: 'x' (x.py:3)"),
+        (PYTHON.replace("x.py", "/x/site-packages/pyspark/x.py"), "ValueError: not a number: 'x'"),
         (CONDITION, "Division by zero. (DIVIDE_BY_ZERO)"),
         (REFUSED, "No column `x`. Is it `y`? (UNRESOLVED_COLUMN.WITH_SUGGESTION)"),
+        (
+            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'. SQLSTATE: 42601 (line 1, pos 0)",
+            "Syntax error at or near 'SELEC'. (line 1, pos 0) (PARSE_SYNTAX_ERROR)",
+        ),
         (
             "x\nCaused by: java.io.IOException: No space left on device\n\tat a.b",
             "IOException: No space left on device",
         ),
+        (
+            "An error occurred while calling o131.start.\n: java.io.IOException: mkdir of /x failed\n",
+            "IOException: mkdir of /x failed",
+        ),
+        (
+            "[STREAM_FAILED] Query: [TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030 SQLSTATE: XX\n"
+            "Caused by: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030\n"
+            "Caused by: java.io.IOException: Mkdirs failed to create file:/x\n",
+            "IOException: Mkdirs failed to create file:/x",
+        ),
+        (FOREACH_BATCH, "Malformed records are detected: [null] (MALFORMED_RECORD)"),
+        ("[A_CONDITION] Words. SQLSTATE: 58030 SQLSTATE: XXKST", "Words. (A_CONDITION)"),
         ("plain words\nand more", "plain words"),
         ("", "RuntimeError"),
     ],
@@ -96,15 +129,54 @@ def test_one_sentence(text: str, sentence: str) -> None:
 
 
 def test_only_ours_speak_for_themselves() -> None:
-    assert is_named(RuntimeError(OURS))
-    assert not is_named(RuntimeError(PYTHON))
-    assert not is_named(None)
+    assert hint(RuntimeError(OURS)) == ""
+    assert hint(RuntimeError(PYTHON)) == SEE_LOG
+
+
+def test_a_checkpoint_of_other_steps_is_told_what_to_do() -> None:
+    text = "[STREAM_FAILED] Query: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match"
+    assert "another --checkpoint DIR" in hint(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            'WARNING: x\nException in thread "main" a.b.SparkException: Master must be\n\tat a',
+            "Master must be",
+        ),
+        ("Invalid maximum heap size: -Xmx90x\nError: Could not create", "Invalid maximum heap size: -Xmx90x"),
+        ("26/11/21 14:38:43 WARN Utils: x\n", ""),
+        ("", ""),
+    ],
+)
+def test_why_a_jvm_ended_at_once(log: str, words: str) -> None:
+    assert last_words(log) == words
+
+
+def test_the_hint_is_found_while_the_jvm_is_there() -> None:
+    """An error of py4j's asks the JVM for its text, which is gone when the error has reached the command."""
+
+    class Py4JJavaError(Exception):
+        is_there = True
+
+        def __str__(self) -> str:
+            if not self.is_there:
+                raise ConnectionRefusedError(111, "Connection refused")
+            return "x\nCaused by: java.io.IOException: No space left on device\n"
+
+    Py4JJavaError.__module__ = "py4j.protocol"
+    error = Py4JJavaError()
+    with pytest.raises(PipelineError, match="No space left on device") as caught, told("[sink]"):
+        raise error
+    error.is_there = False
+    assert caught.value.hint == SEE_LOG
 
 
 def test_a_wrong_query_speaks_for_itself() -> None:
     class AnalysisException(Exception): ...
 
-    assert is_named(AnalysisException("no column"))
+    assert hint(AnalysisException("no column")) == ""
 
 
 def test_the_place_is_told() -> None:

@@ -1,0 +1,51 @@
+"""What of a record is read, by what a pipeline names; no JVM."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from sparkbridge.pipelines.frames import record_columns, wanted_columns
+from sparkbridge.pipelines.parsing import parse_pipeline
+
+TEXT = """
+[pipeline]
+name = "p"
+trigger = "1 second"
+[source]
+topic = "t"
+decode = { format = "json", schema = "id BIGINT" }
+"""
+EVERYTHING = ("key", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+
+@pytest.mark.parametrize(
+    ("rest", "columns"),
+    [
+        ('[sink]\ntopic = "o"', ()),
+        ('[[transform]]\nsql = "SELECT * FROM source WHERE id > 0"\n[sink]\ntopic = "o"', ()),
+        (
+            '[[transform]]\nsql = "SELECT *, Record.TIMESTAMP AS t FROM source"\n[sink]\ntopic = "o"',
+            ("timestamp",),
+        ),
+        ('[[transform]]\nsql = "SELECT id, `record`.`offset` FROM source"\n[sink]\ntopic = "o"', ("offset",)),
+        ('[sink]\ntopic = "o"\nkey = "record.key"\nvalue = "record.value"', ("key", "value")),
+        ('[[transform]]\nsql = "SELECT id, record FROM source"\n[sink]\ntopic = "o"', EVERYTHING),
+        ('[[transform]]\nsql = "SELECT record.headers FROM source"\n[sink]\ntopic = "o"', EVERYTHING),
+        (
+            '[[transform]]\nsql = "SELECT record.*, record.value FROM source"\n[sink]\ntopic = "o"',
+            ("key", "value", *EVERYTHING[1:]),
+        ),
+        ('[[transform]]\npython = "a.py:b"\n[sink]\ntopic = "o"', EVERYTHING),
+    ],
+)
+def test_the_record_has_what_is_named(rest: str, columns: tuple[str, ...]) -> None:
+    """What nobody names is neither read nor written: ``SELECT *`` of decoded values is their fields."""
+    pipeline, problems = parse_pipeline(tomllib.loads(TEXT + rest))
+    assert pipeline is not None, problems
+    assert record_columns(pipeline) == columns
+    wanted = [part.split()[0] for part in wanted_columns(pipeline).split(", ") if part]
+    assert set(wanted) == (set() if "headers" in columns else {"value", *columns})

@@ -9,7 +9,8 @@ Both live in a cache directory that may be removed at any time: ``KAFKALITE_SPAR
 ``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Nothing here is needed: what can't be made is
 done without. Two processes that make the same thing at once both end with a whole one.
 
-``python -m sparkbridge.fast_start`` makes both; sessions of ``sparkbridge.session`` then use them.
+Sessions of ``sparkbridge.session`` make the first, which is small, and use the second where it is there:
+``kl pipeline warm-up`` makes it, as does ``python -m sparkbridge.fast_start``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import cache as remembered
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from sparkbridge.errors import FastStartError
 
 logger = logging.getLogger(__name__)
 
@@ -111,26 +116,99 @@ def _link_home(installed: Path, home: Path) -> None:
         shutil.copy(archive, library / archive.name)
 
 
+def quiet_daemon(home: Path) -> str | None:
+    """The name of the module in ``home``, one of ``shadow_home``, that starts Python workers quietly.
+
+    See ``quiet_daemon.py``. None when it is not there and can't be put there.
+    """
+    source = Path(__file__).with_name("quiet_daemon.py").read_text()
+    name = f"kafkalite_daemon_{_digest(source)}"
+    module = home / "python" / "lib" / "pyspark.zip" / f"{name}.py"
+    if not module.exists():
+        making = module.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        try:
+            making.write_text(source)
+            making.replace(module)
+        except OSError as error:
+            logger.debug("no quiet daemon at %s: %s", module, error)
+            return None
+    return name if _is_trusted(module) else None
+
+
 def class_archive(cache: str | os.PathLike[str] | None = None, *, makes: bool = False) -> Path | None:
     """The class archive for the Java and the pyspark that are here; None when there is none.
 
-    With ``makes``, one that is missing is made by a Spark session of its own, which takes under a minute and
-    200 MB of disk; a process that finds another one making it goes without. An archive fits only the exact
-    paths it was made with: those of ``shadow_home(cache)``.
+    With ``makes``, one that is missing is made, if that works (``make_class_archive``). An archive fits only
+    the exact paths it was made with: those of ``shadow_home(cache)``.
     """
+    if makes:
+        try:
+            return make_class_archive(cache)
+        except FastStartError as error:
+            logger.debug("no class archive: %s", error)
+            return None
     java, home = find_java(), shadow_home(cache)
     if java is None or home is None:
         return None
-    archive = home.with_name(f"{home.name}-java{java.major}-{_digest(java.banner)}.jsa")
-    if archive.exists() or not makes:
-        return archive if _is_trusted(archive) else None
-    try:
-        with _alone(archive.with_suffix(".lock")) as is_alone:
-            if is_alone and not archive.exists():
-                _record(home, archive)
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.debug("no class archive at %s: %s", archive, error)
+    archive = _archive_of(home, java)
     return archive if _is_trusted(archive) else None
+
+
+def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
+    """The same, made if it is missing: by a Spark session of its own, in under a minute and 200 MB of disk.
+
+    Raises FastStartError that says why there is none; that another process is making it is a reason, too.
+    """
+    java, home = find_java(), shadow_home(cache)
+    if java is None:
+        raise FastStartError("there is no java that runs", hint="install one, or set JAVA_HOME")
+    if home is None:
+        raise FastStartError(
+            f"nothing can be kept in {cache_directory(cache)}", hint=f"name a directory by {CACHE_VARIABLE}"
+        )
+    archive = _archive_of(home, java)
+    if not archive.exists():
+        try:
+            with _alone(archive.with_suffix(".lock")) as is_alone:
+                if not is_alone:
+                    raise FastStartError(f"another process is making {archive} just now")
+                if not archive.exists():
+                    _remove_stale(home, archive)
+                    _record(home, archive)
+        except OSError as error:
+            raise FastStartError(
+                f"{archive} can't be written: {error.strerror}", hint=f"name a directory by {CACHE_VARIABLE}"
+            ) from error
+    if not _is_trusted(archive):
+        raise FastStartError(f"{archive} belongs to another user, and is not used")
+    return archive
+
+
+def can_make_class_archive(cache: str | os.PathLike[str] | None = None) -> bool:
+    """Whether there is none, and a place for one."""
+    java, home = find_java(), shadow_home(cache)
+    return (
+        java is not None
+        and home is not None
+        and not _archive_of(home, java).exists()
+        and os.access(home.parent, os.W_OK)
+    )
+
+
+def _archive_of(home: Path, java: Java) -> Path:
+    return home.with_name(f"{home.name}-java{java.major}-{_digest(java.banner)}.jsa")
+
+
+def _remove_stale(home: Path, archive: Path) -> None:
+    """What a killed process left of this archive, and homes with their archives whose pyspark is gone."""
+    for path in archive.parent.glob(f"{archive.stem}.*"):
+        if path.suffix != ".lock":
+            path.unlink(missing_ok=True)
+    for other in archive.parent.glob("home-*"):
+        if (other / "jars").is_symlink() and not (other / "jars").exists():
+            shutil.rmtree(other, ignore_errors=True)
+            for path in archive.parent.glob(f"{other.name}-java*"):
+                path.unlink(missing_ok=True)
 
 
 def _is_trusted(path: Path) -> bool:
@@ -142,15 +220,33 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _record(home: Path, archive: Path) -> None:
-    """Run the warm-up under a JVM that writes its archive when it ends."""
+    """Run the warm-up under a JVM that writes its archive when it ends. Raises FastStartError, OSError."""
     making = archive.with_suffix(f".{os.getpid()}")
-    environment = {**os.environ, "SPARK_HOME": str(home)}
     command = [sys.executable, "-m", "sparkbridge.warm_up", str(making)]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "SPARK_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # the JVM is its child, and would write the archive still when it is stopped
+    )
     try:
-        subprocess.run(
-            command, env=environment, check=True, timeout=WARM_UP_TIMEOUT_S, capture_output=True, text=True
-        )
+        _, told = process.communicate(timeout=WARM_UP_TIMEOUT_S)
+        if process.returncode:
+            last = (told.strip().splitlines() or ["it said nothing"])[-1]
+            raise FastStartError(f"Spark's warm-up failed: {last}")
+        if not making.exists():
+            raise FastStartError(f"Java wrote no archive to {making.parent}", hint="200 MB are needed there")
         making.replace(archive)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise FastStartError(f"Spark's warm-up did not end within {WARM_UP_TIMEOUT_S} s") from None
+        raise
     finally:
         making.unlink(missing_ok=True)
 
@@ -183,10 +279,13 @@ def _digest(text: str) -> str:
 
 def main() -> int:
     """Make what is missing, and tell where it is."""
-    home, archive = shadow_home(), class_archive(makes=True)
-    for what, path in (("SPARK_HOME", home), ("class archive", archive)):
-        sys.stdout.write(f"{what}: {path or 'could not be made'}\n")
-    return 0 if home is not None and archive is not None else 1
+    try:
+        archive = make_class_archive()
+    except FastStartError as error:
+        sys.stderr.write(f"no class archive: {error}\n")
+        return 1
+    sys.stdout.write(f"SPARK_HOME: {shadow_home()}\nclass archive: {archive}\n")
+    return 0
 
 
 if __name__ == "__main__":

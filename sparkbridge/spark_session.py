@@ -63,7 +63,7 @@ def missing_requirements() -> list[str]:
 
 def _how_to_install() -> str:
     in_checkout = Path(__file__).resolve().parents[1] / "bin" / "setup"
-    return "bin/setup all spark" if in_checkout.is_file() else 'pip install "kafkalite[spark]"'
+    return "bin/setup" if in_checkout.is_file() else 'pip install "kafkalite[spark]"'
 
 
 def recommended_settings(
@@ -151,11 +151,45 @@ def session(
         if name.endswith(".extraJavaOptions") and name in wanted:
             value = f"{wanted[name]} {value}"
         wanted[name] = value
-    builder = SparkSession.builder.appName(app_name)
-    for name, value in wanted.items():
-        builder = builder.config(name, value)
     with launch_environment(chosen, cache):
-        return builder.getOrCreate()
+        if is_local(chosen):
+            wanted = _quiet_workers(cache) | wanted
+        builder = SparkSession.builder.appName(app_name)
+        for name, value in wanted.items():
+            builder = builder.config(name, value)
+        try:
+            return builder.getOrCreate()
+        except BaseException as error:
+            _end_forgotten_jvm(error)
+            raise
+
+
+def _end_forgotten_jvm(error: BaseException) -> None:
+    """End the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, came.
+
+    pyspark forgets it and removes the directory where it was to report; finding none, it runs for ever.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "launch_gateway":
+            process = trace.tb_frame.f_locals.get("proc")
+            if process is not None:
+                process.kill()
+                process.wait()
+        trace = trace.tb_next
+
+
+def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
+    """The setting that starts Python workers by ``quiet_daemon``, where the JVM will find that module."""
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm  # one that runs already keeps the SPARK_HOME that it was started with
+    used = os.environ.get("SPARK_HOME") if jvm is None else jvm.System.getenv("SPARK_HOME")
+    home = fast_start.shadow_home(cache)
+    if home is None or used != str(home):
+        return {}
+    module = fast_start.quiet_daemon(home)
+    return {"spark.python.daemon.module": module} if module is not None else {}
 
 
 def _submitted_settings() -> dict[str, str]:

@@ -10,7 +10,7 @@ import click
 from kafkalite.cli import invocation
 from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import UsageError
-from kafkalite.cli.invocation import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, debug_option
+from kafkalite.cli.invocation import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, debug_option, program_name
 from kafkalite.cli.output import plural
 from kafkalite.cli.serving import serve
 from kafkalite.model import topic_name_problem
@@ -186,9 +186,9 @@ def _greet(servers: str, about: list[str], wishes: list[TopicWish], *, print_env
     lines += [
         "",
         "In another terminal:",
-        f"  echo hello | kl produce {topic}{address}",
-        f"  kl consume {topic}{address}",
-        f"  kl topic list{address}",
+        f"  echo hello | {program_name()} produce {topic}{address}",
+        f"  {program_name()} consume {topic}{address}",
+        f"  {program_name()} topic list{address}",
         f'In Python: kafkalite.Producer("{servers}")',
         "Ctrl-C stops it.",
     ]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import exit_codes
+from kafkalite.cli.invocation import program_name
 from kafkalite.errors import ConfigError, KafkaliteError
 from kafkalite.transport.free_ports import free_ports
 
@@ -215,10 +216,8 @@ class DevCluster:
             if self._is_stopping:
                 return
             how = f"by signal {-status}" if status < 0 else f"with exit code {status}"
-            click.echo(
-                f"node {node_id} ended {how}; again: kl server start -f {self.settings_path(node_id)}",
-                err=True,
-            )
+            again = f"{program_name()} server start -f {self.settings_path(node_id)}"
+            click.echo(f"node {node_id} ended {how}; again: {again}", err=True)
 
         await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
 

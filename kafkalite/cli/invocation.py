@@ -7,6 +7,7 @@ write into one ``Invocation``, the later one wins.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -22,8 +23,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP_SERVERS: Final = "localhost:9092"
 BOOTSTRAP_VARIABLE: Final = "KL_BOOTSTRAP_SERVERS"
+PROGRAM_VARIABLE: Final = "KL_PROGRAM"  #: how the user calls kl, set by the scripts of a checkout
 OutputFormat = Literal["table", "wide", "name", "json", "jsonl", "yaml"]
 OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
+
+
+def program_name() -> str:
+    """What to type for ``kl`` here, quoted for a shell."""
+    return shlex.quote(os.environ.get(PROGRAM_VARIABLE, "kl"))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ compared: as many records out as in, and every key's records in the order they w
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -30,7 +29,7 @@ from kafkalite.cli import invocation
 from kafkalite.cli.donuts import purchases
 from kafkalite.cli.exit_codes import CheckFailedError
 from kafkalite.cli.figures import percentile, show_ms, show_rate
-from kafkalite.cli.invocation import debug_option
+from kafkalite.cli.invocation import debug_option, program_name
 from kafkalite.cli.progress import bar_on
 from kafkalite.model import Record, TopicPartition
 from kafkalite.rng import seeded_rng
@@ -380,7 +379,7 @@ def _share_table(title: str, what: str, rows: list[tuple[str, int]]) -> Any:
 
 
 def _next_steps(job: _Job) -> str:
-    program = shlex.quote(os.environ.get("KL_PROGRAM", "kl"))
+    program = program_name()
     if job.file is None:
         feed = f'echo \'{{"country":"CA","donut":"maple"}}\' | {program} produce Purchases -k CA'
     else:
@@ -398,4 +397,4 @@ The brokers are gone again, with their data. To go on:
 if __name__ == "__main__":
     from kafkalite.cli.app import run
 
-    sys.exit(run(sys.argv[1:], command=quickstart, name="quickstart"))
+    sys.exit(run(sys.argv[1:], command=quickstart, name="bin/quickstart"))

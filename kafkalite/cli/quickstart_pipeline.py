@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ import click
 
 from kafkalite.cli import pipeline
 from kafkalite.cli.exit_codes import CheckFailedError
+from kafkalite.cli.invocation import program_name
 from kafkalite.cli.pipeline_view import Watcher, print_report, report_row
 
 EXAMPLE: Final = "access_log"
@@ -121,7 +121,7 @@ def show(file: Path | None) -> None:
     click.echo()
     job.run()
     job.print_tables()
-    if import_module("sparkbridge.fast_start").class_archive() is None:
-        python = pipeline.shown_path(Path(sys.executable).parent) / Path(sys.executable).name
+    if import_module("sparkbridge.fast_start").can_make_class_archive():
+        program = program_name()
         click.echo()
-        click.echo(f"So that Spark starts in half the time, once: {python} -m sparkbridge.fast_start")
+        click.echo(f"So that Spark starts in half the time, once: {program} pipeline warm-up")

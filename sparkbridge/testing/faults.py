@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kafkalite.client.admin import Admin
-from kafkalite.client.coordinator import TRANSACTION_KEY
+from kafkalite.client.cluster import ClusterClient
+from kafkalite.client.config import admin_config
+from kafkalite.client.coordinator import TRANSACTION_KEY, CoordinatorLink
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
-from kafkalite.protocol.messages.groups import FindCoordinatorRequest
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.testing.process_cluster import ProcessCluster
 from kafkalite.testing.process_transactions import CLUSTER_SETTINGS
@@ -227,10 +228,12 @@ class Round:
 
     async def _coordinator(self) -> int:
         metadata = json.loads((self._checkpoint / "metadata").read_text())
-        async with Admin(self._servers) as admin:
-            request = FindCoordinatorRequest(TRANSACTION_KEY, [f"spark-{metadata['id']}"])
-            (found,) = (await admin._call(request)).coordinators
-        return int(found.node_id) if found.node_id > 0 else 1
+        cluster = ClusterClient(admin_config({"bootstrap_servers": self._servers}))
+        await cluster.start()
+        try:
+            return await CoordinatorLink(cluster, TRANSACTION_KEY, f"spark-{metadata['id']}").find()
+        finally:
+            await cluster.close()
 
     # --- the verdict ---------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,7 +67,7 @@ def test_kl_sets_itself_up_once_and_passes_its_arguments(checkout: Path, tmp_pat
     assert done.stderr.endswith("ready.\n")
     install, kl = calls
     assert install.startswith(f"{checkout}: -m pip install ")
-    assert install.endswith(" --editable .[all]")
+    assert install.endswith(" --editable .[cli]")
     assert kl == f"{tmp_path}: -m kafkalite produce a topic"
 
     again, calls = run(checkout, str(checkout / "bin/kl"), "version", cwd=tmp_path)
@@ -80,6 +82,58 @@ def test_a_changed_setup_cfg_installs_again(checkout: Path, tmp_path: Path) -> N
     with (checkout / "setup.cfg").open("a") as stream:
         stream.write("\n# changed\n")
     assert "installing" in run(checkout, str(checkout / "bin/setup"), "all", cwd=tmp_path)[0].stderr
+
+
+def test_setup_without_arguments_is_for_all(checkout: Path, tmp_path: Path) -> None:
+    done, calls = run(checkout, str(checkout / "bin/setup"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [call.rpartition(" ")[2] for call in calls] == [".[all]"]
+
+
+def test_setup_says_what_it_does(checkout: Path, tmp_path: Path) -> None:
+    done, calls = run(checkout, str(checkout / "bin/setup"), "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr, calls) == (0, "", [])
+    assert done.stdout.startswith("Make .venv ready for the extras named as arguments")
+
+
+def test_what_has_more_than_is_wanted_is_not_installed_again(checkout: Path, tmp_path: Path) -> None:
+    """bin/kl after bin/quickstart, and extras that came one by one."""
+
+    def setup(*extras: str) -> list[str]:
+        done, calls = run(checkout, str(checkout / "bin/setup"), *extras, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return [call.rpartition(" ")[2] for call in calls]
+
+    assert setup("spark", "all") == [".[all,spark]"]
+    assert setup("all") == setup("spark") == setup("all", "spark") == []
+    assert setup("compression", "server", "cli", "arrow") == [], "all has them"
+    assert setup("test") == [".[test]"]
+    assert setup("all", "test") == setup("test", "spark") == []
+    with (checkout / "pyproject.toml").open("a") as stream:
+        stream.write("\n# changed\n")
+    assert setup("all") == [".[all]"]
+    assert setup("all", "test") == [".[all,test]"], "the stamp of before does not count"
+
+
+def test_all_has_what_setup_takes_it_for(repository: Path) -> None:
+    declared = configparser.ConfigParser()
+    declared.read(repository / "setup.cfg")
+    extras = declared["options.extras_require"]
+    parts = re.findall(r"installed=\$installed-([a-z-]+)-\s", (repository / "bin/setup").read_text())[
+        0
+    ].split("-")
+    assert {*parts, "all", "test", "dev"} == set(extras)
+    names = {part: set(re.findall(r"^[\w-]+", extras[part], re.MULTILINE)) for part in (*parts, "all")}
+    assert set.union(*(names[part] for part in parts)) == names["all"]
+
+
+def test_an_extra_that_does_not_exist_is_refused(checkout: Path, tmp_path: Path) -> None:
+    done, calls = run(checkout, str(checkout / "bin/setup"), "all", "sparks", cwd=tmp_path)
+    assert (done.returncode, calls) == (2, [])
+    assert (
+        "no extra called 'sparks'; there are: compression server cli arrow spark all test dev" in done.stderr
+    )
+    assert not (checkout / ".venv").exists()
 
 
 def test_quickstart_and_test_pass_their_arguments(checkout: Path, tmp_path: Path) -> None:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sparkbridge import fast_start, spark_session
-from sparkbridge.fast_start import Java, cache_directory, class_archive, shadow_home
+from sparkbridge.errors import FastStartError
+from sparkbridge.fast_start import (
+    Java,
+    cache_directory,
+    can_make_class_archive,
+    class_archive,
+    make_class_archive,
+    quiet_daemon,
+    shadow_home,
+)
+from sparkbridge.quiet_daemon import quietly
 from sparkbridge.spark_session import launch_environment, missing_requirements, recommended_settings
 
 JAVA = Java("/usr/bin/java", 17, 'openjdk version "17.0.15" 2025-04-15')
@@ -134,10 +149,81 @@ def test_an_archive_that_can_not_be_made_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(home: Path, archive: Path) -> None:
-        raise subprocess.CalledProcessError(1, "java")
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fast_start, "_record", record)
     assert class_archive(tmp_path, makes=True) is None
+    with pytest.raises(FastStartError, match=r"can't be written: No space left on device") as caught:
+        make_class_archive(tmp_path)
+    assert "KAFKALITE_SPARK_CACHE" in caught.value.hint
+
+
+def test_without_a_place_there_is_nothing_to_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert not can_make_class_archive(tmp_path / "file")
+    with pytest.raises(FastStartError, match="nothing can be kept in"):
+        make_class_archive(tmp_path / "file")
+    assert can_make_class_archive(tmp_path / "cache")
+    monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
+    make_class_archive(tmp_path / "cache")
+    assert not can_make_class_archive(tmp_path / "cache"), "it is there"
+    monkeypatch.setattr(fast_start, "find_java", lambda: None)
+    assert not can_make_class_archive(tmp_path / "cache")
+    with pytest.raises(FastStartError, match="no java"):
+        make_class_archive(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo first >&2; echo 'ValueError: of Spark' >&2; exit 1", "warm-up failed: ValueError: of Spark"),
+        ("exit 0", "Java wrote no archive"),
+        ('echo partly >"$3"; sleep 60 & echo $! >"$3.child"; wait', "did not end within 0.2 s"),
+    ],
+)
+def test_a_warm_up_that_fails_leaves_neither_file_nor_process(
+    script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(fast_start, "WARM_UP_TIMEOUT_S", 0.2 if "sleep" in script else 60)
+    cache = tmp_path / "cache"
+    with pytest.raises(FastStartError, match=problem):
+        make_class_archive(cache)
+    left = {path.suffix for path in cache.glob("*java17*")}
+    assert left <= {".lock", ".child"}
+    for path in cache.glob("*.child"):
+        deadline_s = time.monotonic() + 10
+        while _runs(path.read_text().strip()):
+            assert time.monotonic() < deadline_s, "it was not killed"
+            time.sleep(0.01)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return False
+
+
+def test_what_nobody_can_use_any_more_goes_when_an_archive_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
+    gone, other = tmp_path / "home-4.2.0-aaaaaaaaaaaa", tmp_path / "home-4.2.0-bbbbbbbbbbbb"
+    for home, target in ((gone, tmp_path / "gone"), (other, tmp_path)):
+        home.mkdir()
+        (home / "jars").symlink_to(target)
+        home.with_name(f"{home.name}-java17-cccccccccccc.jsa").write_text("classes")
+    mine = shadow_home(tmp_path)
+    assert mine is not None
+    torn = tmp_path / f"{mine.name}-java17-{fast_start._digest(JAVA.banner)}.4711"
+    torn.write_text("half")
+    archive = make_class_archive(tmp_path)
+    left = {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"}
+    assert left == {mine.name, archive.name, other.name, f"{other.name}-java17-cccccccccccc.jsa"}
 
 
 def test_what_another_user_has_put_there_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +246,7 @@ def test_both_are_made_by_one_command(
     assert capsys.readouterr().out == f"SPARK_HOME: {shadow_home()}\nclass archive: {class_archive()}\n"
     monkeypatch.setattr(fast_start, "find_java", lambda: None)
     assert fast_start.main() == 1
-    assert "class archive: could not be made" in capsys.readouterr().out
+    assert "no class archive: there is no java that runs" in capsys.readouterr().err
 
 
 def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +283,107 @@ def test_what_is_missing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert missing_requirements() == ["pyspark 4.1.2 is too old, 4.2 is needed: pip install -U pyspark"]
     versions["pyspark"] = "4.10.0.dev1"
     assert missing_requirements() == []
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_a_worker_whose_jvm_hangs_up_ends_quietly(is_quiet: bool, tmp_path: Path) -> None:
+    """As the JVM does: starts the daemon, has it fork a worker, and hangs up before a word was said."""
+    home = shadow_home(tmp_path)
+    assert home is not None
+    module = quiet_daemon(home) if is_quiet else "pyspark.daemon"
+    assert module is not None
+    library = home / "python/lib"
+    paths = [library / "pyspark.zip", *library.glob("py4j-*.zip")]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        "PATH": os.environ["PATH"],
+    }
+    with (
+        tempfile.TemporaryDirectory() as sockets,  # tmp_path may be longer than a socket's path may be
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", module, "pyspark.worker"],
+            env=environment | {"PYTHON_WORKER_FACTORY_SOCK_DIR": sockets},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as daemon,
+    ):
+        assert daemon.stdin is not None and daemon.stdout is not None and daemon.stderr is not None
+        address = daemon.stdout.read(int.from_bytes(daemon.stdout.read(4), "big"))
+        with socket.socket(socket.AF_UNIX) as jvm:
+            jvm.connect(address)
+            worker = int.from_bytes(jvm.recv(4), "big")
+        while Path(f"/proc/{worker}").exists():
+            time.sleep(0.01)
+        daemon.stdin.close()
+        told = daemon.stderr.read().decode()
+    assert ("BrokenPipeError" in told) is not is_quiet, told
+    assert not is_quiet or not told
+
+
+def test_what_else_fails_in_a_worker_is_told() -> None:
+    def fail(sock: object, authenticated: bool) -> int:
+        raise RuntimeError("something")
+
+    with pytest.raises(RuntimeError):
+        quietly(fail)(None, True)
+    assert quietly(lambda sock, authenticated: 0)(None, True) == 0
+
+
+def test_workers_are_quiet_where_the_jvm_finds_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's SPARK_HOME, or a JVM that runs already, has no module of ours: no worker would start."""
+    home = shadow_home(tmp_path)
+    assert home is not None
+    monkeypatch.setattr("pyspark.SparkContext._jvm", None)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    assert spark_session._quiet_workers(tmp_path) == {"spark.python.daemon.module": quiet_daemon(home)}
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert spark_session._quiet_workers(tmp_path) == {}
+    running = SimpleNamespace(System=SimpleNamespace(getenv={"SPARK_HOME": str(home)}.get))
+    monkeypatch.setattr("pyspark.SparkContext._jvm", running)
+    assert len(spark_session._quiet_workers(tmp_path)) == 1
+    assert spark_session._quiet_workers(tmp_path / "another") == {}
+    for module in (home / "python/lib/pyspark.zip").glob("*.py"):
+        module.unlink()
+    monkeypatch.setattr(Path, "write_text", _refuse)
+    assert spark_session._quiet_workers(tmp_path) == {}
+
+
+def _refuse(*_: object) -> int:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_ctrl_c_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
+    """A SPARK_HOME whose JVM never reports."""
+    script, told = tmp_path / "home/bin/spark-submit", tmp_path / "pid"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        f'#!/bin/sh\necho $$ >"{told}.new"\nmv "{told}.new" "{told}"\nexec sleep 100 >/dev/null 2>&1\n'
+    )
+    script.chmod(0o755)
+    environment = os.environ | {
+        "SPARK_HOME": str(tmp_path / "home"),
+        fast_start.CACHE_VARIABLE: str(tmp_path),
+    }
+    program = "from sparkbridge import session; session(master='local')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        while not told.exists():
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.01)
+        jvm = Path(f"/proc/{told.read_text().strip()}")
+        assert jvm.exists()
+        driver.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in driver.communicate()[1]
+        is_left = jvm.exists()
+        if is_left:
+            os.kill(int(jvm.name), signal.SIGKILL)
+    assert not is_left
 
 
 def test_what_spark_submit_was_told_goes_before_what_we_recommend(monkeypatch: pytest.MonkeyPatch) -> None:

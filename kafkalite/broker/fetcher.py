@@ -342,10 +342,10 @@ class Fetcher:
             followed.is_afresh = True
         elif not step.appended_bytes:
             # The leader waits for another log start to be here; and a sync that ended while the disk was
-            # busy with that has not been told.
-            if not step.is_ignored and not step.log_start_moved:
+            # busy with that has not been told. Nor was an answer that was ignored meanwhile asked for again.
+            followed.is_afresh = followed.is_afresh or step.is_ignored
+            if not followed.is_afresh and not step.log_start_moved:
                 return
-            followed.is_afresh = step.is_ignored
         elif followed.hosted.log.config.synced_only:
             self._news[followed] = None  # its sync will tell
             return

@@ -255,6 +255,27 @@ async def test_a_sync_that_ends_while_the_disk_is_busy_is_told_afterwards(
     assert not connection.requests[-1].forgotten
 
 
+@pytest.mark.parametrize("step", [FollowerStep(log_start_moved=True), FollowerStep()])
+async def test_an_answer_that_came_while_the_disk_was_busy_is_asked_for_again(
+    fetcher: Fetcher, leader: Leader, step: FollowerStep
+) -> None:
+    """The leader takes it for answered, and would be silent for ever (L1)."""
+    one = FakeHosted(0)
+    connection = await opened(fetcher, leader, one)
+    ended: list[Any] = []
+    one.on_fetched = lambda *arguments: ended.append(arguments[-1])  # type: ignore[method-assign]
+    one.is_busy = True
+    connection.answer(news(0, log_start_offset=2))
+    fetcher.note(fetcher._followed["t", 0])
+    await until(lambda: bool(connection.waiting))
+    connection.answer(news(0, 10))
+    ended[1](FollowerStep(is_ignored=True), None)
+    one.is_busy = False
+    ended[0](step, None)
+    await until(lambda: connection.requests[-1].partitions)
+    assert len(connection.requests[-1].forgotten) == len(connection.requests[-1].partitions) == 1
+
+
 async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)

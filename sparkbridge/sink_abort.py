@@ -15,10 +15,9 @@ from typing import Final, NamedTuple
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalite.client.sync_admin import Admin
-from kafkalite.client.sync_txn_group import TransactionGroupWriter
 from kafkalite.errors import KafkaliteError, TransactionalIdNotFoundError
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_commit import Written, driver_config
+from sparkbridge.sink_commit import Written, attempt_writer, driver_config
 
 #: So long an abort is tried: what it leaves behind, the next commit or the time-out takes away.
 ABORT_TIMEOUT_MS: Final = 10_000
@@ -101,11 +100,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 def _take_back(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
     """Whoever takes the name of an attempt aborts what it wrote, and it can write no more."""
-    config = {
-        **driver_config(options, ABORT_TIMEOUT_MS),
-        "transaction.timeout.ms": str(min(ABORT_TIMEOUT_MS, options.transaction_timeout_ms)),
-    }
     for attempt in attempts:
         done.add(attempt)
-        with TransactionGroupWriter(*attempt, config=config):  # of a batch that is decided it changes nothing
+        with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # of a decided batch it changes nothing
             pass

@@ -109,7 +109,10 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
     timeout_ms = min(options.transaction_timeout_ms, COMMIT_TIMEOUT_MS)
     try:
         with closing(
-            started(lambda: _attempt(options, one, member, timeout_ms), COMMIT_TIMEOUT_MS)
+            started(
+                lambda: attempt_writer(options, one.sink_id, one.batch_id, member, timeout_ms),
+                COMMIT_TIMEOUT_MS,
+            )
         ) as writer:
             prepared = writer.prepare()
     except InvalidTransactionTimeoutError:  # brokers that allow less do without
@@ -121,10 +124,13 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
     return TransactionGroup(sink_id, config=driver_config(options, COMMIT_TIMEOUT_MS))
 
 
-def _attempt(options: SinkOptions, one: Written, member: str, timeout_ms: int) -> TransactionGroupWriter:
-    """A writer under this name, whose transaction and calls may take so long."""
-    config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(timeout_ms)}
-    return TransactionGroupWriter(one.sink_id, one.batch_id, member, config=config)
+def attempt_writer(
+    options: SinkOptions, sink_id: str, batch_id: int, member: str, timeout_ms: int
+) -> TransactionGroupWriter:
+    """A writer under this name, whose calls may take so long; its transaction no longer than a task's."""
+    transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
+    config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
+    return TransactionGroupWriter(sink_id, batch_id, member, config=config)
 
 
 class _Client(Protocol):

@@ -91,7 +91,7 @@ def _row(file: Any) -> dict[str, Any]:
     if declared is None:
         count = plural(len(file.errors), "problem")
         description = f"has {count}: kl pipeline validate {path}"
-        name = file.path.parent.name if file.path.name == "pipeline.toml" else file.path.stem
+        name = part("files").short_name(file.path)
         return {"name": name, "source": None, "sink": None, "description": description} | {
             "trigger": None,
             "file": path,
@@ -157,12 +157,11 @@ def _nearest(files: Any, path: Path) -> str:
         return f"kl pipeline list {shown_path(path)}"
     directories = [each for each in (files.shipped(), path.parent) if each is not None]
     found = [each for directory in directories for each in files.find(directory)]
-    named = {each.parent.name if each.name == "pipeline.toml" else each.stem: each for each in found}
+    named = {files.short_name(each): each for each in found}
     near = get_close_matches(path.stem.replace("-", "_"), named, n=1)
     if not near:
         return "kl pipeline list"
-    best = named[near[0]]
-    return f"did you mean {shown_path(best.parent if best.name == 'pipeline.toml' else best)}?"
+    return f"did you mean {shown_path(files.named_by(named[near[0]]))}?"
 
 
 def _print_file(files: Any, file: Any) -> None:

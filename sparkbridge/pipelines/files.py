@@ -20,6 +20,7 @@ from sparkbridge.pipelines.section import Problem
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive's letter is none
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
+FILE_NAME: Final = "pipeline.toml"  #: of a pipeline that is called by its directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def is_url(path: str) -> bool:
 def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
     """Read and check one file; ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
     if path.is_dir():
-        path = path / "pipeline.toml"
+        path = path / FILE_NAME
     text = path.read_text("utf-8", "replace")
     try:
         document = tomllib.loads(text)
@@ -114,6 +115,16 @@ def find(directory: Path) -> list[Path]:
     """The pipelines in a directory and one level below it, by name."""
     found = [path for pattern in ("*.toml", "*/*.toml") for path in directory.glob(pattern)]
     return sorted(path for path in found if _looks_like_one(path))
+
+
+def named_by(path: Path) -> Path:
+    """What to name for a pipeline's file: the file, or the directory in which it is the one."""
+    return path.parent if path.name == FILE_NAME else path
+
+
+def short_name(path: Path) -> str:
+    """What a pipeline is called by its place, whatever its file says."""
+    return path.parent.name if path.name == FILE_NAME else path.stem
 
 
 def shipped() -> Path | None:

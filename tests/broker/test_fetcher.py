@@ -235,16 +235,24 @@ async def test_what_one_request_cannot_list_follows_without_an_answer(
     assert listed == list(range(7))
 
 
-async def test_a_sync_that_ends_while_the_disk_is_busy_is_told_afterwards(
+async def busy_with_log_start(
     fetcher: Fetcher, leader: Leader
-) -> None:
-    """Else the high watermark stands still until the next record comes."""
+) -> tuple[FakeHosted, FakeConnection, list[Any]]:
+    """A replica whose disk has another log start to make; what ends that, and each answer after it."""
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     finish: list[Any] = []
     one.on_fetched = lambda *arguments: finish.append(arguments[-1])  # type: ignore[method-assign]
     one.is_busy = True
     connection.answer(news(0, log_start_offset=2))
+    return one, connection, finish
+
+
+async def test_a_sync_that_ends_while_the_disk_is_busy_is_told_afterwards(
+    fetcher: Fetcher, leader: Leader
+) -> None:
+    """Else the high watermark stands still until the next record comes."""
+    one, connection, finish = await busy_with_log_start(fetcher, leader)
     assert one.on_follower_synced is not None
     one.on_follower_synced()
     await asyncio.sleep(0.01)
@@ -260,18 +268,13 @@ async def test_an_answer_that_came_while_the_disk_was_busy_is_asked_for_again(
     fetcher: Fetcher, leader: Leader, step: FollowerStep
 ) -> None:
     """The leader takes it for answered, and would be silent for ever (L1)."""
-    one = FakeHosted(0)
-    connection = await opened(fetcher, leader, one)
-    ended: list[Any] = []
-    one.on_fetched = lambda *arguments: ended.append(arguments[-1])  # type: ignore[method-assign]
-    one.is_busy = True
-    connection.answer(news(0, log_start_offset=2))
+    one, connection, finish = await busy_with_log_start(fetcher, leader)
     fetcher.note(fetcher._followed["t", 0])
     await until(lambda: bool(connection.waiting))
     connection.answer(news(0, 10))
-    ended[1](FollowerStep(is_ignored=True), None)
+    finish[1](FollowerStep(is_ignored=True), None)
     one.is_busy = False
-    ended[0](step, None)
+    finish[0](step, None)
     await until(lambda: connection.requests[-1].partitions)
     assert len(connection.requests[-1].forgotten) == len(connection.requests[-1].partitions) == 1
 

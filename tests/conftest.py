@@ -8,6 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest_asyncio
 
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
+from proof.mutants import without
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_TIMEOUT_SECONDS = 120
@@ -129,3 +131,10 @@ def produce() -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def mutant() -> Iterator[Callable[[str], None]]:
+    """Return a function that activates a mutant until the test ends."""
+    with ExitStack() as active:
+        yield lambda name: active.enter_context(without(name))

@@ -46,6 +46,11 @@ def all_mutants() -> dict[str, Mutant]:
     return found
 
 
+def effects() -> dict[str, str]:
+    """Return what is wrong while each mutant is active, by its name."""
+    return {**legacy.MUTANTS, **{name: mutant.effect for name, mutant in all_mutants().items()}}
+
+
 def owner_and_attribute(rule: str) -> tuple[Any, str]:
     """Return the module or class that ``rule`` belongs to, and its name there.
 

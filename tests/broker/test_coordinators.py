@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.broker.answers import Pending, Refusal, Reply
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.coordinator_shard import Shard, settled
@@ -31,6 +30,7 @@ from kafkalite.protocol.messages import admin, groups
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, VirtualClock
 from kafkalite.testing.wire import WireClient
+from proof.mutants import without
 
 CALLER = Caller("test", "here")
 
@@ -175,11 +175,11 @@ async def test_in_memory_everything_is_answered_at_once() -> None:
         assert len(broker.image.topics[OFFSETS_TOPIC].partitions) == 4
 
 
-async def test_a_mutant_that_answers_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mutant_that_answers_early_is_seen() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
-        monkeypatch.setattr(mutants, "ACTIVE", {"R36-answer-uncommitted"})
-        assert isinstance(shard.submit(("set", b"k", b"1"), CALLER), Reply)
+        with without("R36-answer-uncommitted"):
+            assert isinstance(shard.submit(("set", b"k", b"1"), CALLER), Reply)
         assert shard.high_watermark == 0
 
 
@@ -250,9 +250,8 @@ async def test_while_it_loads_nothing_is_served(monkeypatch: pytest.MonkeyPatch)
         answer = shard.submit(("get", b"k"), CALLER)
         assert isinstance(answer, Refusal)
         assert answer.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        monkeypatch.setattr(mutants, "ACTIVE", {"R36-serve-unloaded"})
-        assert broker.coordinators.groups("g") is shard
-        monkeypatch.setattr(mutants, "ACTIVE", set())
+        with without("R36-serve-unloaded"):
+            assert broker.coordinators.groups("g") is shard
         gate.set()
         assert await (await loaded(broker)).ask(("get", b"k")) is None
 

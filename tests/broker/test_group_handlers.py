@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.coordinator_topics import GROUP, OFFSETS_TOPIC, TRANSACTION
 from kafkalite.errors import (
@@ -359,10 +358,10 @@ async def test_another_broker_goes_on_with_the_same_epochs_and_offsets(end: str)
         await caller.call(commit(1, joined.member_epoch, offset(1, 43)))
 
 
-async def test_a_deposed_coordinator_serves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deposed_coordinator_serves_no_more(mutant: Callable[[str], None]) -> None:
     """R36: leadership moves on while the broker lives; from then on it answers NOT_COORDINATOR."""
     assert await _answer_of_the_deposed() == ErrorCode.NOT_COORDINATOR
-    monkeypatch.setattr(mutants, "ACTIVE", {"R36-keep-serving"})
+    mutant("R36-keep-serving")
     assert await _answer_of_the_deposed() == ErrorCode.NONE
 
 
@@ -495,12 +494,10 @@ async def _is_told_before_it_is_safe() -> tuple[bool, int]:
         return is_told, (await caller.call(fetch())).offsets[0].offset
 
 
-async def test_a_commit_is_answered_when_the_replicas_have_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_commit_is_answered_when_the_replicas_have_it(mutant: Callable[[str], None]) -> None:
     """R36, R39: what was told is there after a failover."""
     assert await _is_told_before_it_is_safe() == (False, 1)
-    monkeypatch.setattr(mutants, "ACTIVE", {"R36-answer-uncommitted"})
+    mutant("R36-answer-uncommitted")
     assert await _is_told_before_it_is_safe() == (True, 1)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.broker.coordinator_topics import TRANSACTION
 from kafkalite.client.isolation import AbortedFilter
 from kafkalite.errors import (
@@ -31,6 +30,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.testing import Cluster
 from kafkalite.testing.faults import delay_next, disconnect_next, drop_next, fail_next
 from kafkalite.testing.wire import WireClient
+from proof.mutants import without
 
 TIMEOUT_MS = 60_000
 LOST = (OSError, ClientError)
@@ -464,7 +464,7 @@ async def test_a_restarted_broker_goes_on_where_it_was() -> None:
         assert await wires.fetch("t") == [b"open", b"more"]
 
 
-async def test_a_hanging_transaction_is_found_and_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_transaction_is_found_and_aborted() -> None:
     """KIP-664, and what R31-unverified leads to."""
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires).init()
@@ -474,9 +474,8 @@ async def test_a_hanging_transaction_is_found_and_aborted(monkeypatch: pytest.Mo
         with pytest.raises(BrokerError) as caught:
             await late.send("t", b"late")
         assert caught.value.code in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
-        monkeypatch.setattr(mutants, "ACTIVE", {"R31-unverified"})
-        await late.send("t", b"late")
-        monkeypatch.setattr(mutants, "ACTIVE", set())
+        with without("R31-unverified"):
+            await late.send("t", b"late")
         assert await wires.last_stable_offset("t") == (0, 1)
         asked = transactions.DescribeProducersRequest([transactions.TxnPartition("t", 0)])
         (active,) = checked(await wires.call(1, asked)).partitions[0].producers
@@ -830,13 +829,9 @@ async def _a_marker_is_acknowledged_when_it_is_committed() -> None:
         ("R33-marker-uncommitted", _a_marker_is_acknowledged_when_it_is_committed),
     ],
 )
-async def test_the_loss_of_a_rule_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, mutant: str, scenario: Callable[[], Awaitable[None]]
-) -> None:
+async def test_the_loss_of_a_rule_is_noticed(mutant: str, scenario: Callable[[], Awaitable[None]]) -> None:
     await scenario()
-    assert mutant in mutants.MUTANTS
-    monkeypatch.setattr(mutants, "ACTIVE", {mutant})
-    with pytest.raises(AssertionError):
+    with without(mutant), pytest.raises(AssertionError):
         await scenario()
 
 

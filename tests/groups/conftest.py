@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.testing.sim.group_world import Consumer, Coordinator
 
 
@@ -27,15 +26,3 @@ def consumer(coordinator: Coordinator) -> Callable[..., Consumer]:
         return new
 
     return join
-
-
-@pytest.fixture
-def mutant() -> Iterator[Callable[[str], None]]:
-    """Removes rules for the length of a test."""
-
-    def remove(name: str) -> None:
-        assert name in mutants.MUTANTS
-        mutants.ACTIVE.add(name)
-
-    yield remove
-    mutants.ACTIVE.clear()

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.broker.answers import Pending
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.cluster_auth import Authenticator, dial
@@ -29,6 +29,7 @@ from kafkalite.protocol.messages import cluster as messages
 from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, WireClient, drop_next
+from proof.mutants import without
 
 ON_BOTH_LOOPS = True
 
@@ -346,14 +347,10 @@ class TestCleanMarker:
         """It started after a crash, found no controller, and was stopped: what it holds is still unclean."""
         disk = MemoryFileSystem()
         broker = Broker(filesystem=disk, **settings_of(1, "1@inproc://r21-1,2@inproc://r21-2"))
-        if mutant is not None:
-            mutants.ACTIVE.add(mutant)
-        try:
+        with without(mutant) if mutant is not None else nullcontext():
             broker._state = "starting"
             await broker._open_storage()
             await broker._load_metadata()
             await broker._unwind(is_clean=True)
-        finally:
-            mutants.ACTIVE.clear()
         is_clean, _ = self._marker(disk, "/data")
         assert is_clean == (mutant is not None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.metadata.controller import (
     BeginShutdown,
     Command,
@@ -206,15 +205,3 @@ def cluster(new_metadata: Callable[..., Metadata]) -> Metadata:
     created = metadata.create("orders", factor=3, configs={"min.insync.replicas": "2"})
     assert created.topics[0].error_code == 0
     return metadata
-
-
-@pytest.fixture
-def mutant() -> Iterator[Callable[[str], None]]:
-    """Removes rules for the length of a test."""
-
-    def remove(name: str) -> None:
-        assert name in mutants.MUTANTS
-        mutants.ACTIVE.add(name)
-
-    yield remove
-    mutants.ACTIVE.clear()

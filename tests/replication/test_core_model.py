@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.testing.sim.core_directed import DIRECTED
 from kafkalite.testing.sim.core_model import run_core_seed
+from proof.mutants import without
 
 #: Seeds that have found a bug once; each says which.
 REGRESSIONS = {
@@ -22,7 +22,6 @@ REGRESSIONS = {
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.CRITICAL)
     yield
-    mutants.ACTIVE.clear()
 
 
 @pytest.mark.parametrize(("seed", "fsync"), REGRESSIONS)
@@ -39,10 +38,10 @@ def test_random_worlds_keep_every_promise(part: int, fsync: bool) -> None:
 
 
 def test_a_seed_replays() -> None:
-    mutants.ACTIVE.add("R4-truncate-to-hw")
-    found = [run_core_seed(seed, fsync=True) for seed in range(12)]
-    assert any(found)
-    assert found == [run_core_seed(seed, fsync=True) for seed in range(12)]
+    with without("R4-truncate-to-hw"):
+        found = [run_core_seed(seed, fsync=True) for seed in range(12)]
+        assert any(found)
+        assert found == [run_core_seed(seed, fsync=True) for seed in range(12)]
 
 
 @pytest.mark.parametrize("mutant", DIRECTED)
@@ -52,8 +51,8 @@ def test_a_schedule_does_no_harm_while_the_rules_are_in_force(mutant: str) -> No
 
 @pytest.mark.parametrize("mutant", DIRECTED)
 def test_a_schedule_breaks_what_lacks_its_rule(mutant: str) -> None:
-    mutants.ACTIVE.add(mutant)
-    assert DIRECTED[mutant]() is not None
+    with without(mutant):
+        assert DIRECTED[mutant]() is not None
 
 
 @pytest.mark.parametrize(
@@ -61,5 +60,5 @@ def test_a_schedule_breaks_what_lacks_its_rule(mutant: str) -> None:
     ["R4-divergent-counts", "R20-no-fencing", "R22-stale-metadata", "R27-no-rebuild", "R28-no-dedup"],
 )
 def test_chance_finds_a_missing_rule(mutant: str) -> None:
-    mutants.ACTIVE.add(mutant)
-    assert any(run_core_seed(seed, fsync=True) for seed in range(100))
+    with without(mutant):
+        assert any(run_core_seed(seed, fsync=True) for seed in range(100))

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite import mutants
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,
@@ -97,13 +96,6 @@ class Transactional:
 @pytest.fixture
 def leader():
     return Transactional()
-
-
-@pytest.fixture
-def mutant():
-    """Removes a rule until the test is over."""
-    yield mutants.ACTIVE.add
-    mutants.ACTIVE.clear()
 
 
 def headers(partition, offset=0, **options):

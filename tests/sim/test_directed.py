@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.testing.sim import cluster_directed, group_directed, txn_directed, txn_log
 from kafkalite.testing.sim.mutants import _directed
 from kafkalite.testing.sim.simulation import Violation
 from kafkalite.testing.sim.stage import Stage, play
+from proof.mutants import effects
 
 SCHEDULES = {**txn_directed.DIRECTED, **cluster_directed.DIRECTED}
 
 
-@pytest.fixture
-def remove() -> Iterator[Callable[[str], None]]:
-    yield mutants.ACTIVE.add
-    mutants.ACTIVE.clear()
-
-
-@pytest.mark.parametrize("mutant", SCHEDULES)
-def test_a_schedule_breaks_only_without_its_rule(mutant: str, remove: Callable[[str], None]) -> None:
-    assert SCHEDULES[mutant]() is None
-    remove(mutant)
-    found = SCHEDULES[mutant]()
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_breaks_only_without_its_rule(name: str, mutant: Callable[[str], None]) -> None:
+    assert SCHEDULES[name]() is None
+    mutant(name)
+    found = SCHEDULES[name]()
     assert found is not None
-    assert found.startswith(mutant.partition("-")[0] + ":"), "it is the rule's own promise that is broken"
+    assert found.startswith(name.partition("-")[0] + ":"), "it is the rule's own promise that is broken"
 
 
 def test_every_rule_of_groups_transactions_and_compaction_has_a_schedule() -> None:
-    wanted = {name for name in mutants.MUTANTS if re.match("R(3[1-9]|41)-", name)}
+    wanted = {name for name in effects() if re.match("R(3[1-9]|41)-", name)}
     assert wanted == {*SCHEDULES, *group_directed.DIRECTED, *txn_log.DIRECTED}
     assert all(_directed(name) is not None for name in wanted)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite import mutants
 from kafkalite.testing.sim import txn_log
+from proof.mutants import without
 
 
 def test_nothing_is_violated_while_all_rules_are_in_force() -> None:
@@ -28,19 +28,13 @@ def test_something_happens_in_these_histories() -> None:
 
 @pytest.mark.parametrize("mutant", txn_log.DIRECTED)
 def test_the_loss_of_a_rule_is_noticed(mutant: str) -> None:
-    mutants.ACTIVE.add(mutant)
-    try:
+    with without(mutant):
         assert txn_log.DIRECTED[mutant]()
-    finally:
-        mutants.ACTIVE.discard(mutant)
 
 
 def test_without_the_checks_of_state_the_reader_alone_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who only reads what he is given sees an aborted record, when the index is forgotten."""
     monkeypatch.setattr(txn_log.World, "check_states", lambda world: None)
-    mutants.ACTIVE.add("R33-index-forgotten")
-    try:
+    with without("R33-index-forgotten"):
         found = [txn_log.run_txn_log_seed(seed) for seed in range(1, 60)]
-    finally:
-        mutants.ACTIVE.clear()
     assert any(one is not None and "aborted transaction" in one for one in found)

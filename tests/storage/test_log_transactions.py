@@ -13,7 +13,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kafkalite import mutants
 from kafkalite.errors import CorruptBatchError
 from kafkalite.model import NO_OFFSET
 from kafkalite.records import control
@@ -25,6 +24,7 @@ from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.mutants import without
 
 DIRECTORY = f"/data/{'a' * 32}-0"
 CONFIG = LogConfig(
@@ -276,13 +276,10 @@ def append(log, *batches):
 def test_r33_the_marker_must_be_committed_before_the_transaction_is_stable(log):
     append(log, part(), build_batch([b"v"]), build_marker(1, 1, 0, False, 5))
     assert [log.last_stable_offset(high_watermark) for high_watermark in (0, 1, 2, 3)] == [0, 0, 0, 3]
-    mutants.ACTIVE.add("R33-lso-uncommitted-marker")
-    try:
+    with without("R33-lso-uncommitted-marker"):
         log.lose_producers()
         log._producers.states = None
         assert log.last_stable_offset(2) == 2
-    finally:
-        mutants.ACTIVE.clear()
 
 
 def test_r33_an_open_transaction_holds_back_what_follows(log):
@@ -291,11 +288,8 @@ def test_r33_an_open_transaction_holds_back_what_follows(log):
     append(log, build_marker(2, 1, 0, True, 5))
     assert log.last_stable_offset(6) == 6
     append(log, part(3))
-    mutants.ACTIVE.add("R33-lso-ignores-open")
-    try:
+    with without("R33-lso-ignores-open"):
         assert log.last_stable_offset(7) == 7
-    finally:
-        mutants.ACTIVE.clear()
 
 
 def test_below_the_log_start_nothing_is_stable_or_not(log):

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kafkalite import mutants
 from kafkalite.coordination import Caller, Instant, StateRecord
 from kafkalite.errors import (
     BrokerError,
@@ -38,6 +37,7 @@ from kafkalite.transactions.commands import InitProducerId, MarkersWritten, With
 from kafkalite.transactions.machine import TransactionMachine, TransactionSettings
 from kafkalite.transactions.record_codec import GroupResult, parse_record
 from kafkalite.transactions.transaction import NO_BATCH, Transaction, TransactionState
+from proof import mutants
 
 TIMEOUT_MS = 1_000
 EXPIRATION_MS = 20_000
@@ -676,9 +676,8 @@ SCHEDULES = {
 
 @pytest.fixture
 def mutant(request: pytest.FixtureRequest) -> Iterator[str]:
-    mutants.ACTIVE.add(request.param)
-    yield request.param
-    mutants.ACTIVE.clear()
+    with mutants.without(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

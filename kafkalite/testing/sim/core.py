@@ -13,18 +13,19 @@ import os
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.testing.sim.core_directed import DIRECTED
 from kafkalite.testing.sim.core_model import run_core_seed
+from proof.mutants import effects, without
 
 CHUNK: Final = 25
 
 #: What the core model can tell: the rules of replication and of idempotent producers.
 COVERED: Final = tuple(
     name
-    for name in mutants.MUTANTS
+    for name in effects()
     if name[:2] in {"R3", "R4", "R5", "R7", "R8", "R9"}
     or name[:3] in {"R12", "R13", "R14", "R16", "R20", "R21", "R22", "R27", "R28"}
 )
@@ -36,16 +37,13 @@ def run_seeds(job: tuple[str, int, int]) -> list[Found]:
     """(seed, fsync, violation) of each failing seed of a chunk."""
     mutant, first, count = job
     logging.disable(logging.CRITICAL)
-    mutants.ACTIVE.clear()
-    if mutant:
-        mutants.ACTIVE.add(mutant)
     found: list[Found] = []
-    for seed in range(first, first + count):
-        for fsync in (True, False):
-            problem = run_core_seed(seed, fsync=fsync)
-            if problem is not None:
-                found.append((seed, fsync, problem))
-    mutants.ACTIVE.clear()
+    with without(mutant) if mutant else nullcontext():
+        for seed in range(first, first + count):
+            for fsync in (True, False):
+                problem = run_core_seed(seed, fsync=fsync)
+                if problem is not None:
+                    found.append((seed, fsync, problem))
     return found
 
 
@@ -54,11 +52,8 @@ def directed(mutant: str) -> str | None:
     schedule = DIRECTED.get(mutant)
     if schedule is None:
         return None
-    mutants.ACTIVE.add(mutant)
-    try:
+    with without(mutant):
         return schedule()
-    finally:
-        mutants.ACTIVE.discard(mutant)
 
 
 def _say(line: str) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.errors import BrokerError, CorruptBatchError, ErrorCode, OffsetOutOfRangeError
 from kafkalite.metadata.broker_commands import FenceBroker, UnfenceBroker
 from kafkalite.metadata.controller import ControllerSettings, decide
@@ -46,6 +45,7 @@ from kafkalite.testing.sim.core_parts import (
     Waiting,
     make_batch,
 )
+from proof import mutants
 
 BROKERS: Final = (1, 2, 3)
 HEALING_ROUNDS: Final = 80

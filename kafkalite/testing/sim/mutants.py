@@ -1,6 +1,6 @@
 """Proves that the tests would notice: removes one rule at a time, and expects to be caught.
 
-``python -m kafkalite.testing.sim.mutants`` (``make mutants``) prints for every name in ``kafkalite.mutants``
+``python -m kafkalite.testing.sim.mutants`` (``make mutants``) prints for every name in ``proof.mutants``
 how it was found: by a directed schedule, by random seeds of the core model (the real replicas and the real
 controller, without sockets and event loop), or by random seeds of the whole cluster. A mutant that nothing
 finds is a rule that nothing tests: the exit code is 1.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
 
-from kafkalite import mutants
 from kafkalite.testing.sim.runner import default_jobs, run_one
+from proof.mutants import effects, without
 
 CORE_BUDGET_S: Final = 20.0
 CLUSTER_BUDGET_S: Final = 60.0
@@ -112,13 +112,11 @@ def _within(budget_s: float, attempts: Iterable[Attempt]) -> Iterable[Attempt]:
 
 def _with(mutant: str, run: Attempt) -> str | None:
     """What ``run`` finds without the rule. A broken assertion is a finding, whoever made it."""
-    mutants.ACTIVE.add(mutant)
-    try:
-        return run()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        mutants.ACTIVE.discard(mutant)
+    with without(mutant):
+        try:
+            return run()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,8 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--core-budget", type=float, default=CORE_BUDGET_S, help="seconds, for each mutant")
     parser.add_argument("--cluster-budget", type=float, default=CLUSTER_BUDGET_S, help="seconds likewise")
     options = parser.parse_args(arguments)
-    names = options.names or list(mutants.MUTANTS)
-    unknown = [name for name in names if name not in mutants.MUTANTS]
+    known = effects()
+    names = options.names or list(known)
+    unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"no such mutant: {', '.join(unknown)}")
     settings: dict[str, Any] = {

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.errors import LogOfflineError
 from kafkalite.raft.raft_messages import Message
 from kafkalite.rng import seeded_rng
 from kafkalite.testing.sim.raft_world import DIRECTORY, STILL, World
+from proof.mutants import without
 
 Schedule = Callable[[], str | None]
 
@@ -474,10 +474,8 @@ DIRECTED: Final[dict[str, Schedule]] = {
 
 def finds(mutant: str) -> str | None:
     """What the schedule for this mutant says when its rule is gone."""
-    mutants.ACTIVE.add(mutant)
-    try:
-        return DIRECTED[mutant]()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        mutants.ACTIVE.discard(mutant)
+    with without(mutant):
+        try:
+            return DIRECTED[mutant]()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"

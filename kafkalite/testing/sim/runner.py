@@ -64,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--start", type=int, default=None, help="the first one; default: drawn from the time")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--brokers", type=int, default=3, help="1 or 3")
-    parser.add_argument("--mutant", default=None, help="remove a rule: a name of kafkalite.mutants")
+    parser.add_argument("--mutant", default=None, help="remove a rule: a name of proof.mutants")
     parser.add_argument("--time-budget", type=float, default=None, help="begin no seed after so many seconds")
     parser.add_argument("--no-regressions", action="store_true", help="leave out the kept seeds")
     parser.add_argument(

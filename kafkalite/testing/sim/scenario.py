@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from kafkalite import mutants
 from kafkalite.broker.coordinator_topics import KINDS
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import Acks, TopicPartition
@@ -28,6 +28,7 @@ from kafkalite.testing.sim.observer import Observer
 from kafkalite.testing.sim.plan import Plan, draw
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from kafkalite.testing.sim.workload import Client, Workload
+from proof.mutants import without
 
 TOPIC: Final = "t"
 CHECK_INTERVAL_S: Final = 0.1
@@ -86,20 +87,16 @@ def run_seed(
     if plan is None:
         plan = draw(seed, simulation.rng("plan"), brokers=brokers)
     outcome = Outcome(seed, plan.summary(), plan.brokers, mutant=mutant)
-    mutants.ACTIVE.update([mutant] if mutant is not None else [])
-    try:
-        with simulation:
-            scenario = Scenario(simulation, plan)
-            try:
-                simulation.run(scenario.run())
-            except Violation as violation:
-                simulation.violate(violation)
-            except Deadlock as error:
-                simulation.violate(Violation("deadlock", str(error), kind="liveness"))
-            outcome.story = simulation.story(story) if simulation.violations and story else []
-            _fill(outcome, simulation, scenario)
-    finally:
-        mutants.ACTIVE.clear()
+    with without(mutant) if mutant is not None else nullcontext(), simulation:
+        scenario = Scenario(simulation, plan)
+        try:
+            simulation.run(scenario.run())
+        except Violation as violation:
+            simulation.violate(violation)
+        except Deadlock as error:
+            simulation.violate(Violation("deadlock", str(error), kind="liveness"))
+        outcome.story = simulation.story(story) if simulation.violations and story else []
+        _fill(outcome, simulation, scenario)
     outcome.wall_s = time.perf_counter() - started_s
     return outcome
 

@@ -26,6 +26,7 @@ NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 MAX_PRODUCER_EPOCH: Final = 2**15 - 1  #: the last of a producer id, 16 bits on the wire
 NO_SEQUENCE: Final = -1
+NO_BROKER_EPOCH: Final = -1  #: of a broker that is not registered
 
 # Timestamps with a meaning of their own in ListOffsets (Kafka's numbers).
 LATEST: Final = -1

@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
 MODULES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py"))
 
-# Modules that say why they are longer than 600 lines.
-LONG_MODULES: dict[str, str] = {}
 MAX_FUNCTION_LINES = 90
-MAX_MODULE_LINES = 600
+MAX_MODULE_LINES = 600  # a longer module carries the reason in a line "# Long because ..."
 
 
 def _name(path: Path) -> str:
@@ -44,8 +42,8 @@ def test_module_is_tidy(path: Path) -> None:
     problems: list[str] = []
     if source.strip() and ast.get_docstring(tree) is None:
         problems.append("no module docstring")
-    if len(source.splitlines()) > MAX_MODULE_LINES and _name(path) not in LONG_MODULES:
-        problems.append(f"over {MAX_MODULE_LINES} lines")
+    if len(source.splitlines()) > MAX_MODULE_LINES and "\n# Long because " not in source:
+        problems.append(f"over {MAX_MODULE_LINES} lines without a line '# Long because ...'")
     if "TODO" in source or "FIXME" in source:
         problems.append("unfinished business")
     for node in ast.walk(tree):

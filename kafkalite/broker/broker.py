@@ -35,6 +35,7 @@ from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError
 from kafkalite.metadata.image import ClusterImage
+from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.cluster import AllocateProducerIdsRequest
@@ -43,7 +44,7 @@ from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
+from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Final
 from kafkalite import mutants
 from kafkalite.broker.controller_channel import ControllerChannel
 from kafkalite.broker.events import Fields
-from kafkalite.broker.services import NO_BROKER_EPOCH, Services
+from kafkalite.broker.services import Services
 from kafkalite.errors import (
     BrokerError,
     BrokerIdNotRegisteredError,
@@ -31,6 +31,7 @@ from kafkalite.errors import (
     KafkaliteError,
     StaleBrokerEpochError,
 )
+from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,

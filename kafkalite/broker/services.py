@@ -14,7 +14,7 @@ from kafkalite.broker.partitions import Partitions
 from kafkalite.broker.waiters import Waiters
 from kafkalite.clock import Clock
 from kafkalite.errors import ClusterAuthorizationFailedError, InvalidRequestError, RequestTimedOutError
-from kafkalite.model import IsolationLevel
+from kafkalite.model import NO_BROKER_EPOCH, IsolationLevel
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster_auth import Authenticator, Challenge
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafkalite.broker.transactions import Transactions
     from kafkalite.raft.controller_node import ControllerNode
     from kafkalite.raft.raft_quorum import RaftQuorum
-
-NO_BROKER_EPOCH = -1
 
 
 @dataclass(slots=True)

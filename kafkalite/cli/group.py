@@ -15,7 +15,8 @@ from kafkalite.cli.complete import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
 from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
-from kafkalite.cli.times import format_duration, format_time
+from kafkalite.cli.times import format_time
+from kafkalite.durations import format_duration
 from kafkalite.errors import BrokerError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 from kafkalite.cli.exit_codes import TimedOutError, UsageError
-from kafkalite.cli.times import parse_duration
+from kafkalite.durations import parse_duration
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Final
 
-from kafkalite.cli.times import parse_duration, parse_time
+from kafkalite.cli.times import parse_time
+from kafkalite.durations import parse_duration
 
 EXAMPLES: Final = "start, end, :end, +10, -10, 42, 42:50, @-1h, @2015-05-17:2015-05-18"
 _MAX_OFFSET_DIGITS: Final = 18

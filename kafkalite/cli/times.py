@@ -1,4 +1,4 @@
-"""Times and durations as people type them. Pure: the present moment and the zone are arguments.
+"""Times as people type them. Pure: the present moment and the zone are arguments.
 
 A time without a zone is local time, as ``date`` and ``journalctl --since`` have it.
 """
@@ -6,36 +6,17 @@ A time without a zone is local time, as ``date`` and ``journalctl --since`` have
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Final
 
-_UNIT_MS: Final = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 7 * 86_400_000,
-}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|s|m|h|d|w)")
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|min|s|m|h|d|w))+")
+from kafkalite.durations import parse_duration
+
 _EPOCH = re.compile(r"0|[0-9]{9,16}")
 _CLOCK_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
 _FIRST_EPOCH_IN_MS: Final = 10**11  # read as seconds this is the year 5138, as milliseconds 1973
 
-DURATION_EXAMPLES: Final = "10s, 500ms, 1h30m, 7d"
 TIME_EXAMPLES: Final = "2015-05-17, 2015-05-17T10:05:03Z, 1431857103, -1h, today, 09:30"
-
-
-def parse_duration(text: str) -> int:
-    """``1h30m`` -> milliseconds; a bare number is seconds. Raises ValueError that says what is allowed."""
-    cleaned = text.strip().lower()
-    if _DURATION.fullmatch(cleaned):
-        return round(sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(cleaned)))
-    if re.fullmatch(r"\d+(?:\.\d+)?", cleaned):
-        return round(float(cleaned) * 1000)
-    raise ValueError(f"{text!r} is not a duration; write for example {DURATION_EXAMPLES}")
 
 
 def parse_time(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
@@ -45,9 +26,10 @@ def parse_time(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
     ``today``, ``yesterday``, ``tomorrow``. ``zone`` None is the system's. Raises ValueError.
     """
     cleaned = text.strip()
-    if cleaned[:1] in {"-", "+"} and _DURATION.fullmatch(cleaned[1:].lower()):
-        duration_ms = parse_duration(cleaned[1:])
-        return now_ms - duration_ms if cleaned[0] == "-" else now_ms + duration_ms
+    if cleaned[:1] in {"-", "+"}:
+        with suppress(ValueError):
+            duration_ms = parse_duration(cleaned[1:], bare_unit=None)
+            return now_ms - duration_ms if cleaned[0] == "-" else now_ms + duration_ms
     if _EPOCH.fullmatch(cleaned):
         number = int(cleaned)
         return number if number >= _FIRST_EPOCH_IN_MS else number * 1000
@@ -80,19 +62,6 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
     if moment.tzinfo is None and zone is not None:
         moment = moment.replace(tzinfo=zone)
     return round(moment.timestamp() * 1000)
-
-
-def format_duration(duration_ms: int) -> str:
-    """Milliseconds, in the two largest units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
-    if duration_ms < 1000:
-        return f"{duration_ms} ms"
-    if duration_ms < 60_000:
-        return f"{duration_ms / 1000:.1f} s"
-    seconds = duration_ms // 1000
-    for unit_s, small_s, unit, small in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
-        if seconds >= unit_s:
-            return f"{seconds // unit_s}{unit}{seconds % unit_s // small_s}{small}"
-    raise AssertionError("a minute or more has a unit")
 
 
 def format_time(timestamp_ms: int) -> str:

@@ -13,7 +13,8 @@ from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
 from kafkalite.cli.output import Column, plural, print_document, print_listing, write
 from kafkalite.cli.positions import partitions_of
-from kafkalite.cli.times import format_duration, format_time
+from kafkalite.cli.times import format_time
+from kafkalite.durations import format_duration
 from kafkalite.errors import InvalidTxnStateError
 from kafkalite.model import TopicPartition
 

@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from kafkalite import mutants
-from kafkalite.model import NO_EPOCH
-
-NO_BROKER_EPOCH: Final = -1
+from kafkalite.model import NO_BROKER_EPOCH, NO_EPOCH
 
 #: A replica outside the in-sync set that was caught up so short a time ago is waited for, as long at most...
 JOIN_WAIT_MS: Final = 500

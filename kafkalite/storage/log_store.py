@@ -13,10 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
-from kafkalite.model import TopicPartition
+from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
@@ -38,8 +37,6 @@ from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.recovery import RecoverySync
 
 logger = logging.getLogger(__name__)
-
-NO_BROKER_EPOCH: Final = -1
 
 
 def format_data_dir(

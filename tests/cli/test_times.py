@@ -1,4 +1,4 @@
-"""Times and durations as people type them."""
+"""Times as people type them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.cli.times import format_time, parse_duration, parse_time
+from kafkalite.cli.times import format_time, parse_time
 
 NOW = round(datetime(2015, 5, 17, 10, 5, 3, tzinfo=UTC).timestamp() * 1000)
 HOUR = 3_600_000
 EAST = timezone(timedelta(hours=2))
-
-
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [
-        ("10", 10_000),
-        ("0.5", 500),
-        ("10s", 10_000),
-        ("500ms", 500),
-        ("1h30m", HOUR + 30 * 60_000),
-        ("1.5h", HOUR + 30 * 60_000),
-        ("2min", 120_000),
-        ("7d", 7 * 24 * HOUR),
-        ("2w", 14 * 24 * HOUR),
-        (" 1H ", HOUR),
-    ],
-)
-def test_duration(text: str, ms: int) -> None:
-    assert parse_duration(text) == ms
-
-
-@pytest.mark.parametrize("text", ["", "h", "1x", "-1h", "1h 30m", "10 s", "1e3", "∞"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a duration; write for example 10s, 500ms"):
-        parse_duration(text)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ from kafkalite.errors import (
     LogOfflineError,
     StaleBrokerEpochError,
 )
+from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages import admin, metadata
 from kafkalite.protocol.messages import cluster as messages
-from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore
+from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, WireClient, drop_next
 from proof.mutants import without

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError
-from kafkalite.model import TopicPartition
+from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.storage.checkpoints import decode_recovery_points
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.log_store import NO_BROKER_EPOCH, LogStore, format_data_dir, read_identity
+from kafkalite.storage.log_store import LogStore, format_data_dir, read_identity
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 PATH = "/var/data"

@@ -15,10 +15,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.client.sync import Consumer, PendingBatchDelivery, PendingDelivery, Producer
 from kafkalite.client.sync_admin import Admin
 from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
+from kafkalite.loop_thread import shared_loop_thread
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig

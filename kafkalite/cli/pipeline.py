@@ -351,7 +351,7 @@ def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
 def own_broker() -> Iterator[str]:
     """The bootstrap servers of a broker in memory, in the thread of this process's clients."""
     from kafkalite.broker.broker import Broker
-    from kafkalite.client.loop_thread import shared_loop_thread
+    from kafkalite.loop_thread import shared_loop_thread
 
     thread = shared_loop_thread()
 

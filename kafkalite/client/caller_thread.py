@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from kafkalite.client.delivery import wake
-from kafkalite.client.loop_thread import LoopThread
 from kafkalite.client.rebalance import RebalanceListener
 from kafkalite.errors import ClientError
+from kafkalite.loop_thread import LoopThread
 from kafkalite.model import TopicPartition
 
 T = TypeVar("T")

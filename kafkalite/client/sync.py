@@ -16,13 +16,13 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from kafkalite.client import producer as async_producer
 from kafkalite.client.config import BootstrapServers, ProducerSettings
 from kafkalite.client.delivery import BatchDelivery, BatchMetadata, Delivery, DeliveryCallback, wait_done
-from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
 from kafkalite.client.sender import ProducerStatistics
 from kafkalite.client.sync_consumer import Consumer as Consumer
 from kafkalite.client.sync_transaction import ABORTED_WHILE_QUEUED, GivenPositions, Transaction
 from kafkalite.client.transaction_manager import GroupConsumer, Offsets
 from kafkalite.clock import Clock
 from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
+from kafkalite.loop_thread import LoopThread, shared_loop_thread
 from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder

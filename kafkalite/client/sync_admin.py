@@ -9,8 +9,8 @@ from typing import Any, Literal, Self, Unpack
 from kafkalite.client import admin as async_admin
 from kafkalite.client import group_admin, txn_admin
 from kafkalite.client.config import BootstrapServers, CommonSettings
-from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.errors import BrokerError
+from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 

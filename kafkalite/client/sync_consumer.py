@@ -18,9 +18,9 @@ from kafkalite.client.caller_thread import CallerThread
 from kafkalite.client.config import BootstrapServers, ConsumerSettings
 from kafkalite.client.consumer import Committable
 from kafkalite.client.fetch_state import FetchedBatch
-from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.client.rebalance import RebalanceListener
 from kafkalite.errors import KafkaliteError
+from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.model import (
     GroupMetadata,
     OffsetAndMetadata,

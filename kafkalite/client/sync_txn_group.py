@@ -8,9 +8,9 @@ from typing import Any, Self, Unpack
 
 from kafkalite.client import txn_group
 from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSettings
-from kafkalite.client.loop_thread import shared_loop_thread
 from kafkalite.client.sync import Producer, _Face
 from kafkalite.client.txn_group import GroupResult, PreparedWriter
+from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.rng import Rng
 
 

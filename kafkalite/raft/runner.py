@@ -7,9 +7,10 @@ it serves embedded clusters, and simulations, whose disks do not block.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+
+from kafkalite.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -60,52 +61,31 @@ class ThreadRunner:
 
     def __init__(self, name: str = "raft") -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "start the runner first"
-        return self._loop
+        assert self._thread is not None, "start the runner first"
+        return self._thread.loop
 
     def start(self) -> None:
         assert self._thread is None, "the runner has been started already"
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        loop = self.loop
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        self._thread = LoopThread(self._name)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            assert self.loop.is_closed()  # stopped meanwhile: there is nobody left to do it
+            assert self.loop.is_closed()  # after ``stop`` the call is dropped
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
         future = self.loop.run_in_executor(None, _outcome, work)
         future.add_done_callback(lambda finished: None if finished.cancelled() else done(finished.result()))
 
     def stop(self) -> None:
-        """End the loop, cancelling what is left on it, and wait for the thread. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self.call(self.loop.stop)
-            thread.join()
+        """Stop the loop, cancel its tasks, and wait for the thread. Idempotent."""
+        if self._thread is not None:
+            self._thread.close()
 
 
 def _outcome(work: Callable[[], T]) -> T | BaseException:
@@ -113,12 +93,3 @@ def _outcome(work: Callable[[], T]) -> T | BaseException:
         return work()
     except Exception as error:
         return error
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -6,18 +6,21 @@ Its broker listens on ``inproc`` across threads: clients in any loop of the proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from kafkalite.broker.metrics import BrokerStatistics
+from kafkalite.loop_thread import LoopThread
 from kafkalite.model import Record
 from kafkalite.protocol.api import ApiKey
 from kafkalite.testing.cluster import READ_TIMEOUT_MS, Cluster
 from kafkalite.testing.faults import Fault
-from kafkalite.testing.loop_thread import LoopThread
 
 T = TypeVar("T")
+
+CALL_TIMEOUT_S: Final = 60.0
 
 
 class SyncCluster:
@@ -44,33 +47,34 @@ class SyncCluster:
 
     def start(self, *node_ids: int) -> None:
         if self._thread is None:
-            self._thread = LoopThread("kafkalite-cluster")
-        self._in_thread.run(self._cluster.start(*node_ids))
+            self._thread = LoopThread("kafkalite-cluster", asyncio.new_event_loop())
+        self._run(self._cluster.start(*node_ids))
 
     def stop(self, *node_ids: int) -> None:
-        self._in_thread.run(self._cluster.stop(*node_ids))
+        self._run(self._cluster.stop(*node_ids))
 
     def restart(self, *node_ids: int) -> None:
-        self._in_thread.run(self._cluster.restart(*node_ids))
+        self._run(self._cluster.restart(*node_ids))
 
     def kill(self, *node_ids: int) -> None:
-        self._in_thread.run(self._cluster.kill(*node_ids))
+        self._run(self._cluster.kill(*node_ids))
 
     def crash(self, *node_ids: int) -> None:
-        self._in_thread.run(self._cluster.crash(*node_ids))
+        self._run(self._cluster.crash(*node_ids))
 
     def close(self) -> None:
         if self._thread is not None:
             try:
-                self._thread.run(self._cluster.close())
+                self._run(self._cluster.close())
             finally:
                 self._thread.close()
                 self._thread = None
 
-    @property
-    def _in_thread(self) -> LoopThread:
-        assert self._thread is not None, "the cluster is not started"
-        return self._thread
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            coroutine.close()
+            raise AssertionError("the cluster is not started")
+        return self._thread.run(coroutine, CALL_TIMEOUT_S)
 
     @property
     def cluster(self) -> Cluster:
@@ -103,13 +107,13 @@ class SyncCluster:
     ) -> None:
         """Return when ``condition(cluster)``, asked in the cluster's thread, is true."""
         cluster = self._cluster
-        self._in_thread.run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))
+        self._run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))
 
     def _asked(self, question: Callable[[], T]) -> T:
         async def ask() -> T:
             return question()
 
-        return self._in_thread.run(ask())
+        return self._run(ask())
 
     def create_topic(
         self,
@@ -119,21 +123,21 @@ class SyncCluster:
         *,
         replication_factor: int = -1,
     ) -> None:
-        self._in_thread.run(
+        self._run(
             self._cluster.create_topic(name, partitions, configs, replication_factor=replication_factor)
         )
 
     def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
         """Send ``values`` and wait until all are acknowledged."""
-        self._in_thread.run(self._cluster.produce(topic, values, partition=partition))
+        self._run(self._cluster.produce(topic, values, partition=partition))
 
     def records(self, topic: str) -> list[Record]:
         """Every record of the topic that can be read now, partition by partition."""
-        return self._in_thread.run(self._cluster.records(topic))
+        return self._run(self._cluster.records(topic))
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
         self._asked(lambda: self._cluster.intercept(api, fault, node_id=node_id))
 
     def advance(self, duration_ms: int) -> None:
         """Move the virtual clock; the cluster must have been given one."""
-        self._in_thread.run(self._cluster.advance(duration_ms))
+        self._run(self._cluster.advance(duration_ms))

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from kafkalite.client import loop_thread
-from kafkalite.client.loop_thread import LoopThread, shared_loop_thread
+from kafkalite import loop_thread
 from kafkalite.errors import ClientError
+from kafkalite.loop_thread import LoopThread, shared_loop_thread
 
 
 def test_results_errors_and_timeouts() -> None:
@@ -90,7 +90,7 @@ def test_uvloop_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_ends_a_blocking_call() -> None:
     code = (
         "import asyncio, sys\n"
-        "from kafkalite.client.loop_thread import shared_loop_thread\n"
+        "from kafkalite.loop_thread import shared_loop_thread\n"
         "thread = shared_loop_thread()\n"
         "try:\n"
         "    print('ready', flush=True)\n"

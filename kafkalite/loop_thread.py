@@ -1,0 +1,111 @@
+"""An event loop in a thread of its own, for callers that block.
+
+The blocking clients share one such thread for the whole process, started at first use. A process forked from
+this one starts its own, because threads do not survive a fork. Loops are uvloop's where it is installed;
+``KAFKALITE_UVLOOP=0`` in the environment forbids it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from kafkalite.errors import ClientError
+
+T = TypeVar("T")
+
+_FORBIDDEN: Final = {"0", "false", "no", "off"}
+_EXIT_GRACE_S: Final = 1.0
+
+
+class LoopThread:
+    """A thread that runs an event loop until ``close``. Invariant: after ``close`` it has no task left."""
+
+    def __init__(self, name: str = "kafkalite", loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop or new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run the coroutine in the loop and return its result, or raise its error.
+
+        Raises TimeoutError after ``timeout_s``. Ctrl-C interrupts the wait. Both cancel the coroutine.
+        """
+        self.check_outside(coroutine)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Raise ClientError in the loop's own thread, which cannot wait for itself."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ClientError(
+                "a blocking call from kafkalite's own event loop would wait for itself",
+                hint="in a callback, hand the work to another thread or use the async client",
+            )
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the loop, cancel its tasks, and wait up to ``timeout_s`` for the thread. Idempotent."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout_s)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a uvloop loop, or asyncio's if uvloop is missing or forbidden."""
+    if os.environ.get("KAFKALITE_UVLOOP", "1").strip().lower() not in _FORBIDDEN:
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+    return asyncio.new_event_loop()
+
+
+_lock = threading.Lock()
+_shared: tuple[int, LoopThread] | None = None  # the process id it belongs to, and the thread
+
+
+def shared_loop_thread() -> LoopThread:
+    """Return the loop thread that all blocking clients of this process share."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared[0] != os.getpid() or not _shared[1].is_alive:
+            _shared = (os.getpid(), LoopThread())
+        return _shared[1]
+
+
+@atexit.register
+def _close_shared() -> None:
+    if _shared is not None and _shared[0] == os.getpid():
+        _shared[1].close(_EXIT_GRACE_S)

@@ -15,28 +15,28 @@ docs: ; @bin/setup all dev test && $(PYTHON) -m pytest -q tests/test_docs.py
 SEEDS := 300
 START := 1
 JOBS := 2
-sim: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim --seeds $(SEEDS) --start $(START) --jobs $(JOBS)
+sim: ; @bin/setup all dev test && $(PYTHON) -m proof.sim --seeds $(SEEDS) --start $(START) --jobs $(JOBS)
 
 # Removes one rule of replication at a time and expects to be caught.
-mutants: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.sim.mutants --jobs $(JOBS)
+mutants: ; @bin/setup all dev test && $(PYTHON) -m proof.mutants --jobs $(JOBS)
 
 # Real processes, killed, paused and cut apart under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
 # Exactly once under the same: make faults FAULTS=--transactions
 ROUNDS := 20
 FAULTS :=
-faults: ; @bin/setup all dev test && $(PYTHON) -m kafkalite.testing.process_faults --rounds $(ROUNDS) $(FAULTS)
+faults: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.faults --rounds $(ROUNDS) $(FAULTS)
 
 # A Spark query killed at every named point, round after round: make spark-faults ROUNDS=50 FAULTS='--seed 7'
 # Both want Java 17 or newer, and keep what makes Spark's starts quick in .venv.
 SPARK := KAFKALITE_SPARK_CACHE=$${KAFKALITE_SPARK_CACHE:-$(CURDIR)/.venv/spark-cache} $(PYTHON)
-spark-faults: ; @bin/setup all dev test && $(SPARK) -m sparkbridge.testing.faults --rounds $(ROUNDS) $(FAULTS)
+spark-faults: ; @bin/setup all dev test && $(SPARK) -m proof.spark.faults --rounds $(ROUNDS) $(FAULTS)
 
 # The same copy under local[2], a local cluster and a standalone master with two workers; and their memory.
 spark-deployments: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/spark
 
 # The memory of Spark's Python workers while so much flows from source to sink.
 MEGABYTES := 1000
-spark-memory: ; @bin/setup all dev test && $(SPARK) -m sparkbridge.testing.memory --megabytes $(MEGABYTES)
+spark-memory: ; @bin/setup all dev test && $(SPARK) -m proof.spark.memory --megabytes $(MEGABYTES)
 
 # The real docker-compose.yml; wants a docker engine, docker-compose and debootstrap, and says so where they are not.
 compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose.py
@@ -45,6 +45,6 @@ compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment
 compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
 
 # Branch coverage of the floors that decide; the bound is the project's own.
-PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/coordination.py,kafkalite/metadata/*,kafkalite/groups/*,kafkalite/transactions/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/routing.py,kafkalite/client/accumulator.py,kafkalite/client/fetch_state.py,kafkalite/client/isolation.py,kafkalite/client/membership.py,kafkalite/client/progress.py,kafkalite/client/transaction.py,kafkalite/client/retry.py
+PURE := kafkalite/model.py,kafkalite/errors.py,kafkalite/limits.py,kafkalite/options.py,kafkalite/protocol/*,kafkalite/records/*,kafkalite/coordination.py,kafkalite/metadata/*,kafkalite/groups/*,kafkalite/transactions/*,kafkalite/replication/*,kafkalite/storage/layout.py,kafkalite/storage/offset_index.py,kafkalite/storage/time_index.py,kafkalite/storage/leader_epochs.py,kafkalite/storage/retention.py,kafkalite/storage/log_config.py,kafkalite/client/cluster/routing.py,kafkalite/client/producer/accumulator.py,kafkalite/client/consumer/fetch_state.py,kafkalite/client/consumer/isolation.py,kafkalite/client/group/membership.py,kafkalite/client/consumer/progress.py,kafkalite/client/producer/transaction.py,kafkalite/client/cluster/retry.py
 coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client
 	@$(PYTHON) -m coverage report --include='$(PURE)' --fail-under=95

@@ -130,7 +130,7 @@ def fetch() -> list[Row]:
 
 
 async def _client_round_trips(port: int, count: int) -> list[float]:
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.producer.producer import Producer
 
     samples: list[float] = []
     async with Producer(f"127.0.0.1:{port}", acks=1, linger_ms=0) as producer:
@@ -145,8 +145,8 @@ async def _client_round_trips(port: int, count: int) -> list[float]:
 
 
 async def _end_to_end(port: int, count: int) -> list[float]:
-    from kafkalite.client.consumer import Consumer
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.consumer.consumer import Consumer
+    from kafkalite.client.producer.producer import Producer
 
     samples: list[float] = []
     async with (

@@ -16,7 +16,7 @@ RECORDS = 600_000
 
 
 async def _produce(port: int, topic: str, *, keyed: bool) -> float:
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.producer.producer import Producer
 
     value = b"x" * 100
     keys = [b"key-%d" % i for i in range(1000)] if keyed else []
@@ -40,7 +40,7 @@ async def _produce(port: int, topic: str, *, keyed: bool) -> float:
 
 
 async def _send_many(port: int, topic: str) -> float:
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.producer.producer import Producer
 
     values = [b"x" * 100] * 100_000
     async with Producer(f"127.0.0.1:{port}", acks=1, batch_size=1024 * 1024) as producer:
@@ -53,7 +53,7 @@ async def _send_many(port: int, topic: str) -> float:
 
 
 async def _iterate(port: int, topic: str) -> float:
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.consumer.consumer import Consumer
 
     async with Consumer(
         topic, bootstrap_servers=f"127.0.0.1:{port}", auto_offset_reset="earliest"
@@ -68,7 +68,7 @@ async def _iterate(port: int, topic: str) -> float:
 
 
 async def _batches(port: int, topic: str) -> float:
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.consumer.consumer import Consumer
 
     async with Consumer(
         topic, bootstrap_servers=f"127.0.0.1:{port}", auto_offset_reset="earliest"
@@ -82,7 +82,7 @@ async def _batches(port: int, topic: str) -> float:
 
 
 async def _create(port: int, *topics: str) -> None:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
 
     async with Admin(f"127.0.0.1:{port}") as admin:
         for topic in topics:

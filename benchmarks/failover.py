@@ -10,8 +10,8 @@ import uvloop
 
 from benchmarks.harness import Row, percentile, plain_row, scratch_dir, time_row
 from benchmarks.nodes import Nodes, running, until, whole
-from kafkalite.client.admin import Admin
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 
 ROUNDS = 10

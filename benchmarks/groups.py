@@ -13,9 +13,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness import Row, ServerProcess, percentile, plain_row, scratch_dir, server, time_row
-from kafkalite.client.admin import Admin
-from kafkalite.client.consumer import Consumer
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.producer import Producer
 
 ROUND_TRIPS = 20
 MEMBERS, PARTITIONS = 100, 1_000

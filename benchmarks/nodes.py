@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kafkalite.client.admin import Admin, ClusterDescription
+from kafkalite.client.admin.admin import Admin, ClusterDescription
 from kafkalite.errors import KafkaliteError
 from kafkalite.transport.free_ports import free_ports
 

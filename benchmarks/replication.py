@@ -11,8 +11,8 @@ import uvloop
 from benchmarks import yardsticks
 from benchmarks.harness import Row, percentile, plain_row, scratch_dir
 from benchmarks.nodes import Nodes, running, until, whole
-from kafkalite.client.admin import Admin
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.producer.producer import Producer
 from kafkalite.model import TopicPartition
 
 PRODUCE_SECONDS = 4.0

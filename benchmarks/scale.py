@@ -9,7 +9,7 @@ import uvloop
 
 from benchmarks.harness import Row, plain_row, scratch_dir, time_row
 from benchmarks.nodes import Nodes, running, until, whole
-from kafkalite.client.admin import Admin
+from kafkalite.client.admin.admin import Admin
 
 PARTITIONS = 3_000
 IDLE_SECONDS = 10.0

@@ -32,8 +32,8 @@ LATENCY_BATCHES = 60
 
 
 async def _fill(port: int, topic: str, rows: int, batch_bytes: int) -> None:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.producer.producer import Producer
 
     async with Admin(f"127.0.0.1:{port}") as admin:
         await admin.create_topic(topic, partitions=1)
@@ -48,10 +48,10 @@ async def _fill(port: int, topic: str, rows: int, batch_bytes: int) -> None:
 
 
 def _read(port: int, topic: str, schema: Any) -> float:
-    from sparkbridge.cluster import SparkCluster
-    from sparkbridge.offsets import OffsetRange
+    from sparkbridge.brokers.cluster import SparkCluster
     from sparkbridge.options import SourceOptions
-    from sparkbridge.reading import read_range
+    from sparkbridge.source.offsets import OffsetRange
+    from sparkbridge.source.reading import read_range
 
     settings = {
         "kafka.bootstrap.servers": f"127.0.0.1:{port}",
@@ -71,7 +71,7 @@ def _read(port: int, topic: str, schema: Any) -> float:
 def _alone(port: int) -> list[Row]:
     from pyspark.sql.types import BinaryType, StructField, StructType
 
-    from sparkbridge.schema import source_schema
+    from sparkbridge.source.schema import source_schema
 
     value_only = StructType([StructField("value", BinaryType())])
     workload = f"{ROWS:,} × 100 bytes, broker in another process, page cache"
@@ -105,7 +105,7 @@ def _alone(port: int) -> list[Row]:
 @contextlib.contextmanager
 def running_session() -> Iterator[Any]:
     """Spark on this machine, two cores, with the recommended settings; its JVM ends with the block."""
-    from sparkbridge.spark_session import session
+    from sparkbridge.local.spark_session import session
 
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the workers, which need this module
@@ -138,8 +138,8 @@ def _prepared_source() -> Any:
         def read(self, partition: Any) -> Iterator[Any]:
             from kafkalite.records.batch import RecordBatch
             from kafkalite.records.builder import build_batch
-            from sparkbridge.columns import SparkBatchBuilder
-            from sparkbridge.schema import arrow_schema
+            from sparkbridge.source.columns import SparkBatchBuilder
+            from sparkbridge.source.schema import arrow_schema
 
             count = min(self.rows, ROWS_PER_BATCH)
             made = RecordBatch(build_batch([VALUE] * count, timestamps_ms=1_700_000_000_000))
@@ -173,7 +173,7 @@ def _rate(query: Callable[[int], Any]) -> float:
 
 
 def _through_spark(spark: Any, port: int) -> list[Row]:
-    from sparkbridge.schema import source_schema
+    from sparkbridge.source.schema import source_schema
 
     spark.dataSource.register(_prepared_source())
     all_columns = source_schema()
@@ -316,7 +316,7 @@ def _latency(spark: Any, port: int, path: str) -> list[Row]:
 
 
 def run() -> list[Row]:
-    from sparkbridge.spark_session import missing_requirements
+    from sparkbridge.local.spark_session import missing_requirements
 
     missing = missing_requirements()
     if missing:

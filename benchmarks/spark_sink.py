@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from benchmarks.harness import Row, paired, plain_row, rate_row, scratch_dir, server
 from benchmarks.spark import running_session
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_commit import commit_batch
-from sparkbridge.sink_schema import SinkColumns
-from sparkbridge.task_writer import TaskIdentity, write_task
+from sparkbridge.sink.commit import commit_batch
+from sparkbridge.sink.schema import SinkColumns
+from sparkbridge.sink.task_writer import TaskIdentity, write_task
 
 VALUE_BYTES = 100
 ROWS_PER_BATCH = 10_000  # as Spark sends them

@@ -34,8 +34,8 @@ def processes() -> list[Row]:
 
 async def _embedded() -> tuple[float, float, float]:
     from kafkalite.broker.broker import Broker
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.producer.producer import Producer
 
     async with Broker(listeners="inproc://"):
         pass  # modules are loaded; what is timed below is the broker

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from benchmarks.harness import Row, paired, plain_row, scratch_dir, server
-from kafkalite.client.admin import Admin
-from kafkalite.client.consumer import Consumer
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.producer import Producer
 
 VALUE = b"x" * 100
 PARTITIONS = 3

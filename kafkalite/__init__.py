@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker as Broker
     from kafkalite.broker.config import BrokerConfig as BrokerConfig
-    from kafkalite.client.admin import Admin as Admin
-    from kafkalite.client.consumer import Consumer as Consumer
-    from kafkalite.client.deduplication import Deduplicator as Deduplicator
-    from kafkalite.client.producer import Producer as Producer
-    from kafkalite.client.rebalance import RebalanceListener as RebalanceListener
-    from kafkalite.client.txn_group import TransactionGroup as TransactionGroup
-    from kafkalite.client.txn_group import TransactionGroupWriter as TransactionGroupWriter
+    from kafkalite.client.admin.admin import Admin as Admin
+    from kafkalite.client.consumer.consumer import Consumer as Consumer
+    from kafkalite.client.consumer.deduplication import Deduplicator as Deduplicator
+    from kafkalite.client.group.rebalance_listener import RebalanceListener as RebalanceListener
+    from kafkalite.client.producer.producer import Producer as Producer
+    from kafkalite.client.producer.transaction_group import TransactionGroup as TransactionGroup
+    from kafkalite.client.producer.transaction_group import TransactionGroupWriter as TransactionGroupWriter
     from kafkalite.errors import KafkaliteError as KafkaliteError
     from kafkalite.model import (
         GroupMetadata as GroupMetadata,
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Admin": "kafkalite.client.admin",
+    "Admin": "kafkalite.client.admin.admin",
     "Broker": "kafkalite.broker.broker",
     "BrokerConfig": "kafkalite.broker.config",
-    "Consumer": "kafkalite.client.consumer",
-    "Deduplicator": "kafkalite.client.deduplication",
+    "Consumer": "kafkalite.client.consumer.consumer",
+    "Deduplicator": "kafkalite.client.consumer.deduplication",
     "GroupMetadata": "kafkalite.model",
     "KafkaliteError": "kafkalite.errors",
     "OffsetAndMetadata": "kafkalite.model",
     "OffsetAndTimestamp": "kafkalite.model",
-    "Producer": "kafkalite.client.producer",
-    "RebalanceListener": "kafkalite.client.rebalance",
+    "Producer": "kafkalite.client.producer.producer",
+    "RebalanceListener": "kafkalite.client.group.rebalance_listener",
     "Record": "kafkalite.model",
     "RecordAddress": "kafkalite.model",
     "RecordBatch": "kafkalite.records.batch",
     "RecordBatchBuilder": "kafkalite.records.builder",
     "RecordMetadata": "kafkalite.model",
     "TopicPartition": "kafkalite.model",
-    "TransactionGroup": "kafkalite.client.txn_group",
-    "TransactionGroupWriter": "kafkalite.client.txn_group",
+    "TransactionGroup": "kafkalite.client.producer.transaction_group",
+    "TransactionGroupWriter": "kafkalite.client.producer.transaction_group",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -15,14 +15,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kafkalite.client.sync import Consumer, PendingBatchDelivery, PendingDelivery, Producer
-from kafkalite.client.sync_admin import Admin
-from kafkalite.client.sync_txn_group import TransactionGroup, TransactionGroupWriter
+from kafkalite.client.blocking.admin import Admin
+from kafkalite.client.blocking.producer import Consumer, PendingBatchDelivery, PendingDelivery, Producer
+from kafkalite.client.blocking.transaction_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.loop_thread import shared_loop_thread
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
-    from kafkalite.broker.metrics import BrokerStatistics
+    from kafkalite.broker.server.metrics import BrokerStatistics
 
 __all__ = [
     "Admin",

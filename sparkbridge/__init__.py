@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkbridge.datasource import KafkaliteDataSource
-    from sparkbridge.foreach import foreach_batch
+    from sparkbridge.local.spark_session import session
     from sparkbridge.shipping import install
-    from sparkbridge.spark_session import session
+    from sparkbridge.sink.foreach import foreach_batch
 
 __all__ = ["KafkaliteDataSource", "foreach_batch", "install", "session"]
 
 _HOMES = {
     "KafkaliteDataSource": "sparkbridge.datasource",
-    "foreach_batch": "sparkbridge.foreach",
+    "foreach_batch": "sparkbridge.sink.foreach",
     "install": "sparkbridge.shipping",
-    "session": "sparkbridge.spark_session",
+    "session": "sparkbridge.local.spark_session",
 }
 
 

@@ -29,32 +29,32 @@ class KafkaliteDataSource(DataSource):
 
         Raises SparkOptionError for options that can't be, so that ``load()`` fails, not the first action.
         """
-        from sparkbridge.schema import source_schema
+        from sparkbridge.source.schema import source_schema
 
         options = self._parsed_for_either()
         return source_schema(include_headers=options.include_headers, headers_as_map=options.headers_as_map)
 
     def reader(self, schema: StructType) -> Any:
-        from sparkbridge.batch_reader import KafkaliteReader
+        from sparkbridge.source.batch_reader import KafkaliteReader
 
         return KafkaliteReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> Any:
-        from sparkbridge.stream_reader import KafkaliteStreamReader
+        from sparkbridge.source.stream_reader import KafkaliteStreamReader
 
         return KafkaliteStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from sparkbridge.batch_writer import KafkaliteWriter
-        from sparkbridge.sink_servers import check_servers
+        from sparkbridge.sink.batch_writer import KafkaliteWriter
+        from sparkbridge.sink.servers import check_servers
 
         writer = KafkaliteWriter(self.options, schema, overwrite)
         check_servers(writer.options, is_stream=False)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from sparkbridge.sink_servers import check_servers
-        from sparkbridge.stream_writer import KafkaliteStreamWriter
+        from sparkbridge.sink.servers import check_servers
+        from sparkbridge.sink.stream_writer import KafkaliteStreamWriter
 
         writer = KafkaliteStreamWriter(self.options, schema, overwrite)
         check_servers(writer.options, is_stream=True)

@@ -23,7 +23,7 @@ from sparkbridge.option_tables import REFUSED_BY_SINK, REFUSED_BY_SOURCE
 from sparkbridge.option_tables import SINK_OPTIONS as SINK_OPTIONS
 from sparkbridge.option_tables import SOURCE_OPTIONS as SOURCE_OPTIONS
 from sparkbridge.option_tables import SparkOption as SparkOption
-from sparkbridge.starting import (
+from sparkbridge.source.starting import (
     EndingSpec,
     StartingSpec,
     parse_ending_offsets,

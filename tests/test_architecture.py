@@ -127,7 +127,7 @@ def test_the_pytest_plugin_costs_nothing_until_used() -> None:
 
 
 def test_a_node_without_a_vote_does_not_load_the_raft_library() -> None:
-    loaded = _modules_after("import kafkalite.broker.cluster_node")
+    loaded = _modules_after("import kafkalite.broker.cluster.node")
     assert "pysyncobj" not in loaded
     assert "kafkalite.raft.observer_quorum" in loaded
 
@@ -150,5 +150,7 @@ def test_what_spark_imports_to_find_the_format_loads_little() -> None:
 
 
 def test_nothing_of_the_spark_bridge_loads_numpy_or_pandas() -> None:
-    loaded = _modules_after("import sparkbridge.reading, sparkbridge.stream_reader, sparkbridge.columns")
+    loaded = _modules_after(
+        "import sparkbridge.source.reading, sparkbridge.source.stream_reader, sparkbridge.source.columns"
+    )
     assert {"numpy", "pandas"}.isdisjoint(loaded)

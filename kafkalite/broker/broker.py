@@ -10,30 +10,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kafkalite import mutants
-from kafkalite.broker.answers import Answer, Pending
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.cluster.controller_settings import controller_settings
+from kafkalite.broker.cluster.registration import Registration
 from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
-from kafkalite.broker.controller_channel import ControllerChannel
-from kafkalite.broker.controller_settings import controller_settings
-from kafkalite.broker.coordinator_topics import GROUP, TRANSACTION
-from kafkalite.broker.coordinators import Coordinators
-from kafkalite.broker.dispatch import Dispatcher, Interceptor
-from kafkalite.broker.events import Fields
+from kafkalite.broker.coordination.coordinators import Coordinators
+from kafkalite.broker.coordination.internal_topics import GROUP, TRANSACTION
+from kafkalite.broker.coordination.producer_ids import ProducerIds
+from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.handlers import HANDLERS
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.housekeeping import Housekeeping
-from kafkalite.broker.inline_executor import InlineExecutor
-from kafkalite.broker.metrics import BrokerStatistics, Metrics
-from kafkalite.broker.partitions import Partitions
-from kafkalite.broker.producer_ids import ProducerIds
-from kafkalite.broker.registration import Registration
-from kafkalite.broker.server import Server
-from kafkalite.broker.services import Client, Services
-from kafkalite.broker.sync_scheduler import SyncScheduler
-from kafkalite.broker.tasks import TaskSet
-from kafkalite.broker.transactions import Transactions
-from kafkalite.broker.waiters import Waiters
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.housekeeping import Housekeeping
+from kafkalite.broker.partitions.inline_executor import InlineExecutor
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
+from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.server import Server
+from kafkalite.broker.server.services import Client, Services
+from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError
+from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
@@ -48,7 +48,7 @@ from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster_node import ClusterNode
+    from kafkalite.broker.cluster.node import ClusterNode
 
 logger = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ class Broker:
         directory = f"{self._path}/{METADATA_DIRECTORY}"
         is_inline = is_memory or self._given_executor is not None
         if config.has_peers:
-            from kafkalite.broker.cluster_node import ClusterNode
+            from kafkalite.broker.cluster.node import ClusterNode
 
             self._cluster = ClusterNode(
                 config,
@@ -569,7 +569,7 @@ class Broker:
         services = self._services
         if services.peers is None or not self.config.is_broker:
             return
-        from kafkalite.broker.replica_manager import ReplicaManager
+        from kafkalite.broker.replication.replica_manager import ReplicaManager
 
         manager = services.replicas = ReplicaManager(services, services.peers, services.channel)
         self._started.append(("replication", manager.stop))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.cluster_config import option_field, parse_address, split_list
-from kafkalite.broker.coordinator_config import CoordinatorConfig
+from kafkalite.broker.cluster.config import option_field, parse_address, split_list
+from kafkalite.broker.coordination.config import CoordinatorConfig
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,

@@ -14,7 +14,7 @@ from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFai
 from kafkalite.cli.invocation import Invocation, client_options, output_option
 from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
-from kafkalite.client.cluster_view import (
+from kafkalite.client.admin.cluster_health import (
     LIVE,
     NOBODY,
     ClusterView,
@@ -35,7 +35,7 @@ from kafkalite.protocol.messages.admin import (
 from kafkalite.protocol.messages.metadata import DescribeQuorumResponse
 
 if TYPE_CHECKING:
-    from kafkalite.client.cluster import ClusterClient
+    from kafkalite.client.cluster.client import ClusterClient
 
 ELECTION_TIMEOUT_MS: Final = 30_000
 

@@ -19,7 +19,7 @@ from kafkalite.errors import KafkaliteError
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
-    from kafkalite.client.cluster_view import ClusterView, Wish
+    from kafkalite.client.admin.cluster_health import ClusterView, Wish
 
 DEFAULT_PATIENCE_MS: Final = 60_000
 _POLL_INTERVAL_S: Final = 0.2
@@ -66,7 +66,7 @@ def wait(
     quiet: bool,
 ) -> None:
     """Wait until the cluster is ready, a minute unless --timeout says otherwise; exit code 7 if it is not."""
-    from kafkalite.client.cluster_view import Wish
+    from kafkalite.client.admin.cluster_health import Wish
 
     current = invocation.current()
     wish = Wish(broker_count or 1, whole, node_id, frozenset(topics))
@@ -137,7 +137,7 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
     """A controller tells strangers nothing; that it shakes hands is all that can be known."""
     import asyncio
 
-    from kafkalite.client.connection import connect
+    from kafkalite.client.cluster.connection import connect
 
     while True:
         try:
@@ -154,7 +154,7 @@ async def _until(addresses: Sequence[str], wish: Wish, progress: _Reasons) -> Cl
     """Ask until the wish is fulfilled; for ever, so bound it."""
     import asyncio
 
-    from kafkalite.client.cluster_view import look_from, obstacles
+    from kafkalite.client.admin.cluster_health import look_from, obstacles
 
     while True:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
 
 _PATIENCE_MS: Final = 700
 

@@ -11,10 +11,10 @@ from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.invocation import Invocation
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.cluster import ClusterClient
-    from kafkalite.client.consumer import Consumer
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.cluster.client import ClusterClient
+    from kafkalite.client.consumer.consumer import Consumer
+    from kafkalite.client.producer.producer import Producer
     from kafkalite.options import OptionRegistry
 
 # A person waits at the prompt: without a broker the answer comes after seconds, not after Kafka's minute.
@@ -50,7 +50,7 @@ def _check_known(name: str) -> None:
 
 
 def admin(invocation: Invocation) -> Admin:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
     from kafkalite.client.config import ADMIN_OPTIONS
 
     return Admin(config=_config(invocation, ADMIN_OPTIONS, {}))
@@ -59,7 +59,7 @@ def admin(invocation: Invocation) -> Admin:
 @asynccontextmanager
 async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[ClusterClient]:
     """Requests to whichever broker, for what is about the cluster itself. Raises ConnectionFailedError."""
-    from kafkalite.client.cluster import ClusterClient
+    from kafkalite.client.cluster.client import ClusterClient
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
 
     client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, defaults)))
@@ -73,14 +73,14 @@ async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[Clus
 def producer(invocation: Invocation, **defaults: Any) -> Producer:
     """``defaults`` are dotted names; -X wins over them."""
     from kafkalite.client.config import PRODUCER_OPTIONS
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.producer.producer import Producer
 
     return Producer(config=_config(invocation, PRODUCER_OPTIONS, defaults))
 
 
 def consumer(invocation: Invocation, **defaults: Any) -> Consumer:
     from kafkalite.client.config import CONSUMER_OPTIONS
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.consumer.consumer import Consumer
 
     defaults = {"allow.auto.create.topics": False, **defaults}
     return Consumer(config=_config(invocation, CONSUMER_OPTIONS, defaults))

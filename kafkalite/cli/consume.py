@@ -21,7 +21,7 @@ from kafkalite.cli.stdio import Output, until_pipe_closes
 from kafkalite.model import Record, TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.consumer.consumer import Consumer
 
 _POLL_RECORDS: Final = 10_000
 

@@ -156,7 +156,7 @@ def _bracketed(host: str) -> str:
 
 
 async def _create(servers: str, wishes: list[TopicWish]) -> None:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
     from kafkalite.errors import TopicAlreadyExistsError
 
     if not wishes:

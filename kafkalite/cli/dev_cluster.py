@@ -29,7 +29,7 @@ from kafkalite.errors import ConfigError, KafkaliteError
 from kafkalite.transport.free_ports import free_ports
 
 if TYPE_CHECKING:
-    from kafkalite.client.cluster_view import ClusterView
+    from kafkalite.client.admin.cluster_health import ClusterView
 
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
@@ -167,7 +167,7 @@ class DevCluster:
 
     async def start(self) -> ClusterView:
         """Every node, until the cluster is whole. Raises NodeEndedError, TimeoutError."""
-        from kafkalite.client.cluster_view import Wish, look_from, obstacles
+        from kafkalite.client.admin.cluster_health import Wish, look_from, obstacles
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
             settings = node_settings(self.layout, node_id, self._host, self.directory, self._overrides)

@@ -15,8 +15,8 @@ from kafkalite.cli.stdio import Output
 from kafkalite.model import Record, RecordAddress, TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.consumer.consumer import Consumer
 
 _PATIENCE_MS: Final = 5_000
 

@@ -20,8 +20,8 @@ from kafkalite.durations import format_duration
 from kafkalite.errors import BrokerError
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.group_admin import GroupDescription, MemberDescription, PartitionLag
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.admin.groups import GroupDescription, MemberDescription, PartitionLag
     from kafkalite.model import TopicPartition
 
 STATES: Final = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")

@@ -15,7 +15,7 @@ from kafkalite.cli.printers import Printer
 from kafkalite.cli.stdio import Output, until_pipe_closes
 
 if TYPE_CHECKING:
-    from kafkalite.client.consumer import Consumer
+    from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.model import TopicPartition
 
 _POLL_RECORDS: Final = 10_000

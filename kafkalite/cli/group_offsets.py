@@ -22,7 +22,7 @@ from kafkalite.errors import UnknownMemberIdError
 from kafkalite.model import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
 
 _COLUMNS: Final = (
     Column("name", "PARTITION"),

@@ -12,7 +12,7 @@ from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
 from kafkalite.cli.invocation import client_options, output_option
 from kafkalite.cli.output import Column, coloured, print_document, print_listing, write
-from kafkalite.client.cluster_view import look_at_quorum, silent_voters
+from kafkalite.client.admin.cluster_health import look_at_quorum, silent_voters
 from kafkalite.errors import InvalidRequestError
 from kafkalite.protocol.messages.metadata import (
     DescribeMetadataRequest,
@@ -22,7 +22,7 @@ from kafkalite.protocol.messages.metadata import (
 )
 
 if TYPE_CHECKING:
-    from kafkalite.client.cluster import ClusterClient
+    from kafkalite.client.cluster.client import ClusterClient
 
 ROOT: Final = "/"
 _NOW: Final = -1

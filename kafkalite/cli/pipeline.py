@@ -295,7 +295,7 @@ def _hint_at_warm_up(master: str) -> None:
 
 
 def _fast_start() -> Any:
-    return import_module("sparkbridge.fast_start")
+    return import_module("sparkbridge.local.fast_start")
 
 
 def _remember_output(context: click.Context, value: str | None) -> None:

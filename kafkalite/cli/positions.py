@@ -10,7 +10,7 @@ from kafkalite.cli.ranges import Bound, OffsetRange, resolve
 from kafkalite.model import NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
+    from kafkalite.client.admin.admin import Admin
 
 
 class Extent(NamedTuple):

@@ -26,7 +26,7 @@ from kafkalite.rng import system_rng
 
 if TYPE_CHECKING:
     from kafkalite.cli.progress import Progress
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.producer.producer import Producer
 
 _BLOCK_RECORDS: Final = 10_000
 _IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit is on its way

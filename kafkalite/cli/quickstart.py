@@ -35,8 +35,8 @@ from kafkalite.model import Record, TopicPartition
 from kafkalite.rng import seeded_rng
 
 if TYPE_CHECKING:
-    from kafkalite.client.consumer import Consumer
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.consumer.consumer import Consumer
+    from kafkalite.client.producer.producer import Producer
 
 PARTITION_COUNT: Final = 3
 _LINES_PER_SEND: Final = 250

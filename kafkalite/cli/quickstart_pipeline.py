@@ -121,7 +121,7 @@ def show(file: Path | None) -> None:
     click.echo()
     job.run()
     job.print_tables()
-    if import_module("sparkbridge.fast_start").can_make_class_archive():
+    if import_module("sparkbridge.local.fast_start").can_make_class_archive():
         program = program_name()
         click.echo()
         click.echo(f"So that Spark starts in half the time, once: {program} pipeline warm-up")

@@ -89,7 +89,7 @@ def start(
             "where shall the data go? Give --data DIRECTORY, or log.dirs in the file",
             hint="a broker in memory, to develop against, is 'kl dev'",
         )
-    from kafkalite.broker.server_logging import configure
+    from kafkalite.cli.server_logging import configure
 
     configure(log_level, cast('Literal["console", "json"]', log_format))
 

@@ -13,8 +13,8 @@ from kafkalite.protocol.messages.admin import DescribeLogDirsRequest, LogDirPart
 from kafkalite.protocol.messages.metadata import MetadataRequest, PartitionMetadata, TopicMetadata
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.cluster import ClusterClient
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.cluster.client import ClusterClient
 
 #: A broker that does not tell its sizes in time is left out: the others' are told.
 _LOG_DIRS_TIMEOUT_MS: Final = 2_000

@@ -19,8 +19,8 @@ from kafkalite.errors import InvalidTxnStateError
 from kafkalite.model import TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.txn_admin import (
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.admin.transactions import (
         HangingTransaction,
         TransactionDescription,
         TransactionGroupDescription,

@@ -22,10 +22,10 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from kafkalite.broker.answers import Answer, Pending
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.metrics import BrokerStatistics
-from kafkalite.broker.services import Client
+from kafkalite.broker.server.metrics import BrokerStatistics
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.services import Client
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import ConfigError
 from kafkalite.model import Record, TopicPartition
@@ -39,9 +39,9 @@ from kafkalite.testing.faults import Fault
 from kafkalite.testing.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
-    from kafkalite.client.admin import Admin
-    from kafkalite.client.consumer import Consumer
-    from kafkalite.client.producer import Producer
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.consumer.consumer import Consumer
+    from kafkalite.client.producer.producer import Producer
 
 _names = count(1)
 
@@ -323,19 +323,19 @@ class Cluster:
 
     def producer(self, **settings: Any) -> Producer:
         """A Producer of this cluster, to be opened by ``async with``."""
-        from kafkalite.client.producer import Producer
+        from kafkalite.client.producer.producer import Producer
 
         return Producer(self.bootstrap_servers, **settings)
 
     def consumer(self, *topics: str, **settings: Any) -> Consumer:
         """A Consumer of this cluster, to be opened by ``async with``."""
-        from kafkalite.client.consumer import Consumer
+        from kafkalite.client.consumer.consumer import Consumer
 
         return Consumer(*topics, bootstrap_servers=self.bootstrap_servers, **settings)
 
     def admin(self, **settings: Any) -> Admin:
         """An Admin of this cluster, to be opened by ``async with``."""
-        from kafkalite.client.admin import Admin
+        from kafkalite.client.admin.admin import Admin
 
         return Admin(self.bootstrap_servers, **settings)
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from kafkalite.broker.answers import Answer, Pending, Refusal
+from kafkalite.broker.server.responses import Answer, Pending, Refusal
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.connection import Request

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kafkalite.client.cluster_view import ClusterView, Wish, look_from, obstacles
+from kafkalite.client.admin.cluster_health import ClusterView, Wish, look_from, obstacles
 from kafkalite.errors import KafkaliteError
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports

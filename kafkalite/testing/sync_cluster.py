@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from kafkalite.broker.metrics import BrokerStatistics
+from kafkalite.broker.server.metrics import BrokerStatistics
 from kafkalite.loop_thread import LoopThread
 from kafkalite.model import Record
 from kafkalite.protocol.api import ApiKey

@@ -101,8 +101,8 @@ def _difference(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
 
 
 def _records(topic: str, servers: str) -> list[Record]:
-    from kafkalite.client.sync_admin import Admin
-    from kafkalite.client.sync_consumer import Consumer
+    from kafkalite.client.blocking.admin import Admin
+    from kafkalite.client.blocking.consumer import Consumer
 
     with Admin(servers) as admin:
         count = len(admin.describe_topic(topic).partitions)

@@ -17,7 +17,7 @@ from sparkbridge.pipelines import frames
 from sparkbridge.pipelines.files import PipelineFile
 
 if TYPE_CHECKING:
-    from kafkalite.client.sync import Producer
+    from kafkalite.client.blocking.producer import Producer
 
 _RECORDS_PER_SEND: Final = 2_000
 
@@ -59,7 +59,7 @@ def fill(file: PipelineFile, servers: str) -> dict[str, int]:
 
     Raises TopicAlreadyExistsError, and makes none: the check would not know the records of before.
     """
-    from kafkalite.client.sync import Producer
+    from kafkalite.client.blocking.producer import Producer
 
     made = records(file)
     assert file.pipeline is not None and file.pipeline.demo is not None
@@ -76,7 +76,7 @@ def fill(file: PipelineFile, servers: str) -> dict[str, int]:
 
 
 def _make_topics(topics: Mapping[str, int], servers: str) -> None:
-    from kafkalite.client.sync_admin import Admin
+    from kafkalite.client.blocking.admin import Admin
     from kafkalite.errors import TopicAlreadyExistsError
 
     with Admin(servers) as admin:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.listener import BatchProgress
+from sparkbridge.local.spark_session import is_local, missing_requirements, session
 from sparkbridge.pipelines import checks, demo, engine
 from sparkbridge.pipelines.definition import AVAILABLE_NOW
 from sparkbridge.pipelines.engine import Run, RunningQuery, Setting, Show
 from sparkbridge.pipelines.files import PipelineFile
 from sparkbridge.pipelines.spark_errors import last_words, told
-from sparkbridge.spark_session import is_local, missing_requirements, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.broker.answers import Answer, Pending, Reply
+from kafkalite.broker.server.responses import Answer, Pending, Reply
 
 
 def test_the_continuation_hears_of_an_answer_before_and_after_it_is_there() -> None:

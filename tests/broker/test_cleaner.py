@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.cleaner import Cleaner
-from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.cleaner import Cleaner
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.errors import ErrorCode
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages import admin, data
@@ -226,7 +226,7 @@ async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
 
 
 async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it_r41(new_topic: Make) -> None:
-    """``kafkalite.testing.sim.cluster_directed.forgets_unheard`` tells what else would happen."""
+    """``proof.sim.directed.forgets_unheard`` tells what else would happen."""
     async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
         await wire.call(new_topic("t", **COMPACTED, **{"delete.retention.ms": "0"}))
         batch = build_batch([None], [b"deleted"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.broker.cluster_auth import NONCE_BYTES, Authenticator, Challenge, dial
-from kafkalite.client.connection import connect
+from kafkalite.broker.cluster.authentication import NONCE_BYTES, Authenticator, Challenge, dial
+from kafkalite.client.cluster.connection import connect
 from kafkalite.errors import (
     BrokerIdNotRegisteredError,
     ClusterAuthorizationFailedError,

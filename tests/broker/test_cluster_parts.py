@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker import raft_links
-from kafkalite.broker.cluster_node import Membership
-from kafkalite.broker.metadata_tree import describe
-from kafkalite.broker.producer_ids import ProducerIds
-from kafkalite.broker.raft_links import RaftLink
+from kafkalite.broker.cluster import raft_links
+from kafkalite.broker.cluster.metadata_tree import describe
+from kafkalite.broker.cluster.node import Membership
+from kafkalite.broker.cluster.raft_links import RaftLink
+from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.errors import (
     BrokerError,
     ConnectionFailedError,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalite.broker.coordinator_loader import replay_batches
+from kafkalite.broker.coordination.loader import replay_batches
 from kafkalite.coordination import Instant, StateRecord
 from kafkalite.errors import CorruptBatchError
 from kafkalite.model import NO_PRODUCER_ID

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.answers import Pending, Refusal, Reply
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.coordinator_shard import Shard, settled
-from kafkalite.broker.coordinator_topics import GROUP, OFFSETS_TOPIC, partition_of
+from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, partition_of
+from kafkalite.broker.coordination.shard import Shard, settled
+from kafkalite.broker.server.responses import Pending, Refusal, Reply
 from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     CoordinatorLoadInProgressError,
@@ -106,7 +106,8 @@ class FakeMachine:
 @pytest.fixture(autouse=True)
 def _fake_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kafkalite.broker.coordinators._product_machines", lambda config: {0: FakeMachine, 1: FakeMachine}
+        "kafkalite.broker.coordination.coordinators._product_machines",
+        lambda config: {0: FakeMachine, 1: FakeMachine},
     )
 
 
@@ -241,7 +242,7 @@ async def test_while_it_loads_nothing_is_served(monkeypatch: pytest.MonkeyPatch)
         shard.finish_loading()
         return 0
 
-    monkeypatch.setattr("kafkalite.broker.coordinators.load", load)
+    monkeypatch.setattr("kafkalite.broker.coordination.coordinators.load", load)
     async with a_broker() as broker:
         with pytest.raises(CoordinatorLoadInProgressError):
             broker.coordinators.groups("g")
@@ -283,7 +284,7 @@ async def test_a_machine_that_cant_read_its_records_says_so(caplog: pytest.LogCa
     broker = Broker(listeners="inproc://", log_dirs="/broker", filesystem=filesystem)
     with pytest.MonkeyPatch.context() as patch:
         machines = {0: lambda: broken, 1: FakeMachine}
-        patch.setattr("kafkalite.broker.coordinators._product_machines", lambda config: machines)
+        patch.setattr("kafkalite.broker.coordination.coordinators._product_machines", lambda config: machines)
         async with broker:
             await asyncio.sleep(0.02)
             with pytest.raises(CoordinatorNotAvailableError, match="could not be loaded"):
@@ -427,7 +428,7 @@ def _note(command: tuple[Any, ...], told: dict[bytes, int], answer: Any) -> None
 
 
 async def test_an_answer_that_is_never_committed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalite.broker.coordinator_shard.COMMIT_TIMEOUT_MS", 30)
+    monkeypatch.setattr("kafkalite.broker.coordination.shard.COMMIT_TIMEOUT_MS", 30)
     async with a_broker() as broker:
         shard = await loaded(broker)
         monkeypatch.setattr(shard.hosted, "_scheduler", SimpleNamespace(mark=lambda hosted: None))
@@ -451,7 +452,7 @@ async def test_an_invariant_that_breaks_in_a_tick_stops_the_broker() -> None:
 
 
 async def test_a_tick_that_cant_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalite.broker.coordinator_shard.TICK_RETRY_MS", 20)
+    monkeypatch.setattr("kafkalite.broker.coordination.shard.TICK_RETRY_MS", 20)
     async with a_broker() as broker:
         shard = await loaded(broker)
         append_state = type(shard.hosted.partition).append_state

@@ -7,10 +7,10 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
-from kafkalite.broker.answers import Answer, Pending, Reply
-from kafkalite.broker.dispatch import Dispatcher
-from kafkalite.broker.services import Client
-from kafkalite.broker.tasks import TaskSet
+from kafkalite.broker.server.dispatch import Dispatcher
+from kafkalite.broker.server.responses import Answer, Pending, Reply
+from kafkalite.broker.server.services import Client
+from kafkalite.broker.server.tasks import TaskSet
 
 API = 1
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.fetch_sessions import MAX_EPOCH, FetchSession, FetchSessions
+from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, FetchSession, FetchSessions
 from kafkalite.errors import FetchSessionIdNotFoundError, InvalidFetchSessionEpochError
 from kafkalite.protocol.messages.cluster import ReplicaFetchPartition, ReplicaFetchRequest
 

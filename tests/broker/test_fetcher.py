@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.fetcher import Fetcher, FetchSettings
+from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
 from kafkalite.clock import SystemClock
 from kafkalite.errors import (
     ConnectionFailedError,
@@ -228,7 +228,7 @@ async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -
 async def test_what_one_request_cannot_list_follows_without_an_answer(
     fetcher: Fetcher, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalite.broker.fetcher.MAX_LISTED", 2)
+    monkeypatch.setattr("kafkalite.broker.replication.fetcher.MAX_LISTED", 2)
     connection = await opened(fetcher, leader, *(FakeHosted(number) for number in range(7)))
     await until(lambda: len(connection.requests) == 4)
     listed = [one.partition for request in connection.requests for one in request.partitions]

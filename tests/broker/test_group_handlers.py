@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.coordinator_topics import GROUP, OFFSETS_TOPIC, TRANSACTION
+from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, TRANSACTION
 from kafkalite.errors import (
     BrokerError,
     ConnectionFailedError,

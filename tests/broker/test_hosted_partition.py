@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.waiters import Waiters
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.errors import DiskFullError, NotLeaderOrFollowerError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import TopicPartition

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.housekeeping import LOGS_PER_TURN
+from kafkalite.broker.partitions.housekeeping import LOGS_PER_TURN
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.messages import data
 from kafkalite.storage.memory_filesystem import MemoryFileSystem

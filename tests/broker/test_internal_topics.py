@@ -8,7 +8,7 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.coordinator_topics import (
+from kafkalite.broker.coordination.internal_topics import (
     GROUP,
     OFFSETS_TOPIC,
     TRANSACTION,
@@ -109,7 +109,7 @@ async def test_it_waits_for_brokers_that_are_yet_to_start(monkeypatch: pytest.Mo
             assert len(cluster.broker.image.topics[OFFSETS_TOPIC].partitions[0].replicas) == 3
             await cluster.kill(3)
             await cluster.wait_until(lambda: len(cluster.broker.image.live_brokers()) == 2)
-            monkeypatch.setattr("kafkalite.broker.coordinator_topics.GATHERING_MS", 0)
+            monkeypatch.setattr("kafkalite.broker.coordination.internal_topics.GATHERING_MS", 0)
             asked = groups.FindCoordinatorRequest(TRANSACTION, ["app"])
             await wire.call(asked)
             assert len(cluster.broker.image.topics[TRANSACTIONS_TOPIC].partitions[0].replicas) == 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker import isr_manager
-from kafkalite.broker.isr_manager import IsrManager
+from kafkalite.broker.replication import isr_manager
+from kafkalite.broker.replication.isr_manager import IsrManager
 from kafkalite.clock import SystemClock
 from kafkalite.errors import RequestTimedOutError
 from kafkalite.metadata.image import BrokerState, ClusterImage

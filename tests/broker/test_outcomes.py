@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from kafkalite.broker.events import MAX_VALUE_CHARACTERS, Fields, printable
-from kafkalite.broker.outcomes import translate
+from kafkalite.broker.server.error_responses import translate
 from kafkalite.errors import (
     BatchTooLargeError,
     ConfigError,
@@ -20,6 +19,7 @@ from kafkalite.errors import (
     RemoteProtocolError,
 )
 from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
+from kafkalite.log_fields import MAX_VALUE_CHARACTERS, Fields, printable
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.partitions import log_config, partition_settings
+from kafkalite.broker.partitions.partitions import log_config, partition_settings
 from kafkalite.errors import ErrorCode, StorageError
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.topic_config import topic_settings

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.answers import Pending
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.dispatch import Dispatcher
 from kafkalite.broker.handlers import HANDLERS
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.metrics import Metrics
-from kafkalite.broker.partitions import Partitions
-from kafkalite.broker.replica_manager import ReplicaManager
-from kafkalite.broker.server import Server
-from kafkalite.broker.sync_scheduler import SyncScheduler
-from kafkalite.broker.tasks import TaskSet
-from kafkalite.broker.waiters import Waiters
-from kafkalite.client.connection import Connection, connect
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.replication.replica_manager import ReplicaManager
+from kafkalite.broker.server.dispatch import Dispatcher
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import Pending
+from kafkalite.broker.server.server import Server
+from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.clock import SystemClock
 from kafkalite.errors import ConnectionFailedError, CorruptLogError, ErrorCode
 from kafkalite.metadata.controller import ControllerSettings, FenceBroker, LoseReplicas, UnfenceBroker

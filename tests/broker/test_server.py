@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.answers import Answer, Pending, Refusal, Reply
-from kafkalite.broker.metrics import Metrics
-from kafkalite.broker.server import (
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
+from kafkalite.broker.server.server import (
     FRAME_DEADLINE_MS,
     FRAME_PROGRESS_BYTES,
     HANDSHAKE_DEADLINE_MS,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafkalite.broker.events import Fields
-from kafkalite.broker.server_logging import configure
+from kafkalite.cli.server_logging import configure
+from kafkalite.log_fields import Fields
 
 
 @pytest.fixture(autouse=True)

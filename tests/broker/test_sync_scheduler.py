@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.sync_scheduler import SyncScheduler
+from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 
 
 class Work:

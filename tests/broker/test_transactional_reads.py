@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.handlers import HANDLERS, describe_producers
-from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
 from kafkalite.protocol.api import ApiKey

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import pytest
 
-from kafkalite.broker.coordinator_topics import TRANSACTION
-from kafkalite.client.isolation import AbortedFilter
+from kafkalite.broker.coordination.internal_topics import TRANSACTION
+from kafkalite.client.consumer.isolation import AbortedFilter
 from kafkalite.errors import (
     BrokerError,
     ClientError,
@@ -696,8 +696,8 @@ async def test_a_coordinator_that_was_cut_off_writes_no_more_markers() -> None:
             producer.producer_id, producer.epoch + 1, -1, False, [transactions.TxnPartition("t", 0)]
         )
         services = cluster.brokers[leader]._services
-        from kafkalite.broker.coordinator_shard import settled
-        from kafkalite.broker.marker_writer import write_markers
+        from kafkalite.broker.coordination.marker_writer import write_markers
+        from kafkalite.broker.coordination.shard import settled
 
         answer = await settled(write_markers(services, [marker]))
         assert answer.markers[0].partitions[0].error_code == ErrorCode.TRANSACTION_COORDINATOR_FENCED

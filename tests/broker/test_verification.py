@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.broker.tasks import TaskSet
-from kafkalite.broker.verification import Verifications
+from kafkalite.broker.coordination.verification import Verifications
+from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,

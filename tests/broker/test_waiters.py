@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from kafkalite.broker.waiters import Waiters
+from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.errors import LogOfflineError
 
 A, B = ("a", 0), ("b", 0)

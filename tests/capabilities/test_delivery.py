@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from kafkalite import Broker, Consumer, Deduplicator, Producer, TopicPartition
-from kafkalite.client.deduplication import header_id
+from kafkalite.client.consumer.deduplication import header_id
 from kafkalite.errors import RequestTimedOutError
 from kafkalite.protocol.api import ApiKey
 from kafkalite.testing.cluster import Cluster

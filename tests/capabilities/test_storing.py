@@ -16,8 +16,8 @@ from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem
 from kafkalite.testing import VirtualClock
+from proof.recording_filesystem import RecordingFileSystem
 
 DAY_MS = 24 * 60 * 60 * 1000
 T0 = TopicPartition("t", 0)

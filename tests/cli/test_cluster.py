@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite.cli.metadata import changes
-from kafkalite.client.cluster_view import (
+from kafkalite.client.admin.cluster_health import (
     ClusterView,
     PlacedPartition,
     Wish,

@@ -301,7 +301,7 @@ def test_a_terminal_hears_of_the_quick_start_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import sparkbridge.pipelines.runner as runner
-    from sparkbridge import fast_start
+    from sparkbridge.local import fast_start
 
     monkeypatch.setattr(runner, "missing_requirements", list)
     monkeypatch.setattr(pipeline, "execute", lambda *rest, **more: report())
@@ -315,7 +315,7 @@ def test_a_terminal_hears_of_the_quick_start_that_is_not_there(
 
 def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sparkbridge.pipelines.runner as runner
-    from sparkbridge import fast_start
+    from sparkbridge.local import fast_start
 
     monkeypatch.setenv(fast_start.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "missing_requirements", list)
@@ -332,7 +332,7 @@ def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pyt
 
 def test_warm_up_says_why_it_can_not(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sparkbridge.pipelines.runner as runner
-    from sparkbridge import fast_start
+    from sparkbridge.local import fast_start
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(fast_start.CACHE_VARIABLE, str(tmp_path / "file"))

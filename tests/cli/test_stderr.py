@@ -58,7 +58,7 @@ def test_warnings_come_once_in_a_while(
     client_warnings.install(debug=False)
     client_warnings.install(debug=False)
     assert sum(isinstance(handler, SparseHandler) for handler in logger.handlers) == 1
-    child = logging.getLogger("kafkalite.client.cluster")
+    child = logging.getLogger("kafkalite.client.cluster.client")
     child.info("not worth a word")
     child.warning("%s is away", "broker 1")
     child.warning("broker 1 is still away")

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kafkalite.client.accumulator import Accumulator, Limits
-from kafkalite.client.partition_queue import PartitionQueue, Shipment
-from kafkalite.client.pending_batch import (
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.producer.partition_queue import PartitionQueue, Shipment
+from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
     PendingBatch,
     record_size,
 )
-from kafkalite.client.retry import Backoff
 from kafkalite.errors import (
     ClientClosedError,
     DeliveryTimeoutError,

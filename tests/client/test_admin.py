@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from kafkalite.broker.broker import Broker
-from kafkalite.client.admin import Admin, NewTopic
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin, NewTopic
+from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.cluster import FETCH_LANE, MAIN_LANE, ClusterClient
+from kafkalite.client.cluster.client import FETCH_LANE, MAIN_LANE, ClusterClient
 from kafkalite.client.config import admin_config
 from kafkalite.errors import (
     ClientClosedError,

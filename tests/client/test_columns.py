@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.columns import RecordColumns, split_by_partition, split_by_size
-from kafkalite.client.pending_batch import (
+from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
+from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     record_size,
 )

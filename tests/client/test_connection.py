@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client import connection as module
-from kafkalite.client.connection import Answer, Connection, connect
+from kafkalite.client.cluster import connection as module
+from kafkalite.client.cluster.connection import Answer, Connection, connect
 from kafkalite.errors import (
     ClientClosedError,
     ConnectionFailedError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.consumer import Consumer
+from kafkalite.client.consumer.consumer import Consumer
 from kafkalite.errors import (
     ClientClosedError,
     ClientError,
@@ -231,7 +231,7 @@ async def test_a_stale_answer_takes_no_position_away(fake_broker: Any, make_faul
 
 
 async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalite.client.subscription.FORGET_AFTER_MS", 20)
+    monkeypatch.setattr("kafkalite.client.consumer.subscription.FORGET_AFTER_MS", 20)
     _fill(fake_broker)
     async with _consumer(fake_broker, "t") as consumer:
         fake_broker.auto_create = 0
@@ -243,7 +243,7 @@ async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytes
 
 
 async def test_a_topic_that_is_not_there(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalite.client.offsets.MISSING_TOPIC_GRACE_MS", 20)
+    monkeypatch.setattr("kafkalite.client.cluster.list_offsets.MISSING_TOPIC_GRACE_MS", 20)
     fake_broker.auto_create = 0
     with pytest.raises(UnknownTopicOrPartitionError):
         await _consumer(fake_broker, "missing").start()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.client import coordinator
-from kafkalite.client.cluster import ClusterClient
+from kafkalite.client.cluster import coordinator
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.coordinator import GROUP_KEY, CoordinatorLink
 from kafkalite.client.config import admin_config
-from kafkalite.client.coordinator import GROUP_KEY, CoordinatorLink
 from kafkalite.errors import (
     ClientClosedError,
     ErrorCode,

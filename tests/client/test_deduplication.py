@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafkalite import Deduplicator, Record, TopicPartition
-from kafkalite.client.deduplication import header_id, key_id
+from kafkalite.client.consumer.deduplication import header_id, key_id
 from kafkalite.errors import ClientError
 from kafkalite.model import TimestampType
 

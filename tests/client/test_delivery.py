@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from kafkalite.client.delivery import BatchMetadata, Delivery, batch_metadata, wait_done
-from kafkalite.client.pending_batch import (
+from kafkalite.client.producer.delivery import BatchMetadata, Delivery, batch_metadata, wait_done
+from kafkalite.client.producer.pending_batch import (
     PendingBatch,
 )
-from kafkalite.client.sender import MAX_REMEMBERED_FAILURES, FailureLedger
+from kafkalite.client.producer.sender import MAX_REMEMBERED_FAILURES, FailureLedger
 from kafkalite.errors import ClientClosedError, DeliveryFailedError
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, RecordMetadata
 

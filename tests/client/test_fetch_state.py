@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.fetch_state import SHORT_WAIT_MS, Asked, FetchLimits, FetchPlan, FetchState
-from kafkalite.client.retry import Backoff
-from kafkalite.client.routing import Leader
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.consumer.fetch_state import SHORT_WAIT_MS, Asked, FetchLimits, FetchPlan, FetchState
 from kafkalite.errors import (
     CorruptBatchError,
     ErrorCode,

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from kafkalite import Admin, Broker, Consumer, Producer, Record, TopicPartition
-from kafkalite.client.rebalance import RebalanceListener
+from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import (
     ClientError,
     CommitFailedError,

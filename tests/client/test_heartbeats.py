@@ -12,8 +12,8 @@ import pytest
 
 from kafkalite import TopicPartition
 from kafkalite.client.config import consumer_config
-from kafkalite.client.heartbeats import Heartbeats
-from kafkalite.client.membership import MemberSettings, Membership
+from kafkalite.client.group.heartbeats import Heartbeats
+from kafkalite.client.group.membership import MemberSettings, Membership
 from kafkalite.errors import KafkaliteError, UnknownMemberIdError
 from kafkalite.protocol.messages.groups import AssignedTopic, ConsumerGroupHeartbeatResponse
 

@@ -13,16 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kafkalite.client import partition_queue
-from kafkalite.client.accumulator import Accumulator, Limits
-from kafkalite.client.partition_queue import (
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.producer import partition_queue
+from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.producer.partition_queue import (
     PIPELINED_BYTES,
     SEQUENCES,
     PartitionQueue,
     Shipment,
 )
-from kafkalite.client.pending_batch import PendingBatch, record_size
-from kafkalite.client.retry import Backoff
+from kafkalite.client.producer.pending_batch import PendingBatch, record_size
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,

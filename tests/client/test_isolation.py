@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.fetch_state import FetchLimits, FetchState
-from kafkalite.client.retry import Backoff
-from kafkalite.client.routing import Leader
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.consumer.fetch_state import FetchLimits, FetchState
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import AbortedTransaction, FetchedPartition
 from kafkalite.records.builder import build_batch

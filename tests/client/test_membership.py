@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalite import TopicPartition
-from kafkalite.client.membership import JOINING, LEAVING, LEAVING_FOR_A_WHILE, MemberSettings, Membership
+from kafkalite.client.group.membership import (
+    JOINING,
+    LEAVING,
+    LEAVING_FOR_A_WHILE,
+    MemberSettings,
+    Membership,
+)
 from kafkalite.protocol.messages.groups import AssignedTopic, ConsumerGroupHeartbeatResponse
 
 WAIT_MS = 5_000

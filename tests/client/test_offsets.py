@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.cluster import ClusterClient
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.list_offsets import list_offsets, offsets_for_times
 from kafkalite.client.config import admin_config
-from kafkalite.client.offsets import list_offsets, offsets_for_times
 from kafkalite.errors import ErrorCode, InvalidRequestError, LeaderNotAvailableError, OffsetOutOfRangeError
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, TopicPartition
 from kafkalite.protocol.api import ApiKey

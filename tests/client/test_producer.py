@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client import connection as connection_module
-from kafkalite.client.producer import Producer
+from kafkalite.client.cluster import connection as connection_module
+from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
@@ -452,7 +452,7 @@ async def test_a_topic_with_a_small_message_limit_takes_batches_one_by_one(
 async def test_a_codec_that_is_not_there_fails_its_records(
     fake_broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kafkalite.client import partition_queue
+    from kafkalite.client.producer import partition_queue
 
     def refuse(*_: object, **__: object) -> bytes:
         raise ConfigError(key="compression.type", value="zstd", allowed="installed")
@@ -721,7 +721,7 @@ async def test_close_tells_what_it_could_not_deliver(fake_broker: Any, make_faul
 async def test_an_exception_is_not_held_up_and_bears_a_note(
     fake_broker: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalite.client.producer.CLOSE_AFTER_ERROR_MS", 20)
+    monkeypatch.setattr("kafkalite.client.producer.producer.CLOSE_AFTER_ERROR_MS", 20)
     fake_broker.topics["t"] = 1
     with pytest.raises(ValueError, match="mine") as failure:
         async with _producer(fake_broker) as producer:

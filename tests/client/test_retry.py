@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
 from kafkalite.errors import (
     ClientClosedError,
     ConnectionFailedError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalite.client.routing import NO_NODE, Leader, MetadataCache
+from kafkalite.client.cluster.routing import NO_NODE, Leader, MetadataCache
 from kafkalite.errors import ErrorCode
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import (

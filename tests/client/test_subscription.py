@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.client.routing import MetadataCache
-from kafkalite.client.subscription import FORGET_AFTER_MS, Subscription
+from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.client.consumer.subscription import FORGET_AFTER_MS, Subscription
 from kafkalite.errors import ErrorCode
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import MetadataResponse, PartitionMetadata, TopicMetadata

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalite import sync
-from kafkalite.client import sync as module
+from kafkalite.client.blocking import producer as module
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,

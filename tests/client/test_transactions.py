@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.producer import Producer
-from kafkalite.client.transaction import Phase
+from kafkalite.client.producer.producer import Producer
+from kafkalite.client.producer.transaction import Phase
 from kafkalite.errors import (
     ClientClosedError,
     CommitFailedError,
@@ -573,7 +573,7 @@ async def test_delivery_timeouts_and_refused_topics_doom_it_too(
 async def test_a_sick_cluster_holds_no_exception_up(
     fake_broker: Any, coordinator: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalite.client.transaction_manager.ABORT_AFTER_ERROR_MS", 10)
+    monkeypatch.setattr("kafkalite.client.producer.transaction_manager.ABORT_AFTER_ERROR_MS", 10)
     gate = asyncio.Event()
     async with _producer(fake_broker) as producer:
         fake_broker.fault(ApiKey.END_TXN, make_fault(hold=gate))

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from kafkalite import Broker, Consumer, Producer, TransactionGroup, TransactionGroupWriter, sync
-from kafkalite.client.txn_group import NO_BATCH, GroupResult, PreparedWriter
+from kafkalite.client.producer.transaction_group import NO_BATCH, GroupResult, PreparedWriter
 from kafkalite.errors import (
     CommitFailedError,
     FinishedBatchError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.testing.sim.group_world import Consumer, Coordinator
+from proof.groups.world import Consumer, Coordinator
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kafkalite.groups.record_codec import OffsetValue, offset_record
-from kafkalite.testing.sim.group_world import Consumer, Coordinator, settle
+from proof.groups.world import Consumer, Coordinator, settle
 
 MEMBERS, PARTITIONS = 100, 1_000
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafkalite.groups.expiry import MAX_RECORDS_PER_TICK
 from kafkalite.groups.machine import GroupMachine
 from kafkalite.groups.settings import GroupSettings
-from kafkalite.testing.sim.group_world import Consumer, Coordinator
+from proof.groups.world import Consumer, Coordinator
 
 T0, T1 = ("t", 0), ("t", 1)
 OK = 0

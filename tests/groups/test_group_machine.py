@@ -20,7 +20,7 @@ from kafkalite.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
-from kafkalite.testing.sim.group_world import Consumer, Coordinator, flatten, settle
+from proof.groups.world import Consumer, Coordinator, flatten, settle
 
 NAMES = ["a", "b", "c", "d"]
 SUBSCRIPTIONS = [("t",), ("t", "u"), ("u", "v")]

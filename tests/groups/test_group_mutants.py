@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.testing.sim.group_directed import DIRECTED
+from proof.groups.directed import DIRECTED
 from proof.mutants import effects
 
 

@@ -16,7 +16,7 @@ from kafkalite.errors import (
     UnsupportedAssignorError,
 )
 from kafkalite.groups.settings import GroupSettings
-from kafkalite.testing.sim.group_world import Consumer, Coordinator, settle, topic_id
+from proof.groups.world import Consumer, Coordinator, settle, topic_id
 
 
 @pytest.mark.parametrize(("members", "shares"), [(1, [3]), (2, [1, 2]), (3, [1, 1, 1]), (4, [0, 1, 1, 1])])

@@ -22,7 +22,7 @@ from kafkalite.protocol.messages.groups import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from kafkalite.testing.sim.group_world import settle, topic_id
+from proof.groups.world import settle, topic_id
 
 T0, T1 = ("t", 0), ("t", 1)
 OK = 0

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from kafkalite.client.consumer import Consumer
-from kafkalite.client.delivery import Delivery
-from kafkalite.client.producer import Producer
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.delivery import Delivery
+from kafkalite.client.producer.producer import Producer
 from kafkalite.model import Record, TopicPartition
 from kafkalite.testing.cluster import Cluster
 

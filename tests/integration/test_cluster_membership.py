@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.answers import Pending
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.cluster_auth import Authenticator, dial
+from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.server.responses import Pending
 from kafkalite.errors import (
     BrokerError,
     DataDirectoryError,
@@ -53,7 +53,7 @@ class TestStarting:
     async def test_a_node_that_finds_no_majority_says_so_and_can_be_given_up(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("kafkalite.broker.registration.REGISTER_TIMEOUT_MS", 50)
+        monkeypatch.setattr("kafkalite.broker.cluster.registration.REGISTER_TIMEOUT_MS", 50)
         voters = "1@inproc://lonely-1,2@inproc://lonely-2,3@inproc://lonely-3"
         broker = Broker(filesystem=MemoryFileSystem(), **settings_of(1, voters))
         starting = asyncio.ensure_future(broker.start())

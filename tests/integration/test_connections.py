@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.server import FRAME_DEADLINE_MS, HANDSHAKE_DEADLINE_MS, REAP_INTERVAL_MS
+from kafkalite.broker.server.server import FRAME_DEADLINE_MS, HANDSHAKE_DEADLINE_MS, REAP_INTERVAL_MS
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.testing.wire import WireClient

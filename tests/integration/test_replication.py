@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.answers import Answer, Pending
-from kafkalite.broker.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.server.responses import Answer, Pending
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.api import ApiKey

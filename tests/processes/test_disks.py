@@ -15,8 +15,8 @@ import pytest
 from kafkalite import Admin, Consumer, TopicPartition
 from kafkalite.errors import CorruptBatchError
 from kafkalite.testing import ProcessCluster
-from kafkalite.testing.history import check
-from kafkalite.testing.process_workload import Workload
+from proof.histories.history import check
+from proof.processes.workload import Workload
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalite.testing.process_faults import FAULTS, run
+from proof.processes.faults import FAULTS, run
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ PLANS = {
 async def test_nothing_acknowledged_is_lost(plan: str, tmp_path: Path) -> None:
     seed = time.time_ns() % 1_000_000
     print(
-        f"again: python -m kafkalite.testing.process_faults --seed {seed}",
+        f"again: python -m proof.processes.faults --seed {seed}",
         *(f"--fault {f}" for f in PLANS[plan]),
     )
     report = await run(tmp_path, PLANS[plan], rounds=len(PLANS[plan]), seed=seed, tell=print)

@@ -1,6 +1,6 @@
 """Exactly once while real brokers, coordinators and jobs are killed and stopped; a checker is the judge.
 
-A bounded part of ``python -m kafkalite.testing.process_faults --transactions``: the same faults, one round
+A bounded part of ``python -m proof.processes.faults --transactions``: the same faults, one round
 each, a new seed each time, printed.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalite.testing.process_transactions import FAULTS, run
+from proof.processes.transactions import FAULTS, run
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ PLANS = {
 async def test_everything_is_done_exactly_once(plan: str, tmp_path: Path) -> None:
     """E3, R31-R35: output = f(input), in order; transactions are whole or not there; zombies are refused."""
     seed = time.time_ns() % 1_000_000
-    again = "python -m kafkalite.testing.process_faults --transactions"
+    again = "python -m proof.processes.faults --transactions"
     print(f"again: {again} --seed {seed}", *(f"--fault {fault}" for fault in PLANS[plan]))
     report = await run(tmp_path, PLANS[plan], rounds=len(PLANS[plan]), seed=seed, load_s=0.3, tell=print)
     assert not report.anomalies, "\n".join(map(str, report.anomalies))

@@ -1,4 +1,4 @@
-"""Random schedules: a bounded number here, any number with ``python -m kafkalite.testing.sim.raft_fuzz``."""
+"""Random schedules: a bounded number here, any number with ``python -m proof.raft.fuzz``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections import Counter
 
 import pytest
 
-from kafkalite.testing.sim import raft_fuzz
 from proof.mutants import without
+from proof.raft import fuzz as raft_fuzz
 
 TRACE = """
-from kafkalite.testing.sim.raft_fuzz import HARSH, SETTINGS, Run
+from proof.raft.fuzz import HARSH, SETTINGS, Run
 run = Run(3, 3, HARSH, SETTINGS)
 run.run(1_000)
 print(run.stats, run.truth, run.world.clock, [member.log() for member in run.world.up.values()])

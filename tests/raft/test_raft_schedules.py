@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.testing.sim import raft_schedules
 from proof.mutants import ACTIVE, effects
+from proof.raft import schedules as raft_schedules
 
 
 @pytest.mark.parametrize("name", raft_schedules.SCHEDULES)

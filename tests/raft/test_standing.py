@@ -6,7 +6,7 @@ import pytest
 
 from kafkalite.raft.standing import Standing
 from kafkalite.rng import seeded_rng
-from kafkalite.testing.sim.raft_world import STILL, World
+from proof.raft.world import STILL, World
 
 FOUNDERS = {1: b"one", 2: b"two", 3: b"three"}
 

@@ -12,7 +12,7 @@ import pytest
 from kafkalite.raft import wall
 from kafkalite.raft.raft_messages import NO_OP
 from kafkalite.rng import seeded_rng
-from kafkalite.testing.sim.raft_world import STILL, World
+from proof.raft.world import STILL, World
 
 
 def test_another_version_is_refused(monkeypatch):

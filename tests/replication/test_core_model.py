@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafkalite.testing.sim.core_directed import DIRECTED
-from kafkalite.testing.sim.core_model import run_core_seed
+from proof.core.directed import DIRECTED
+from proof.core.model import run_core_seed
 from proof.mutants import without
 
 #: Seeds that have found a bug once; each says which.

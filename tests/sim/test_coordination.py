@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafkalite.broker.coordinator_topics import GROUP, OFFSETS_TOPIC
-from kafkalite.client.admin import Admin
+from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC
+from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import CommitFailedError
 from kafkalite.groups.record_codec import offset_record
 from kafkalite.model import TopicPartition
@@ -17,13 +17,13 @@ from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import stamp
 from kafkalite.rng import seeded_rng
-from kafkalite.testing.sim.compacted_logs import CompactedLogs
-from kafkalite.testing.sim.coordination import Coordination
-from kafkalite.testing.sim.group_clients import READERS
-from kafkalite.testing.sim.plan import draw
 from kafkalite.testing.sim.simulation import Simulation, Violation
-from kafkalite.testing.sim.stage import Stage, play
-from kafkalite.testing.sim.workload import CLIENT_SETTINGS, Load, Workload
+from proof.sim.compacted_logs import CompactedLogs
+from proof.sim.coordination import Coordination
+from proof.sim.group_clients import READERS
+from proof.sim.plan import draw
+from proof.sim.stage import Stage, play
+from proof.sim.workload import CLIENT_SETTINGS, Load, Workload
 
 KEY = TopicPartition("t", 0)
 LOG = ("__consumer_offsets", 0, "id")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.admin import Admin
+from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.testing.sim import Simulation
-from kafkalite.testing.sim.nodes import make_nodes
-from kafkalite.testing.sim.workload import CLIENT_SETTINGS
+from proof.sim.nodes import make_nodes
+from proof.sim.workload import CLIENT_SETTINGS
 
 KEY = TopicPartition("t", 0)
 SETTINGS: dict[str, Any] = {

@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kafkalite.testing.sim import cluster_directed, group_directed, txn_directed, txn_log
-from kafkalite.testing.sim.mutants import _directed
 from kafkalite.testing.sim.simulation import Violation
-from kafkalite.testing.sim.stage import Stage, play
+from proof.groups import directed as group_directed
 from proof.mutants import effects
+from proof.mutants.__main__ import _directed
+from proof.sim import directed as cluster_directed
+from proof.sim.stage import Stage, play
+from proof.transactions import directed as txn_directed
+from proof.transactions import log as txn_log
 
 SCHEDULES = {**txn_directed.DIRECTED, **cluster_directed.DIRECTED}
 

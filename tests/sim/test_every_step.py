@@ -28,10 +28,10 @@ from kafkalite import (
 from kafkalite.errors import CommitFailedError, KafkaliteError, ProducerFencedError, UnknownMemberIdError
 from kafkalite.testing.sim import Simulation
 from kafkalite.testing.sim.host import Host
-from kafkalite.testing.sim.nodes import SimNode, make_nodes
 from kafkalite.testing.sim.steps import Steps, at_every_step
-from kafkalite.testing.sim.workload import CLIENT_SETTINGS
-from kafkalite.testing.transaction_history import TransformHistory, check_transform
+from proof.histories.transaction_history import TransformHistory, check_transform
+from proof.sim.nodes import SimNode, make_nodes
+from proof.sim.workload import CLIENT_SETTINGS
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.testing.sim.mutants import CLUSTER_BUDGET_S, find, main
 from proof.mutants import ACTIVE, effects
+from proof.mutants.__main__ import CLUSTER_BUDGET_S, find, main
 
 
 @pytest.mark.parametrize("mutant", effects())

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kafkalite.rng import seeded_rng
-from kafkalite.testing.sim import runner
-from kafkalite.testing.sim.plan import draw
-from kafkalite.testing.sim.runner import (
+from proof.sim import runner
+from proof.sim.plan import draw
+from proof.sim.runner import (
     COORDINATION_PROBES,
     COORDINATION_PROBES_FROM_SEEDS,
     EXIT_CODES,
@@ -25,7 +25,7 @@ from kafkalite.testing.sim.runner import (
     run_many,
     run_one,
 )
-from kafkalite.testing.sim.scenario import Outcome
+from proof.sim.scenario import Outcome
 
 THREE_BROKERS = range(1, 9)
 ONE_BROKER = range(1, 9)
@@ -47,7 +47,7 @@ def test_one_broker(seed: int) -> None:
 
 
 _HASH = """
-from kafkalite.testing.sim.scenario import run_seed
+from proof.sim.scenario import run_seed
 for brokers, seed in ((3, 11), (3, 26), (1, 3)):
     print(run_seed(seed, brokers=brokers).trace_hash)
 """
@@ -113,7 +113,7 @@ def test_a_failure_tells_how_to_replay_it(kind: str, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert "seed=17" in printed
     assert "commit=" in printed
-    assert "python -m kafkalite.testing.sim --seeds 1 --start 17" in printed
+    assert "python -m proof.sim --seeds 1 --start 17" in printed
 
 
 def test_a_path_never_taken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

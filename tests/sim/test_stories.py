@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.admin import Admin
-from kafkalite.client.consumer import Consumer
-from kafkalite.client.producer import Producer
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.testing.sim import Simulation
-from kafkalite.testing.sim.nodes import SimNode, make_nodes
-from kafkalite.testing.sim.observer import Observer
-from kafkalite.testing.sim.workload import CLIENT_SETTINGS
+from proof.sim.nodes import SimNode, make_nodes
+from proof.sim.observer import Observer
+from proof.sim.workload import CLIENT_SETTINGS
 
 KEY = TopicPartition("t", 0)
 SETTINGS: dict[str, Any] = {"broker_session_timeout_ms": 2_000, "replica_lag_time_max_ms": 1_500}

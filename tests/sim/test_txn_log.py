@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.testing.sim import txn_log
 from proof.mutants import without
+from proof.transactions import log as txn_log
 
 
 def test_nothing_is_violated_while_all_rules_are_in_force() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from kafkalite.testing.sync_cluster import SyncCluster
-from sparkbridge import fast_start
-from sparkbridge.spark_session import missing_requirements, session
+from sparkbridge.local import fast_start
+from sparkbridge.local.spark_session import missing_requirements, session
 
 HERE = Path(__file__).parent
 MASTER = "local[2,4]"  # two tasks at once, each tried four times

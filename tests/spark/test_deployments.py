@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kafkalite.testing.sync_cluster import SyncCluster
-from sparkbridge.testing import topics
-from sparkbridge.testing.drivers import Driver
-from sparkbridge.testing.memory import measure
-from sparkbridge.testing.standalone import StandaloneCluster
-from sparkbridge.testing.verdict import check_copy
+from proof.spark import topics
+from proof.spark.drivers import Driver
+from proof.spark.memory import measure
+from proof.spark.standalone import StandaloneCluster
+from proof.spark.verdict import check_copy
 
 # A driver of its own for each: .ci/run asks for them by make spark-deployments.
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kafkalite.testing.process_cluster import ProcessCluster
-from kafkalite.testing.process_transactions import CLUSTER_SETTINGS
-from sparkbridge.testing.faults import Outcome, Round
-from sparkbridge.testing.rounds import STOPPED
+from proof.processes.transactions import CLUSTER_SETTINGS
+from proof.spark.faults import Outcome, Round
+from proof.spark.rounds import STOPPED
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kafkalite.cli.app import run
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from kafkalite.testing import SyncCluster
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import files, frames, runner
@@ -164,7 +164,7 @@ def plain(tmp_path: Path, topic: str, sink: str, **changes: str) -> PipelineFile
 
 
 def produce(broker: SyncCluster, topic: str, *values: Any) -> None:
-    from kafkalite.client.sync import Producer
+    from kafkalite.client.blocking.producer import Producer
 
     with Producer(broker.bootstrap_servers) as producer:
         producer.send_many(

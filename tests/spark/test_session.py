@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkbridge import fast_start, session
+from sparkbridge import session
+from sparkbridge.local import fast_start
 
 
 def test_the_session_starts_quickly_by_the_archive_and_the_unpacked_pyspark(spark: Any) -> None:
     home, archive = fast_start.shadow_home(), fast_start.class_archive()
     assert home is not None
-    assert archive is not None, "the warm-up could not make one: python -m sparkbridge.warm_up /tmp/x.jsa"
+    assert archive is not None, (
+        "the warm-up could not make one: python -m sparkbridge.local.warm_up /tmp/x.jsa"
+    )
     options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions")
     assert f"-XX:SharedArchiveFile={archive}" in options
     assert spark._jvm.System.getenv("SPARK_HOME") == str(home)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kafkalite
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from kafkalite.errors import TransactionalIdNotFoundError
 from kafkalite.model import Record, TopicPartition
 from kafkalite.testing import SyncCluster

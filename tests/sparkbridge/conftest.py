@@ -32,6 +32,6 @@ def topic(cluster: SyncCluster) -> str:
 def _no_pooled_connections() -> Iterator[None]:
     """What a test left in the pool of connections is closed with the test."""
     yield
-    from sparkbridge.cluster import close_all
+    from sparkbridge.brokers.cluster import close_all
 
     close_all()

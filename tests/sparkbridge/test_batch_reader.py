@@ -26,10 +26,10 @@ from kafkalite import sync
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
 from pyspark_kafkalite import DefaultSource
-from sparkbridge.batch_reader import KafkaliteReader
 from sparkbridge.errors import DataLossError, DataLossWarning, SourceSchemaError, SparkOptionError
-from sparkbridge.schema import source_schema
-from sparkbridge.starting import StartAfterEndError
+from sparkbridge.source.batch_reader import KafkaliteReader
+from sparkbridge.source.schema import source_schema
+from sparkbridge.source.starting import StartAfterEndError
 
 
 def numbered(first: int, until: int) -> list[bytes]:

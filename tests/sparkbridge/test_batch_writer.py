@@ -17,11 +17,11 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kafkalite.client.sync_txn_group import TransactionGroup
+from kafkalite.client.blocking.transaction_group import TransactionGroup
 from kafkalite.testing import SyncCluster
 from sparkbridge import foreach_batch
-from sparkbridge.batch_writer import KafkaliteWriter
 from sparkbridge.errors import SinkCommitError, SinkSchemaError, SparkOptionError
+from sparkbridge.sink.batch_writer import KafkaliteWriter
 
 SCHEMA = StructType([StructField("value", StringType())])
 
@@ -73,7 +73,7 @@ def rows(*values: str) -> Iterator[Any]:
 
 
 def ends(cluster: SyncCluster, topic: str) -> int:
-    from kafkalite.client.sync_admin import Admin
+    from kafkalite.client.blocking.admin import Admin
     from kafkalite.model import TopicPartition
 
     with Admin(cluster.bootstrap_servers) as admin:
@@ -163,7 +163,7 @@ def test_a_job_that_failed_is_taken_back(
     cluster: SyncCluster, topic: str, enter: Enter, named: dict[str, str], is_told: bool
 ) -> None:
     """Also what a task wrote that nobody heard of: a job is cancelled so."""
-    from kafkalite.client.sync_admin import Admin
+    from kafkalite.client.blocking.admin import Admin
 
     options = {name: value if name == "txnVersion" else f"{value}-{topic}" for name, value in named.items()}
     one = job(cluster, topic, **options)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kafkalite.sync
-from kafkalite.client.routing import Leader
+from kafkalite.client.cluster.routing import Leader
 from kafkalite.errors import (
     BrokerError,
     ConnectionFailedError,
@@ -30,11 +30,13 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, disconnect_next, drop_next, fail_next
-from sparkbridge import cluster as spark_cluster
-from sparkbridge import wire_brokers, wire_news, wire_offsets
-from sparkbridge.cluster import Fetched, SparkCluster, TopicInfo
-from sparkbridge.offsets import TopicSnapshot
+from sparkbridge.brokers import brokers as wire_brokers
+from sparkbridge.brokers import cluster as spark_cluster
+from sparkbridge.brokers import list_offsets as wire_offsets
+from sparkbridge.brokers import long_poll as wire_news
+from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.options import ClientOptions
+from sparkbridge.source.offsets import TopicSnapshot
 
 MIB = 1 << 20
 LONG_MS = 10_000
@@ -776,8 +778,8 @@ def test_closing_is_not_the_end(cluster: SyncCluster, spark: SparkCluster, topic
 def test_importing_starts_nothing_and_needs_no_event_loop_and_no_spark() -> None:
     program = """
 import sys, threading
-import sparkbridge.cluster
-unwanted = {"asyncio", "pyspark", "pyarrow", "kafkalite.client.cluster", "kafkalite.broker"}
+import sparkbridge.brokers.cluster
+unwanted = {"asyncio", "pyspark", "pyarrow", "kafkalite.client.cluster.client", "kafkalite.broker"}
 assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
 assert threading.active_count() == 1
 """

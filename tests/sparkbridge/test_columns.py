@@ -19,9 +19,9 @@ from kafkalite.model import Record, TimestampType
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import HEADER_BYTES, Codec, seal, stamp_log_append_time
-from sparkbridge.columns import SparkBatchBuilder
 from sparkbridge.errors import SourceSchemaError
-from sparkbridge.schema import arrow_schema, source_schema
+from sparkbridge.source.columns import SparkBatchBuilder
+from sparkbridge.source.schema import arrow_schema, source_schema
 
 ALL = arrow_schema(source_schema(include_headers=True))
 AS_MAP = arrow_schema(source_schema(include_headers=True, headers_as_map=True))

@@ -105,10 +105,12 @@ def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import pyspark_kafkalite, kafkalite.client.sync, sparkbridge.stream_reader, sparkbridge.batch_reader
-import sparkbridge.reading, sparkbridge.columns, sparkbridge.cluster, sparkbridge.foreach
-import sparkbridge.stream_writer, sparkbridge.batch_writer
-for module in (pyspark_kafkalite, kafkalite.client.sync, sparkbridge.stream_reader):
+import pyspark_kafkalite, kafkalite.client.blocking.producer
+import sparkbridge.source.stream_reader, sparkbridge.source.batch_reader
+import sparkbridge.source.reading, sparkbridge.source.columns
+import sparkbridge.brokers.cluster, sparkbridge.sink.foreach
+import sparkbridge.sink.stream_writer, sparkbridge.sink.batch_writer
+for module in (pyspark_kafkalite, kafkalite.client.blocking.producer, sparkbridge.source.stream_reader):
     assert module.__file__.startswith(sys.argv[1]) and module.__file__.endswith('.pyc'), module.__file__
 print(sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[2:])))
 """

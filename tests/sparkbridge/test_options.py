@@ -19,7 +19,7 @@ from sparkbridge.options import (
     parse_duration,
     parse_size,
 )
-from sparkbridge.starting import EARLIEST, GROUP, LATEST, Where
+from sparkbridge.source.starting import EARLIEST, GROUP, LATEST, Where
 
 SERVERS = {"kafka.bootstrap.servers": "one:9092,two:9093"}
 LEAST = SERVERS | {"subscribe": "t"}

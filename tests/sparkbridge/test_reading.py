@@ -38,13 +38,13 @@ from kafkalite.records.control import build_marker
 from kafkalite.records.gaps import build_gap
 from kafkalite.records.header import stamp
 from kafkalite.testing import SyncCluster
-from sparkbridge import reading
-from sparkbridge.cluster import Fetched, SparkCluster, TopicInfo
+from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.errors import DataLossError, DataLossWarning
-from sparkbridge.offsets import OffsetRange, TopicSnapshot
 from sparkbridge.options import SourceOptions
-from sparkbridge.reading import TARGET_BYTES, TARGET_ROWS, read_range
-from sparkbridge.schema import arrow_schema, source_schema
+from sparkbridge.source import reading
+from sparkbridge.source.offsets import OffsetRange, TopicSnapshot
+from sparkbridge.source.reading import TARGET_BYTES, TARGET_ROWS, read_range
+from sparkbridge.source.schema import arrow_schema, source_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYED = StructType([StructField("offset", LongType()), StructField("value", StringType())])
@@ -683,11 +683,11 @@ MEMORY_BOUND_MIB = 32
 READER = """
 import sys
 import pyarrow, pyspark.sql.pandas.types
-from sparkbridge.cluster import SparkCluster
-from sparkbridge.offsets import OffsetRange
+from sparkbridge.brokers.cluster import SparkCluster
+from sparkbridge.source.offsets import OffsetRange
 from sparkbridge.options import SourceOptions
-from sparkbridge.reading import read_range
-from sparkbridge.schema import source_schema
+from sparkbridge.source.reading import read_range
+from sparkbridge.source.schema import source_schema
 
 def status(name):
     for line in open("/proc/self/status"):

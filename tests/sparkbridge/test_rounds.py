@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from kafkalite.rng import seeded_rng
-from sparkbridge.testing.points import KILLS_DRIVER, KILLS_QUERY, POINTS
-from sparkbridge.testing.rounds import (
+from proof.spark.points import KILLS_DRIVER, KILLS_QUERY, POINTS
+from proof.spark.rounds import (
     ALL,
     LOCAL,
     LOCAL_CLUSTER,

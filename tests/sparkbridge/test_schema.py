@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from sparkbridge.errors import SourceSchemaError
-from sparkbridge.schema import COLUMNS, arrow_schema, check_projection, source_schema
+from sparkbridge.source.schema import COLUMNS, arrow_schema, check_projection, source_schema
 
 HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 

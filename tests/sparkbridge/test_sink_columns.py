@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kafkalite.errors import RecordError, RecordTooLargeError
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.records.partitioners import partition_for_key
-from sparkbridge.sink_columns import (
+from sparkbridge.sink.columns import (
     BATCH_BYTES,
     NO_PARTITION,
     Records,
@@ -27,7 +27,7 @@ from sparkbridge.sink_columns import (
     joined,
     record_overhead,
 )
-from sparkbridge.sink_schema import SINK_COLUMNS, SinkColumns
+from sparkbridge.sink.schema import SINK_COLUMNS, SinkColumns
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {

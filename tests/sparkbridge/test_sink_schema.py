@@ -8,7 +8,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
 from sparkbridge.errors import SinkSchemaError, UnknownSparkOptionWarning
-from sparkbridge.sink_schema import SinkColumns, sink_columns
+from sparkbridge.sink.schema import SinkColumns, sink_columns
 
 
 def schema(text: str) -> StructType:

@@ -15,11 +15,11 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from kafkalite.errors import ConnectionFailedError
 from kafkalite.testing import SyncCluster
-from sparkbridge import sink_servers
 from sparkbridge.datasource import KafkaliteDataSource
+from sparkbridge.sink import servers as sink_servers
 
 SCHEMA = StructType([StructField("value", BinaryType())])
 NOBODY = "127.0.0.1:1"

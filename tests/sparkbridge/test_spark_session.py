@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkbridge import fast_start, spark_session
 from sparkbridge.errors import FastStartError
-from sparkbridge.fast_start import (
+from sparkbridge.local import fast_start, spark_session
+from sparkbridge.local.fast_start import (
     Java,
     cache_directory,
     can_make_class_archive,
@@ -26,8 +26,8 @@ from sparkbridge.fast_start import (
     quiet_daemon,
     shadow_home,
 )
-from sparkbridge.quiet_daemon import quietly
-from sparkbridge.spark_session import launch_environment, missing_requirements, recommended_settings
+from sparkbridge.local.quiet_daemon import quietly
+from sparkbridge.local.spark_session import launch_environment, missing_requirements, recommended_settings
 
 JAVA = Java("/usr/bin/java", 17, 'openjdk version "17.0.15" 2025-04-15')
 

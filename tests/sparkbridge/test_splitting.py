@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkbridge.offsets import OffsetRange
-from sparkbridge.splitting import cut, split
+from sparkbridge.source.offsets import OffsetRange
+from sparkbridge.source.splitting import cut, split
 
 
 def _ranges(*sizes: int) -> list[OffsetRange]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import SparkOptionError
-from sparkbridge.offsets import Loss, TopicSnapshot
-from sparkbridge.starting import (
+from sparkbridge.source.offsets import Loss, TopicSnapshot
+from sparkbridge.source.starting import (
     EARLIEST,
     GROUP,
     LATEST,

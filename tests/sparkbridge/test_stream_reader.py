@@ -33,10 +33,10 @@ from kafkalite.errors import (
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
 from pyspark_kafkalite import DefaultSource
-from sparkbridge import lookups, stream_reader
-from sparkbridge.cluster import SparkCluster
+from sparkbridge.brokers.cluster import SparkCluster
 from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
-from sparkbridge.stream_reader import KafkaliteStreamReader
+from sparkbridge.source import lookups, stream_reader
+from sparkbridge.source.stream_reader import KafkaliteStreamReader
 
 _groups = count(1)
 

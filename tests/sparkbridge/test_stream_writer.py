@@ -22,16 +22,17 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import kafkalite
-from kafkalite.client.cluster import ClusterClient
-from kafkalite.client.sync_admin import Admin
-from kafkalite.client.sync_txn_group import TransactionGroup
+from kafkalite.client.blocking.admin import Admin
+from kafkalite.client.blocking.transaction_group import TransactionGroup
+from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.errors import ConnectionFailedError
 from kafkalite.model import TopicPartition
 from kafkalite.testing import SyncCluster
-from sparkbridge import sink_commit, task_writer
 from sparkbridge.errors import SinkCommitError, SinkSchemaError, SparkOptionError
-from sparkbridge.sink_commit import Written
-from sparkbridge.stream_writer import KafkaliteStreamWriter
+from sparkbridge.sink import commit as sink_commit
+from sparkbridge.sink import task_writer
+from sparkbridge.sink.commit import Written
+from sparkbridge.sink.stream_writer import KafkaliteStreamWriter
 
 SCHEMA = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 

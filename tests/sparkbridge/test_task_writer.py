@@ -15,17 +15,17 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from kafkalite.errors import InvalidTopicError, RecordError, RecordTooLargeError
 from kafkalite.model import Record, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.records.partitioners import partition_for_key
 from kafkalite.testing import SyncCluster
-from sparkbridge import task_writer
 from sparkbridge.options import SinkOptions
-from sparkbridge.sink_schema import SinkColumns
-from sparkbridge.task_writer import Outlet, TaskIdentity, write_task
+from sparkbridge.sink import task_writer
+from sparkbridge.sink.schema import SinkColumns
+from sparkbridge.sink.task_writer import Outlet, TaskIdentity, write_task
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {

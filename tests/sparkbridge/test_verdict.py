@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sparkbridge.testing.copying import expected_value
-from sparkbridge.testing.points import FaultPlan, Planned, plan_text
-from sparkbridge.testing.verdict import Seen, check_copy, check_order, check_replays, duplicates
+from proof.spark.copying import expected_value
+from proof.spark.points import FaultPlan, Planned, plan_text
+from proof.spark.verdict import Seen, check_copy, check_order, check_replays, duplicates
 
 INPUTS = [Seen(partition, offset, b"k", b"v") for partition in range(2) for offset in range(6)]
 

@@ -23,7 +23,7 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.data import FetchPartition, FetchRequest
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.testing import SyncCluster, drop_next, fail_next
-from sparkbridge.wire import WireConnection
+from sparkbridge.brokers.connection import WireConnection
 
 
 def soon() -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkbridge import worker_garbage
-from sparkbridge.worker_garbage import spare_collections
+from sparkbridge.local import worker_garbage
+from sparkbridge.local.worker_garbage import spare_collections
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_the_sink_spares_them_in_every_process(kind: str, monkeypatch: pytest.Mo
     from pyspark.sql.types import BinaryType, StructField, StructType
 
     from sparkbridge.datasource import KafkaliteDataSource
-    from sparkbridge.task_writer import TaskIdentity, write_task
+    from sparkbridge.sink.task_writer import TaskIdentity, write_task
 
     monkeypatch.setattr(gc, "freeze", lambda: None)
     source = KafkaliteDataSource({"kafka.bootstrap.servers": "h:1", "topic": "out", "exactlyOnce": "false"})

@@ -31,7 +31,7 @@ from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem, crash_states
+from proof.recording_filesystem import RecordingFileSystem, crash_states
 
 DIRECTORY = f"/data/{'c' * 32}-0"
 CONFIG = LogConfig(

@@ -14,7 +14,7 @@ from kafkalite.errors import DataDirectoryError, DiskFullError
 from kafkalite.storage.disk import RealFile, RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem
+from proof.recording_filesystem import RecordingFileSystem
 
 
 @pytest.fixture(params=["disk", "memory", "crashable", "recording"])

@@ -26,7 +26,7 @@ from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem
+from proof.recording_filesystem import RecordingFileSystem
 
 DIRECTORY = "/data/log"
 Batches = list[tuple[int, bytes]]

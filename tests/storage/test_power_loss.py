@@ -21,7 +21,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import CrashState, RecordingFileSystem, crash_states
+from proof.recording_filesystem import CrashState, RecordingFileSystem, crash_states
 
 CONFIG = LogConfig(
     segment_bytes=2048,

@@ -6,7 +6,7 @@ import pytest
 
 from kafkalite.errors import DiskFullError
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem, crash_states
+from proof.recording_filesystem import RecordingFileSystem, crash_states
 
 
 def recorder() -> RecordingFileSystem:

@@ -11,8 +11,8 @@ from kafkalite.storage.checkpoints import decode_leader_epochs
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.recording_filesystem import RecordingFileSystem
 from kafkalite.storage.sync_work import run_together
+from proof.recording_filesystem import RecordingFileSystem
 
 DIRECTORY = "/data/log"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kafkalite.model import TopicPartition
-from kafkalite.testing.history import History, Poll, Send, check
+from proof.histories.history import History, Poll, Send, check
 
 KEY = TopicPartition("t", 0)
 RECORDS = 12

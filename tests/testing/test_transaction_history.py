@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalite.testing.transaction_history import (
+from proof.histories.transaction_history import (
     ABORTED,
     COMMITTED,
     OPEN,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkalite.broker.dispatch import Handler
 from kafkalite.broker.handlers import (
     abort_transaction,
     add_partitions_to_txn,
@@ -58,6 +57,7 @@ from kafkalite.broker.handlers import (
     txn_offset_commit,
     write_txn_markers,
 )
+from kafkalite.broker.server.dispatch import Handler
 from kafkalite.protocol.api import APIS, ApiKey
 
 HANDLERS: Final[dict[int, Handler]] = {

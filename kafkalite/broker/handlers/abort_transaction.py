@@ -11,10 +11,10 @@ NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_shard import settled
-from kafkalite.broker.marker_writer import write_markers
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.marker_writer import write_markers
+from kafkalite.broker.coordination.shard import settled
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidTxnStateError, broker_error
 from kafkalite.model import NO_EPOCH
 from kafkalite.protocol.connection import Request

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from kafkalite.broker.answers import Answer
-from kafkalite.broker.services import Client, Services, decide_for
+from kafkalite.broker.server.responses import Answer
+from kafkalite.broker.server.services import Client, Services, decide_for
 from kafkalite.protocol.connection import Request
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafkalite.broker.answers import Reply
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import ClusterAuthorizationFailedError
 from kafkalite.protocol.connection import Request
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster_auth import Authenticator
+    from kafkalite.broker.cluster.authentication import Authenticator
 
 
 def handle(services: Services, request: Request, client: Client) -> Reply:

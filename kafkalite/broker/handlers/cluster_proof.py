@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 
-from kafkalite.broker.answers import Answer, Refusal, Reply
-from kafkalite.broker.events import Fields
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Answer, Refusal, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import ErrorCode
+from kafkalite.log_fields import Fields
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.cluster import ClusterProofResponse
 

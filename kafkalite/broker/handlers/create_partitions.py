@@ -7,10 +7,10 @@ KAFKA_STORAGE_ERROR.
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_topics import refuse_internal
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidTopicError
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (

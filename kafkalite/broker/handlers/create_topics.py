@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_topics import refuse_internal
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services, submit
+from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services, submit
 from kafkalite.errors import InvalidTopicError
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreatedTopic, CreateTopicsRequest, CreateTopicsResponse

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from kafkalite.broker.answers import Pending, Reply
-from kafkalite.broker.coordinator_topics import refuse_internal
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
-from kafkalite.broker.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Pending, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import RequestTimedOutError
 from kafkalite.model import NO_OFFSET
 from kafkalite.protocol.connection import Request

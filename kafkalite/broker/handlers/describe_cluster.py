@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
 from kafkalite.broker.handlers.metadata import NO_NODE, address_for
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.metadata import BrokerDescription, DescribeClusterResponse
 

@@ -5,10 +5,10 @@ Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broke
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
 from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidRequestError, UnknownTopicOrPartitionError
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import (

@@ -6,10 +6,10 @@ GROUP_ID_NOT_FOUND; of the whole request INVALID_REQUEST (too many groups).
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import BrokerError, InvalidRequestError
 from kafkalite.limits import MAX_GROUPS_PER_REQUEST
 from kafkalite.model import NO_EPOCH

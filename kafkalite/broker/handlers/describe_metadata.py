@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.metadata_tree import describe
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.cluster.metadata_tree import describe
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidRequestError
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.metadata import DescribeMetadataRequest, DescribeMetadataResponse

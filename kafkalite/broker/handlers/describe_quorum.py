@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.metadata import DescribeQuorumRequest, DescribeQuorumResponse, QuorumNode
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import BrokerError, InvalidRequestError
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.connection import Request

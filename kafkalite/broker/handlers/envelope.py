@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidRequestError, LogOfflineError, RequestTimedOutError
 from kafkalite.protocol import codec
 from kafkalite.protocol.api import APIS, ApiKey

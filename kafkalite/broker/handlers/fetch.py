@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.answers import Pending, Refusal, Reply
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services, is_read_committed
-from kafkalite.broker.waiters import AppendedWaiter, Key
+from kafkalite.broker.partitions.waiters import AppendedWaiter, Key
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Pending, Refusal, Reply
+from kafkalite.broker.server.services import Client, Services, is_read_committed
 from kafkalite.errors import BrokerError, ErrorCode, StorageError
 from kafkalite.model import NO_OFFSET
 from kafkalite.protocol.connection import Request

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidRequestError
 from kafkalite.limits import MIB
 from kafkalite.protocol.connection import Request

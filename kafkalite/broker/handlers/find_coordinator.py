@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_topics import TOPICS
+from kafkalite.broker.coordination.internal_topics import TOPICS
 from kafkalite.broker.handlers.metadata import address_for
-from kafkalite.broker.outcomes import Outcome, translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.error_responses import Outcome, translate
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import BrokerError, CoordinatorNotAvailableError, InvalidRequestError
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Pending, Reply
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.server.responses import Answer, Pending, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.model import MAX_PRODUCER_EPOCH
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import InitProducerIdRequest, InitProducerIdResponse

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from kafkalite.broker.answers import Answer, Pending
-from kafkalite.broker.coordinators import caller_of
+from kafkalite.broker.coordination.coordinators import caller_of
 from kafkalite.broker.handlers.init_producer_id import HOLD_MS
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.transactions import JoinTxnGroupRequest
 from kafkalite.transactions.commands import WithSpareId

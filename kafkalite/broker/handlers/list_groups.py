@@ -5,10 +5,10 @@ Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (of any partitio
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_topics import GROUP
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.coordination.internal_topics import GROUP
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 

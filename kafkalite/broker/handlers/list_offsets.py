@@ -12,9 +12,9 @@ time without a meaning; an isolation level nobody knows), KAFKA_STORAGE_ERROR.
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services, is_read_committed
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services, is_read_committed
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.outcomes import Outcome
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.error_responses import Outcome
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.image import BrokerState, ClusterImage, TopicImage

@@ -8,9 +8,9 @@ Errors: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Pending
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.groups import OffsetDeleteRequest
 

@@ -7,9 +7,9 @@ Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.model import NO_EPOCH, NO_OFFSET
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (

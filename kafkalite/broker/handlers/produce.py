@@ -25,12 +25,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kafkalite.broker.answers import Pending, Reply
-from kafkalite.broker.coordinator_topics import refuse_internal
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
-from kafkalite.broker.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Pending, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import (
     CorruptBatchError,
     InvalidRecordError,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Reply
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import InvalidRequestError
 from kafkalite.protocol.connection import Request
 

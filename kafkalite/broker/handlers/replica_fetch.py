@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from kafkalite.broker.answers import Pending, Refusal, Reply
-from kafkalite.broker.fetch_sessions import FetchedReplica, FetchSession
-from kafkalite.broker.hosted_partition import HostedPartition
-from kafkalite.broker.outcomes import translate
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.replication.fetch_sessions import FetchedReplica, FetchSession
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Pending, Refusal, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
     ErrorCode,

@@ -9,9 +9,9 @@ TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch is decided, or a writer 
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Pending
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.transactions import RetireTxnGroupRequest
 

@@ -11,10 +11,10 @@ CONCURRENT_TRANSACTIONS.
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Answer, Reply
-from kafkalite.broker.coordinator_topics import GROUP, OFFSETS_TOPIC
-from kafkalite.broker.coordinators import caller_of
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.coordinators import caller_of
+from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC
+from kafkalite.broker.server.responses import Answer, Reply
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.groups import TxnOffsetCommitRequest

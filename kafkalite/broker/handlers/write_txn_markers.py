@@ -5,9 +5,9 @@ Behaviour and errors: ``broker.marker_writer``.
 
 from __future__ import annotations
 
-from kafkalite.broker.answers import Pending
-from kafkalite.broker.marker_writer import write_markers
-from kafkalite.broker.services import Client, Services
+from kafkalite.broker.coordination.marker_writer import write_markers
+from kafkalite.broker.server.responses import Pending
+from kafkalite.broker.server.services import Client, Services
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.transactions import WriteTxnMarkersRequest
 

@@ -1,6 +1,6 @@
 """A whole cluster in one thread, in virtual time, from one seed: networks that cut, disks that forget.
 
-``python -m kafkalite.testing.sim --seeds 100`` runs random faults against three brokers and checks what every
+``python -m proof.sim --seeds 100`` runs random faults against three brokers and checks what every
 client saw. ``Simulation`` is the same world for tests of your own; ``docs/simulation.md`` tells more.
 """
 

@@ -21,7 +21,7 @@ def check_run(servers: str, *sinks: Sink) -> CheckRun:
 
 
 def test_records_and_rows(cluster: SyncCluster, topic: str) -> None:
-    from kafkalite.client.sync import Producer
+    from kafkalite.client.blocking.producer import Producer
 
     run = check_run(cluster.bootstrap_servers, Sink("sink", "source", topic=topic))
     assert run.records(topic) == []
@@ -35,7 +35,7 @@ def test_records_and_rows(cluster: SyncCluster, topic: str) -> None:
 
 
 def test_what_was_aborted_is_not_read(cluster: SyncCluster, topic: str) -> None:
-    from kafkalite.client.sync import Producer
+    from kafkalite.client.blocking.producer import Producer
 
     run = check_run(cluster.bootstrap_servers)
     with Producer(cluster.bootstrap_servers, transactional_id="checks") as producer:

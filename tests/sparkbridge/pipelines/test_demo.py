@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalite.client.sync_admin import Admin
+from kafkalite.client.blocking.admin import Admin
 from kafkalite.errors import TopicAlreadyExistsError
 from kafkalite.testing import SyncCluster
 from sparkbridge.pipelines import demo, files

@@ -1,0 +1,1 @@
+"""A broker's membership in its cluster: controller, registration, peers, Raft connections."""

@@ -1,0 +1,136 @@
+"""How two nodes of a cluster prove to each other that they know its secret, without saying it (S10).
+
+::
+
+    dialler                                     listener
+    ClusterHello(cluster id, node id, nonce)  →
+                                              ←  node id, nonce', proof as listener
+    ClusterProof(proof as dialler)            →
+                                              ←  known as that node from now on
+
+A proof is the HMAC-SHA256 of everything that makes this conversation this one: role, cluster, both ids,
+both nonces. So it is worth nothing to another node, in the other role, or a second time. A listener
+expects one proof for each challenge, and forgets the challenge with the first one that comes.
+
+What follows on the connection is not signed: between the nodes there must be a network to be trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgpack
+
+from kafkalite.client.cluster.connection import Connection, connect
+from kafkalite.errors import ClusterAuthorizationFailedError, InconsistentClusterIdError, InvalidRequestError
+from kafkalite.protocol.messages.cluster import (
+    ClusterHelloRequest,
+    ClusterHelloResponse,
+    ClusterProofRequest,
+)
+
+NONCE_BYTES: Final = 32
+_CONTEXT: Final = "kafkalite-cluster-1"
+
+Role = Literal["dialler", "listener"]
+
+
+class Authenticator:
+    """One node's knowledge of the secret. Keeps no state between calls: any thread may use it."""
+
+    def __init__(
+        self, secret: str, cluster_id: str, node_id: int, random_bytes: Callable[[int], bytes]
+    ) -> None:
+        self._key = secret.encode()
+        self.cluster_id = cluster_id
+        self.node_id = node_id
+        self._random_bytes = random_bytes
+
+    def __repr__(self) -> str:
+        return f"<Authenticator of node {self.node_id} in {self.cluster_id}>"
+
+    # --- the dialler's side
+
+    def hello(self) -> ClusterHelloRequest:
+        return ClusterHelloRequest(self.cluster_id, self.node_id, self._random_bytes(NONCE_BYTES))
+
+    def prove(
+        self, hello: ClusterHelloRequest, answer: ClusterHelloResponse, expected_node_id: int
+    ) -> ClusterProofRequest:
+        """This node's proof, once the listener's is found right. Raises ClusterAuthorizationFailedError."""
+        if answer.node_id != expected_node_id:
+            raise ClusterAuthorizationFailedError(
+                f"node {answer.node_id} answers where node {expected_node_id} was expected",
+                hint="do two nodes share an address, or a node.id?",
+            )
+        expected = self._proof("listener", self.node_id, answer.node_id, hello.nonce, answer.nonce)
+        if len(answer.nonce) != NONCE_BYTES or not hmac.compare_digest(expected, answer.proof):
+            raise ClusterAuthorizationFailedError(
+                f"node {answer.node_id} does not know this cluster's secret",
+                hint="cluster.secret must be the same on every node",
+            )
+        return ClusterProofRequest(
+            self._proof("dialler", self.node_id, answer.node_id, hello.nonce, answer.nonce)
+        )
+
+    # --- the listener's side
+
+    def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
+        """The answer to a hello, and what its proof will have to be. Raises BrokerError."""
+        if hello.cluster_id != self.cluster_id:
+            raise InconsistentClusterIdError(
+                f"node {hello.node_id} is of another cluster than node {self.node_id}"
+            )
+        if len(hello.nonce) != NONCE_BYTES:
+            raise InvalidRequestError(f"a nonce has {NONCE_BYTES} bytes, not {len(hello.nonce)}")
+        if hello.node_id == self.node_id:
+            raise ClusterAuthorizationFailedError(f"node {self.node_id} is this node itself")
+        nonce = self._random_bytes(NONCE_BYTES)
+        ids = (hello.node_id, self.node_id)
+        proof = self._proof("listener", *ids, hello.nonce, nonce)
+        expected = self._proof("dialler", *ids, hello.nonce, nonce)
+        return ClusterHelloResponse(0, None, self.node_id, nonce, proof), Challenge(hello.node_id, expected)
+
+    def _proof(
+        self, role: Role, dialler: int, listener: int, dialler_nonce: bytes, listener_nonce: bytes
+    ) -> bytes:
+        said = msgpack.packb(
+            (_CONTEXT, role, self.cluster_id, dialler, listener, dialler_nonce, listener_nonce)
+        )
+        return hmac.digest(self._key, said, hashlib.sha256)
+
+
+class Challenge:
+    """A proof that a listener waits for."""
+
+    __slots__ = ("_expected", "node_id")
+
+    def __init__(self, node_id: int, expected: bytes) -> None:
+        self.node_id = node_id
+        self._expected = expected
+
+    def is_met_by(self, request: ClusterProofRequest) -> bool:
+        return hmac.compare_digest(self._expected, request.proof)
+
+
+async def dial(
+    address: str, authenticator: Authenticator, node_id: int, *, client_id: str, timeout_ms: int
+) -> Connection:
+    """A connection to ``node_id`` at ``address``, on which both sides know each other.
+
+    Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError that refuses this node or shows
+    the other one to be none of the cluster.
+    """
+    connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
+    try:
+        hello = authenticator.hello()
+        answer = await connection.call(hello, timeout_ms=timeout_ms)
+        proof = authenticator.prove(hello, answer.message, node_id)
+        await connection.call(proof, timeout_ms=timeout_ms)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,228 @@
+"""The road to the active controller, wherever it is: in this process, or behind another node's listener.
+
+Whoever sends need not know who decides now. A request goes to the node that the metadata quorum believes to
+lead; when that one refuses, is lost, or there is none, the request goes again after a short wait or as soon
+as another leader is known, until its time is over. When leadership moves, the connection to the former leader
+is closed, so that nothing waits for a node that is stopped, cut off or deposed.
+
+Answers of one connection leave in order: what must not wait behind other things has a channel of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kafkalite.clock import Clock
+from kafkalite.errors import (
+    ClientClosedError,
+    ClientError,
+    ClusterAuthorizationFailedError,
+    ConnectionFailedError,
+    KafkaliteError,
+    LogOfflineError,
+    NotControllerError,
+    RequestTimedOutError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    broker_error,
+)
+from kafkalite.protocol import codec
+from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
+from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest
+from kafkalite.raft.controller_node import ControllerNode
+
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster.authentication import Authenticator
+    from kafkalite.client.cluster.connection import Connection
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_MS: Final = 2_000
+FIRST_BACKOFF_S: Final = 0.01
+MAX_BACKOFF_S: Final = 0.25
+#: For commands whose client sets no time, when they go over the network.
+DEFAULT_TIMEOUT_MS: Final = 30_000
+
+#: What says: not there, or not there any more. The request may go to whoever leads next.
+_ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, ClusterAuthorizationFailedError)
+
+
+class _OutcomeUnknownError(KafkaliteError):
+    """The connection was lost with a command under way."""
+
+
+class ControllerChannel:
+    """Sends what this node has to ask the controller. One for the event loop that owns the broker."""
+
+    def __init__(
+        self,
+        controller: ControllerNode,
+        clock: Clock,
+        *,
+        node_id: int,
+        voters: Mapping[int, str],
+        authenticator: Authenticator | None,
+        client_id: str,
+    ) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._node_id = node_id
+        self._voters = dict(voters)
+        self._authenticator = authenticator
+        self._client_id = client_id
+        self._connection: Connection | None = None
+        self._connected_to: int | None = None
+        self._connecting = asyncio.Lock()
+        self._leader_known = asyncio.Event()
+        self._is_closed = False
+        #: Called when the connection to the controller is lost.
+        self.on_lost: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ControllerChannel of node {self._node_id} to {self._connected_to}>"
+
+    # --- what others ask
+
+    async def send(self, request: Any, timeout_ms: int) -> Any:
+        """The active controller's response. May be sent more than once: for requests that bear it.
+
+        Raises the BrokerError that it answers, and RequestTimedOutError when none answered in time.
+        """
+        return await self._until(timeout_ms, partial(self._send_once, request))
+
+    async def decide(self, command: Any, *, timeout_ms: int) -> Any:
+        """The reply to a client's command, when this node's image shows what it did.
+
+        ``timeout_ms`` 0 is no limit of the client's. Raises BrokerError; RequestTimedOutError also when the
+        outcome is not known.
+        """
+        if self._controller.controller_id == self._node_id and self._authenticator is None:
+            return await self._locally(self._controller.submit(command), timeout_ms)
+        try:
+            return await self._until(timeout_ms or DEFAULT_TIMEOUT_MS, partial(self._decide_once, command))
+        except _OutcomeUnknownError as error:
+            raise RequestTimedOutError(error.message) from error
+
+    async def execute(self, message: Any) -> Any:
+        """Have this very node decide a request from the cluster. Raises NotControllerError, BrokerError.
+
+        A controller whose log has failed decides nothing more; whether it still did, the sender need not
+        know: these requests may be sent again to the next one.
+        """
+        try:
+            if isinstance(message, BrokerHeartbeatRequest):
+                reply: Any = await self._controller.heartbeat(message, self._clock.monotonic_ms())
+            else:
+                reply = await self._controller.submit(message)
+        except LogOfflineError as error:
+            raise NotControllerError(error.message) from error
+        if reply.error_code:
+            raise broker_error(reply.error_code, reply.error_message or "")
+        return reply
+
+    def on_leader_change(self, leader_id: int | None, _term: int) -> None:
+        """Another node leads the quorum: what waits for an answer of the old one goes to the new one."""
+        if self._connection is not None and self._connected_to != leader_id:
+            self._connection.close()
+        self._leader_known.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- finding the controller
+
+    async def _until(self, timeout_ms: int, attempt: Callable[[int, int], Awaitable[T]]) -> T:
+        """``attempt(leader_id, time left)`` until it is answered, at most for ``timeout_ms``."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            self._leader_known.clear()
+            leader_id = self._controller.controller_id
+            problem: KafkaliteError
+            if leader_id is None:
+                problem = NotControllerError("no controller is known")
+            else:
+                try:
+                    return await attempt(leader_id, max(int((deadline_s - loop.time()) * 1000), 1))
+                except _ELSEWHERE as error:
+                    problem = error
+            left_s = deadline_s - loop.time()
+            if left_s <= 0 or self._is_closed:
+                raise RequestTimedOutError(f"no controller answered in {timeout_ms} ms: {problem.message}")
+            try:
+                async with asyncio.timeout(min(backoff_s, left_s)):
+                    await self._leader_known.wait()
+            except TimeoutError:
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+    async def _locally(self, awaitable: Awaitable[T], timeout_ms: int) -> T:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms > 0 else None):
+                return await awaitable
+        except TimeoutError:
+            raise RequestTimedOutError(f"the controller did not answer within {timeout_ms} ms") from None
+
+    async def _send_once(self, request: Any, leader_id: int, left_ms: int) -> Any:
+        if leader_id == self._node_id:
+            return await self._locally(self.execute(request), left_ms)
+        connection = await self._connect(leader_id, left_ms)
+        return (await connection.call(request, timeout_ms=left_ms)).message
+
+    async def _decide_once(self, command: Any, leader_id: int, left_ms: int) -> Any:
+        if leader_id == self._node_id:
+            return await self._locally(self._controller.submit(command), left_ms)
+        connection = await self._connect(leader_id, left_ms)
+        api = APIS[API_KEY_BY_REQUEST[type(command)]]
+        envelope = EnvelopeRequest(int(api.key), api.max_version, self._client_id)
+        try:
+            answer = await connection.call(
+                envelope, timeout_ms=left_ms, payload_parts=[codec.encode(command)]
+            )
+        except (ConnectionFailedError, ClientClosedError, RequestTimeoutError) as error:
+            raise _OutcomeUnknownError(
+                f"the controller was lost while it decided; the outcome is not known: {error.message}"
+            ) from error
+        reply = codec.decode(api.response, bytes(answer.payload))
+        await self._locally(self._controller.wait_for_offset(answer.message.metadata_offset), left_ms)
+        return reply
+
+    async def _connect(self, leader_id: int, left_ms: int) -> Connection:
+        """The connection to that controller, opened if need be. Raises ConnectionFailedError, BrokerError."""
+        if self._authenticator is None:
+            raise NotControllerError(f"node {leader_id} decides, and this node is no part of its cluster")
+        async with self._connecting:
+            connection = self._connection
+            if connection is not None and connection.is_open and self._connected_to == leader_id:
+                return connection
+            if connection is not None:
+                connection.close()
+            from kafkalite.broker.cluster.authentication import dial  # a broker that is alone never needs it
+
+            address = self._voters.get(leader_id)
+            if address is None:
+                raise NotControllerError(f"node {leader_id} is none of controller.quorum.voters")
+            connection = await dial(
+                address,
+                self._authenticator,
+                leader_id,
+                client_id=self._client_id,
+                timeout_ms=min(CONNECT_TIMEOUT_MS, left_ms),
+            )
+            if self._is_closed:
+                connection.close()
+                raise ShuttingDownError("this node stops")
+            connection.on_lost = self._lost
+            self._connection, self._connected_to = connection, leader_id
+            return connection
+
+    def _lost(self, connection: Connection) -> None:
+        if self._connection is connection:
+            self._connection = self._connected_to = None
+            if self.on_lost is not None and not self._is_closed:
+                self.on_lost()

@@ -1,0 +1,180 @@
+"""A controller's own listener: where the other nodes of the cluster reach it, on the Raft runner's loop.
+
+Only a node that has proved to know the cluster's secret is heard here. Raft messages go straight to the
+transport of this loop; every other request crosses to the loop that owns the broker, and its answer
+back. With the two loops one and the same, nothing crosses anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from kafkalite.broker.cluster.authentication import Authenticator
+from kafkalite.broker.handlers import api_versions, cluster_hello, cluster_proof
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
+from kafkalite.broker.server.server import Server
+from kafkalite.broker.server.services import Client
+from kafkalite.clock import Clock
+from kafkalite.errors import ErrorCode
+from kafkalite.limits import KIB, MIB
+from kafkalite.log_fields import Fields
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.connection import BadRequest, Request
+from kafkalite.protocol.messages.cluster import RaftMessagesRequest, RaftMessagesResponse
+from kafkalite.raft.raft_transport import RaftTransport
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_CONNECTIONS: Final = 1_000
+MAX_IDLE_MS: Final = 600_000
+MAX_REQUEST_BYTES: Final = 32 * MIB
+MAX_QUEUED_BYTES: Final = 256 * MIB
+#: Of an unfinished request, before the proof: strangers can't use up what the nodes need.
+MAX_UNPROVEN_BYTES: Final = 64 * KIB
+#: What is decided now is answered; nodes that wait for news need not be waited for.
+STOP_GRACE_MS: Final = 100
+
+_FORBIDDEN: Final = Refusal(
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "a controller's listener is for the nodes of its cluster", True
+)
+
+
+async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, run on ``loop``: this one, or that of another thread."""
+    if loop is asyncio.get_running_loop():
+        return await coroutine
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+
+
+class ControllerListener:
+    """A Server on the Raft loop, in front of the broker's dispatcher."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: RaftTransport,
+        authenticator: Authenticator,
+        dispatch: Callable[[Request, Client], Answer | Pending],
+        on_session_lost: Callable[[int], None],
+        clock: Clock,
+    ) -> None:
+        """``loop`` is Raft's; ``dispatch`` and ``on_session_lost`` are called on the loop that runs now."""
+        self._loop = loop
+        self._broker_loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._authenticator = authenticator
+        self._dispatch = dispatch
+        self._on_session_lost = on_session_lost
+        self.metrics = Metrics()
+        self._server = Server(
+            self._on_request,
+            clock,
+            self.metrics,
+            max_connections=MAX_CONNECTIONS,
+            max_idle_ms=MAX_IDLE_MS,
+            max_request_bytes=MAX_REQUEST_BYTES,
+            max_queued_bytes=MAX_QUEUED_BYTES,
+            max_unproven_bytes=MAX_UNPROVEN_BYTES,
+            on_closed=self._on_closed,
+        )
+        self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._server.addresses
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Listen and serve. Raises ListenError."""
+        await run_on(self._loop, self._start(addresses))
+
+    async def _start(self, addresses: Sequence[str]) -> None:
+        for address in addresses:
+            await self._server.listen(address, None)
+        self._server.open()
+        self._reaper = asyncio.get_running_loop().create_task(
+            self._server.reap_forever(), name="reaper of the controller's listener"
+        )
+
+    async def stop(self, *, is_clean: bool) -> None:
+        await run_on(self._loop, self._stop(is_clean=is_clean))
+
+    async def _stop(self, *, is_clean: bool) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.wait([self._reaper])
+        if is_clean:
+            self._server.end()
+            await self._server.wait_closed(STOP_GRACE_MS, level=logging.DEBUG)
+        else:
+            await self._server.abort()
+
+    # --- on the Raft loop
+
+    def _on_request(self, request: Request | BadRequest, client: Client) -> Answer | Pending:
+        if isinstance(request, BadRequest):
+            return Refusal(request.error_code, request.error_message, request.fatal)
+        key = request.api_key
+        try:
+            if key == ApiKey.API_VERSIONS:
+                return api_versions.greet(request, client)
+            if key == ApiKey.CLUSTER_HELLO:
+                return cluster_hello.greet(self._authenticator, request, client)
+            if key == ApiKey.CLUSTER_PROOF:
+                return cluster_proof.judge(request, client)
+            if client.node_id is None:
+                logger.warning("request refused %s", Fields(peer=client.peer, api_key=key, reason="no proof"))
+                return _FORBIDDEN
+            if key == ApiKey.RAFT_MESSAGES:
+                return self._receive(request, client.node_id)
+        except Exception as error:
+            code, message = translate(error)
+            return Refusal(code, message or "")
+        return self._cross(request, client)
+
+    def _receive(self, request: Request, node_id: int) -> Reply:
+        message: RaftMessagesRequest = request.message
+        payload, start = request.payload, 0
+        for length_bytes in message.lengths_bytes:
+            self._transport.receive(node_id, bytes(payload[start : start + length_bytes]))
+            start += length_bytes
+        return Reply(RaftMessagesResponse(0, None, len(message.lengths_bytes)))
+
+    def _cross(self, request: Request, client: Client) -> Answer | Pending:
+        """Have the broker's loop answer."""
+        if self._loop is self._broker_loop:
+            return self._dispatch(request, client)
+        crossing = Pending()
+        try:
+            self._broker_loop.call_soon_threadsafe(self._arrive, request, client, crossing)
+        except RuntimeError:  # that loop is closed
+            return SHUTTING_DOWN
+        return crossing
+
+    def _on_closed(self, client: Client) -> None:
+        if client.is_session and client.node_id is not None:
+            try:
+                self._broker_loop.call_soon_threadsafe(self._on_session_lost, client.node_id)
+            except RuntimeError:
+                return
+
+    # --- on the broker's loop
+
+    def _arrive(self, request: Request, client: Client, crossing: Pending) -> None:
+        answer = self._dispatch(request, client)
+        if isinstance(answer, Pending):
+            answer.then(lambda late: self._return(crossing, late))
+        else:
+            self._return(crossing, answer)
+
+    def _return(self, crossing: Pending, answer: Answer) -> None:
+        try:
+            self._loop.call_soon_threadsafe(crossing.resolve, answer)
+        except RuntimeError:
+            return

@@ -1,0 +1,189 @@
+"""This node's part in a cluster of several: its quorum, the links and the listener that carry it.
+
+A node that votes runs Raft, on a loop and thread of its own unless everything is in memory; one that does
+not follows the metadata log of those that do. Imported only where there are voters: a broker that is a
+cluster of its own never loads the Raft library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from kafkalite.broker.cluster.authentication import Authenticator
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.cluster.controller_listener import ControllerListener, run_on
+from kafkalite.broker.cluster.peers import MetadataSource, PeerConnections
+from kafkalite.broker.cluster.raft_links import RaftLinks
+from kafkalite.broker.config import BrokerConfig
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.services import Client
+from kafkalite.clock import Clock
+from kafkalite.errors import DataDirectoryError
+from kafkalite.protocol.connection import Request
+from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.raft.observer_quorum import ObserverQuorum
+from kafkalite.raft.quorum import Quorum
+from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.raft.runner import InlineRunner, ThreadRunner
+from kafkalite.rng import Rng
+from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.layout import join
+
+if TYPE_CHECKING:
+    from kafkalite.raft.raft_quorum import RaftQuorum
+
+METADATA_DIRECTORY: Final = "__cluster_metadata"
+VOTERS_FILE: Final = "quorum-voters"
+
+
+class Membership:
+    """What a data directory remembers of the quorum that its node has voted in: who the voters were.
+
+    Written once the Raft log is there. A directory that remembers and has no log has lost votes and entries
+    that others count on: it must not begin anew as if it had never voted.
+    """
+
+    def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
+        """Raises DataDirectoryError when the voters were others."""
+        self._filesystem = filesystem
+        self._path = join(path, VOTERS_FILE)
+        self._text = ",".join(map(str, sorted(voters))) + "\n"
+        self.is_known = filesystem.exists(self._path)
+        known = filesystem.read_bytes(self._path).decode() if self.is_known else self._text
+        if known != self._text:
+            raise DataDirectoryError(
+                f"the voters are {known.strip()} by {self._path}, and not {self._text.strip()}",
+                hint="controller.quorum.voters names the same nodes for ever; their addresses may change",
+            )
+
+    def remember(self) -> None:
+        if not self.is_known:
+            self._filesystem.write_atomically(self._path, self._text.encode())
+            self.is_known = True
+
+
+class ClusterNode:
+    """What a Broker has more when it is one of several. Started and stopped by it, step by step."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        filesystem: FileSystem,
+        path: str,
+        *,
+        cluster_id: str,
+        clock: Clock,
+        rng: Rng,
+        is_deterministic: bool,
+        is_inline: bool,
+    ) -> None:
+        """``path`` is the data directory. ``is_inline``: no threads. ``is_deterministic``: chance comes from
+        ``rng`` alone (simulation). Raises DataDirectoryError.
+        """
+        assert config.cluster_secret is not None, "checked with the settings"
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._voters = config.voters
+        self.authenticator = Authenticator(
+            config.cluster_secret,
+            cluster_id,
+            config.node_id,
+            rng.randbytes if is_deterministic else os.urandom,
+        )
+        self.raft: RaftQuorum | None = None
+        self.quorum: Quorum
+        self._runner: InlineRunner | ThreadRunner | None = None
+        self._source: MetadataSource | None = None
+        self._links: RaftLinks | None = None
+        self._membership: Membership | None = None
+        self._listener: ControllerListener | None = None
+        if config.is_controller:
+            from kafkalite.raft.raft_quorum import RaftQuorum  # a node without a vote needs no Raft library
+
+            self._runner = InlineRunner() if is_inline else ThreadRunner(f"kafkalite-raft-{config.node_id}")
+            self._membership = Membership(filesystem, path, self._voters)
+            self.raft = self.quorum = RaftQuorum(
+                filesystem,
+                join(path, METADATA_DIRECTORY),
+                node_id=config.node_id,
+                voters=sorted(self._voters),
+                runner=self._runner,
+                clock=clock,
+                rng=rng,
+                settings=RaftSettings(
+                    election_timeout_ms=config.controller_quorum_election_timeout_ms,
+                    fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
+                    heartbeat_ms=max(min(100, config.controller_quorum_election_timeout_ms // 5), 1),
+                    snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
+                ),
+                allow_fresh=config.controller_quorum_rejoin or not self._membership.is_known,
+            )
+        else:
+            self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")
+            self.quorum = ObserverQuorum(self._source.fetch, node_id=config.node_id)
+
+    def channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
+        """A road to the active controller, for one purpose."""
+        return ControllerChannel(
+            controller,
+            self._clock,
+            node_id=self._config.node_id,
+            voters=self._voters,
+            authenticator=self.authenticator,
+            client_id=f"{purpose}-{self._config.node_id}",
+        )
+
+    def peers(self, controller: ControllerNode) -> PeerConnections:
+        return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")
+
+    # --- life: start_runner, the quorum's start, join; then leave, the quorum's stop, stop_runner
+
+    def start_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.start()
+
+    async def stop_runner(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        if self._runner is not None:
+            self._runner.stop()
+
+    async def join(
+        self,
+        dispatch: Callable[[Request, Client], Answer | Pending],
+        on_session_lost: Callable[[int], None],
+    ) -> tuple[str, ...]:
+        """Let the other voters reach this one, and reach them. Where it listens. Raises ListenError."""
+        if self.raft is None or self._runner is None or self._membership is None:
+            return ()
+        self._membership.remember()
+        config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
+        self._listener = ControllerListener(
+            loop, transport, self.authenticator, dispatch, on_session_lost, self._clock
+        )
+        await self._listener.start(config.controller_listeners or (self._voters[config.node_id],))
+        self._links = RaftLinks(
+            transport,
+            node_id=config.node_id,
+            voters=self._voters,
+            authenticator=self.authenticator,
+            rng=self._rng,
+        )
+        await run_on(loop, _begin(self._links))
+        return self._listener.addresses
+
+    async def leave(self, *, is_clean: bool) -> None:
+        if self._links is not None:
+            assert self._runner is not None
+            await run_on(self._runner.loop, self._links.stop())
+        if self._listener is not None:
+            await self._listener.stop(is_clean=is_clean)
+
+
+async def _begin(links: RaftLinks) -> None:
+    assert asyncio.get_running_loop() is not None
+    links.start()

@@ -1,0 +1,148 @@
+"""Connections to the other nodes, on which both sides have proved to know the cluster's secret."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from typing import Final
+
+from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.client.cluster.connection import Connection
+from kafkalite.errors import (
+    ConnectionFailedError,
+    KafkaliteError,
+    ShuttingDownError,
+)
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
+
+CONNECT_TIMEOUT_MS: Final = 5_000
+TRIES_PER_VOTER: Final = 2
+FIRST_BACKOFF_S: Final = 0.02
+#: On top of what a long poll may take, before the connection counts as dead.
+POLL_GRACE_MS: Final = 2_000
+
+
+class PeerConnections:
+    """One connection to each broker that is asked for, shared by all who ask, dialled anew when lost.
+
+    Answers of a connection leave in the order of its requests: a long poll holds up what comes after it.
+    """
+
+    def __init__(
+        self, image: Callable[[], ClusterImage], authenticator: Authenticator, client_id: str
+    ) -> None:
+        self._image = image
+        self._authenticator = authenticator
+        self._client_id = client_id
+        self._open: dict[int, tuple[str, Connection]] = {}
+        self._dialling: dict[int, asyncio.Task[Connection]] = {}
+        self._is_closed = False
+
+    async def connection(self, node_id: int) -> Connection:
+        """The open connection to that broker. Raises ConnectionFailedError, BrokerError."""
+        known = self._open.get(node_id)
+        if known is not None:
+            address, connection = known
+            if connection.is_open and address == self._address(node_id):
+                return connection
+            del self._open[node_id]
+            connection.close()
+        task = self._dialling.get(node_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._keep(node_id), name=f"dial node {node_id}")
+            self._dialling[node_id] = task
+            task.add_done_callback(lambda done: self._on_dialled(node_id, done))
+        return await asyncio.shield(task)
+
+    async def dial(self, node_id: int) -> Connection:
+        """A connection of the caller's own, who closes it. Raises as ``connection``."""
+        return await dial(
+            self._address(node_id),
+            self._authenticator,
+            node_id,
+            client_id=self._client_id,
+            timeout_ms=CONNECT_TIMEOUT_MS,
+        )
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in list(self._dialling.values()):
+            task.cancel()
+        if self._dialling:
+            await asyncio.wait(list(self._dialling.values()))
+        for _, connection in self._open.values():
+            connection.close()
+        self._open.clear()
+
+    async def _keep(self, node_id: int) -> Connection:
+        if self._is_closed:
+            raise ShuttingDownError("this node stops")
+        address = self._address(node_id)
+        connection = await self.dial(node_id)
+        self._open[node_id] = (address, connection)
+        return connection
+
+    def _on_dialled(self, node_id: int, done: asyncio.Task[Connection]) -> None:
+        self._dialling.pop(node_id, None)
+        if not done.cancelled():
+            done.exception()  # told to whoever still waits; nobody may be left
+
+    def _address(self, node_id: int) -> str:
+        broker = self._image().brokers.get(node_id)
+        if broker is None or not broker.addresses:
+            raise ConnectionFailedError(f"broker {node_id} has told no address")
+        return broker.addresses[0]
+
+
+class MetadataSource:
+    """Where a node that does not vote gets the metadata log from: any voter that answers."""
+
+    def __init__(self, voters: Mapping[int, str], authenticator: Authenticator, client_id: str) -> None:
+        self._voters = cycle(sorted(voters.items()))
+        self._voter_count = len(voters)
+        self._authenticator = authenticator
+        self._client_id = client_id
+        self._connection: Connection | None = None
+
+    async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
+        """One answer, of the voter that answered last or else of the next ones.
+
+        Raises ConnectionFailedError, RequestTimeoutError, BrokerError: ask again, and another one is tried.
+        """
+        try:
+            connection = await self._connect()
+            answer = await connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
+        except KafkaliteError:
+            self.close()
+            raise
+        return answer.message, answer.payload
+
+    async def _connect(self) -> Connection:
+        """The connection that is open, or one to the first voter that can be reached, each tried in turn."""
+        backoff_s = FIRST_BACKOFF_S
+        for tries_left in reversed(range(TRIES_PER_VOTER * self._voter_count)):
+            if self._connection is not None and self._connection.is_open:
+                break
+            node_id, address = next(self._voters)
+            try:
+                self._connection = await dial(
+                    address,
+                    self._authenticator,
+                    node_id,
+                    client_id=self._client_id,
+                    timeout_ms=CONNECT_TIMEOUT_MS,
+                )
+            except KafkaliteError:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(backoff_s)
+                backoff_s *= 1.5
+        assert self._connection is not None
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

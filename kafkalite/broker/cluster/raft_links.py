@@ -1,0 +1,181 @@
+"""The links that carry Raft messages: this node dials every other voter, and sends there what goes to it.
+
+Messages from A to B travel on the connection that A dialled, as RaftMessages requests; the answer says that
+they arrived, and so, every heartbeat of Raft's, that B lives. A link keeps the order and bounds what waits;
+what is over the bound is dropped, which Raft bears. All of it lives on the Raft runner's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.client.cluster.connection import Connection
+from kafkalite.errors import BrokerError, KafkaliteError
+from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB
+from kafkalite.log_fields import Fields
+from kafkalite.protocol.messages.cluster import RaftMessagesRequest
+from kafkalite.raft.raft_transport import RaftTransport
+from kafkalite.rng import Rng
+
+logger = logging.getLogger(__name__)
+
+#: A peer that answers nothing for so long is dialled anew.
+ANSWER_TIMEOUT_MS: Final = 4_000
+CONNECT_TIMEOUT_MS: Final = 2_000
+FIRST_BACKOFF_S: Final = 0.02
+MAX_BACKOFF_S: Final = 0.5
+MAX_WAITING_BYTES: Final = 32 * MIB
+MAX_REQUEST_BYTES: Final = 8 * MIB
+MAX_REQUESTS_IN_FLIGHT: Final = 64
+DRAIN_INTERVAL_S: Final = 0.005
+DRAIN_TRIES: Final = 20
+#: A failure that repeats is logged once in so many.
+LOG_EVERY: Final = 60
+LATE_FAILURES: Final = 5
+
+
+class RaftLink:
+    """``PeerLink`` over one connection: FIFO, bounded, never blocks, never raises."""
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._loop = loop
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_scheduled = False
+        self.dropped_count = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something has not arrived yet that still can."""
+        return self._connection.is_open and bool(self._waiting or self._connection.in_flight)
+
+    def send(self, message: bytes) -> None:
+        if not self._connection.is_open or self._waiting_bytes + len(message) > MAX_WAITING_BYTES:
+            self.dropped_count += 1
+            return
+        self._waiting.append(message)
+        self._waiting_bytes += len(message)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what has gathered in this turn of the loop, as few requests as the bounds allow."""
+        self._is_scheduled = False
+        connection = self._connection
+        while self._waiting and connection.is_open and connection.in_flight < MAX_REQUESTS_IN_FLIGHT:
+            parts: list[bytes] = []
+            size_bytes = 0
+            while self._waiting and len(parts) < MAX_INTEGERS_PER_LIST:
+                if parts and size_bytes + len(self._waiting[0]) > MAX_REQUEST_BYTES:
+                    break
+                parts.append(self._waiting.popleft())
+                size_bytes += len(parts[-1])
+            self._waiting_bytes -= size_bytes
+            request = RaftMessagesRequest([len(part) for part in parts])
+            try:
+                connection.request(request, self._on_answer, ANSWER_TIMEOUT_MS, parts)
+            except KafkaliteError:  # just closed: the link is replaced in a moment
+                return
+
+    def _on_answer(self, _message: Any, _payload: memoryview, error: Exception | None) -> None:
+        if isinstance(error, BrokerError):  # the other side does not take this node for who it is
+            self._connection.close()
+        elif self._waiting and error is None:
+            self._flush()
+
+
+class RaftLinks:
+    """Keeps a link to each other voter, as long as it can be reached."""
+
+    def __init__(
+        self,
+        transport: RaftTransport,
+        *,
+        node_id: int,
+        voters: Mapping[int, str],
+        authenticator: Authenticator,
+        rng: Rng,
+    ) -> None:
+        self._transport = transport
+        self._peers = {peer: address for peer, address in sorted(voters.items()) if peer != node_id}
+        self._client_id = f"raft-{node_id}"
+        self._authenticator = authenticator
+        self._rng = rng
+        self._tasks: list[asyncio.Task[None]] = []
+        self._links: dict[int, RaftLink] = {}
+
+    def start(self) -> None:
+        """On the Raft loop."""
+        loop = asyncio.get_running_loop()
+        for peer_id, address in self._peers.items():
+            self._tasks.append(
+                loop.create_task(self._keep(peer_id, address), name=f"Raft link to node {peer_id}")
+            )
+
+    async def stop(self) -> None:
+        """On the Raft loop. What was given to the links arrives first, where it can in a short time."""
+        for _ in range(DRAIN_TRIES):
+            if not any(link.is_busy for link in self._links.values()):
+                break
+            await asyncio.sleep(DRAIN_INTERVAL_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+
+    async def _keep(self, peer_id: int, address: str) -> None:
+        """Dial, attach, wait for the loss, dial again."""
+        backoff_s = FIRST_BACKOFF_S
+        failures, was_refused = 0, False
+        while True:
+            try:
+                connection = await dial(
+                    address,
+                    self._authenticator,
+                    peer_id,
+                    client_id=self._client_id,
+                    timeout_ms=CONNECT_TIMEOUT_MS,
+                )
+            except KafkaliteError as error:
+                is_refused = isinstance(error, BrokerError)
+                if is_refused != was_refused:
+                    was_refused, failures = is_refused, 0
+                # The other nodes of a cluster that starts are expected to be late; a refusal is not.
+                if failures % LOG_EVERY == (0 if is_refused else LATE_FAILURES):
+                    logger.warning(
+                        "controller not reached %s", Fields(node=peer_id, address=address, error=error)
+                    )
+                failures += 1
+                await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+                continue
+            backoff_s, failures = FIRST_BACKOFF_S, 0
+            await self._use(peer_id, connection)
+
+    async def _use(self, peer_id: int, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        lost: asyncio.Future[None] = loop.create_future()
+
+        def on_lost(_connection: Connection) -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        connection.on_lost = on_lost
+        link = RaftLink(connection, loop)
+        self._transport.attach(peer_id, link)
+        self._links[peer_id] = link
+        try:
+            if connection.is_open:
+                await lost
+        finally:
+            self._transport.detach(peer_id, link)
+            del self._links[peer_id]
+            connection.close()

@@ -1,0 +1,230 @@
+"""A broker's membership in its cluster: register, be heard of, hand over and go.
+
+::
+
+    register      the controller gives this process its broker epoch and fences the one before it (R20)
+    replay        until this node's image shows that very registration, the broker takes no role (R22)
+    heartbeat     the first ones lift the fence; from then on they keep the session alive (R23)
+    hand over     wants_shutdown, until others lead what this broker led, or patience ends
+
+A broker that reaches no controller for longer than its session lasts may have been fenced without knowing
+it (``Services.is_isolated``). It goes on serving what its in-sync replicas allow: it can't commit anything
+without those (R8, R13), and when two of three nodes are gone it is all that is left. What it shows of the
+cluster may be old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kafkalite import mutants
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.server.services import Services
+from kafkalite.errors import (
+    BrokerError,
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    KafkaliteError,
+    StaleBrokerEpochError,
+)
+from kafkalite.log_fields import Fields
+from kafkalite.model import NO_BROKER_EPOCH
+from kafkalite.protocol.messages.cluster import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    DamagedReplica,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+from kafkalite.storage.log_config import FSYNC
+
+logger = logging.getLogger(__name__)
+
+#: One try to register; each that fails is told.
+REGISTER_TIMEOUT_MS: Final = 5_000
+#: How long after a heartbeat that did not lift the fence the next one comes, while starting.
+START_INTERVAL_MS: Final = 20
+#: How long a stop waits for others to lead what this broker led, and for any controller to be there.
+HAND_OVER_TIMEOUT_MS: Final = 5_000
+HAND_OVER_INTERVAL_MS: Final = 50
+HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
+
+
+class Registration:
+    """One process's registration. ``channel`` is its own: heartbeats wait behind nothing."""
+
+    def __init__(
+        self,
+        services: Services,
+        channel: ControllerChannel,
+        *,
+        addresses: tuple[str, ...],
+        directory_id: str,
+        clean_broker_epoch: int,
+        damaged: Callable[[], list[DamagedReplica]],
+    ) -> None:
+        """``clean_broker_epoch``: what the clean-shutdown marker said, -1 without one (R21)."""
+        self._services = services
+        self._channel = channel
+        self._addresses = list(addresses)
+        self._directory_id = directory_id
+        self._clean_broker_epoch = clean_broker_epoch
+        self._damaged = damaged
+        self._config = services.config
+        self._clock = services.clock
+        self._last_contact_ms = services.clock.monotonic_ms()
+        self._hurry = asyncio.Event()
+        self._is_leaving = False
+        channel.on_lost = self._hurry.set
+
+    # --- starting
+
+    async def register(self) -> None:
+        """Return when this process is registered and its image shows it. Waits for a controller for ever.
+
+        Raises DuplicateBrokerRegistrationError and whatever else the controller refuses with for good.
+        """
+        config = self._config
+        request = RegisterBrokerRequest(
+            config.node_id,
+            self._services.incarnation_id,
+            self._directory_id,
+            self._addresses,
+            config.broker_rack,
+            self._clean_broker_epoch,
+            config.durability == FSYNC,
+            self._damaged(),
+        )
+        registered: RegisterBrokerResponse = await self._until_answered(request)
+        self._services.broker_epoch = registered.broker_epoch
+        if "R22-stale-metadata" not in mutants.ACTIVE:
+            await self._services.controller.wait_for_offset(registered.metadata_offset)
+        self._last_contact_ms = self._clock.monotonic_ms()
+
+    async def _until_answered(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
+        began_ms = self._clock.monotonic_ms()
+        if not self._config.has_peers:
+            response: RegisterBrokerResponse = await self._channel.execute(request)
+            return response
+        while True:
+            try:
+                answer: RegisterBrokerResponse = await self._channel.send(request, REGISTER_TIMEOUT_MS)
+                return answer
+            except BrokerError as error:
+                waited_ms = self._clock.monotonic_ms() - began_ms
+                # The session of a process that died is over some day; that of one that lives is not.
+                may_end = waited_ms <= 2 * self._config.broker_session_timeout_ms
+                if not error.retriable and not (
+                    may_end and isinstance(error, DuplicateBrokerRegistrationError)
+                ):
+                    raise
+                logger.warning(
+                    "waiting for a controller %s",
+                    Fields(
+                        node_id=self._config.node_id,
+                        voters=",".join(self._config.controller_quorum_voters),
+                        waited_ms=waited_ms,
+                        reason=error.message,
+                    ),
+                )
+                await self._clock.sleep_ms(START_INTERVAL_MS)
+
+    async def wait_unfenced(self) -> None:
+        """Heartbeat until this broker counts as alive, and its own image shows that."""
+        services = self._services
+        while True:
+            try:
+                answer = await self._heartbeat()
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                await self._clock.sleep_ms(START_INTERVAL_MS)
+                continue
+            broker = services.controller.image.brokers.get(self._config.node_id)
+            if not answer.is_fenced and broker is not None and not broker.is_fenced:
+                return
+            await self._clock.sleep_ms(START_INTERVAL_MS)
+
+    # --- living
+
+    async def heartbeat_forever(self) -> None:
+        """Raises StaleBrokerEpochError when another process has this node's id: this one must end."""
+        while True:
+            self._hurry.clear()
+            await self._sleep(self._config.broker_heartbeat_interval_ms)
+            if self._is_leaving:  # nothing may lift the fence any more
+                continue
+            try:
+                await self._heartbeat()
+            except BrokerIdNotRegisteredError:
+                logger.warning("registering again %s", Fields(node_id=self._config.node_id))
+                await self.register()
+            except StaleBrokerEpochError:
+                raise
+            except BrokerError as error:
+                self._judge_contact(error)
+
+    async def _sleep(self, duration_ms: int) -> None:
+        """``duration_ms``, or less when the connection to the controller is lost meanwhile."""
+        waits = [
+            asyncio.ensure_future(self._clock.sleep_ms(duration_ms)),
+            asyncio.ensure_future(self._hurry.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _heartbeat(
+        self, *, wants_shutdown: bool = False, timeout_ms: int = 0
+    ) -> BrokerHeartbeatResponse:
+        services, config = self._services, self._config
+        request = BrokerHeartbeatRequest(
+            config.node_id,
+            services.broker_epoch,
+            services.controller.image.metadata_offset,
+            wants_shutdown,
+            self._damaged(),
+        )
+        patience_ms = timeout_ms or max(config.broker_session_timeout_ms // 3, 1)
+        answer: BrokerHeartbeatResponse = await self._channel.send(request, patience_ms)
+        self._last_contact_ms = self._clock.monotonic_ms()
+        if services.is_isolated:
+            services.is_isolated = False
+            logger.info("controller reached again %s", Fields(node_id=config.node_id))
+        return answer
+
+    def _judge_contact(self, error: BrokerError) -> None:
+        silence_ms = self._clock.monotonic_ms() - self._last_contact_ms
+        if silence_ms <= self._config.broker_session_timeout_ms or self._services.is_isolated:
+            return
+        self._services.is_isolated = True
+        logger.error(
+            "no controller reached %s",
+            Fields(node_id=self._config.node_id, silence_ms=silence_ms, reason=error.message),
+        )
+
+    # --- going
+
+    async def hand_over(self) -> bool:
+        """Return when others lead what this broker led, False when that can't be had in a short time."""
+        services = self._services
+        if services.broker_epoch == NO_BROKER_EPOCH:
+            return False
+        self._is_leaving = True
+        deadline_ms = self._clock.monotonic_ms() + HAND_OVER_TIMEOUT_MS
+        while self._clock.monotonic_ms() < deadline_ms:
+            try:
+                answer = await self._heartbeat(wants_shutdown=True, timeout_ms=HAND_OVER_ANSWER_TIMEOUT_MS)
+            except KafkaliteError as error:
+                logger.warning("leaderships not handed over %s", Fields(reason=error.message))
+                return False
+            if answer.may_shut_down:
+                return True
+            await self._clock.sleep_ms(HAND_OVER_INTERVAL_MS)
+        logger.warning("leaderships not handed over %s", Fields(reason="it took too long"))
+        return False

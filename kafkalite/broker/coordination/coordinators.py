@@ -1,0 +1,364 @@
+"""The coordinators of this broker: one shard for each partition of the internal topics that it leads.
+
+Follows the roles of those partitions: a leadership gained makes a shard, which loads and then serves; one
+lost closes it. Keeps the shards' time with one task, on the broker's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalite import mutants
+from kafkalite.broker.config import BrokerConfig
+from kafkalite.broker.coordination.held_heartbeats import GroupPolls
+from kafkalite.broker.coordination.internal_topics import (
+    GROUP,
+    KINDS,
+    TOPICS,
+    TRANSACTION,
+    TopicCreation,
+    TopicShapes,
+    partition_of,
+)
+from kafkalite.broker.coordination.loader import load
+from kafkalite.broker.coordination.shard import Machine, Shard
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.clock import Clock
+from kafkalite.coordination import Caller, TopicShape
+from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
+from kafkalite.log_fields import Fields
+from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.image import ClusterImage
+
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster.controller_channel import ControllerChannel
+
+logger = logging.getLogger(__name__)
+
+LOAD_RETRY_MS: Final = 1_000
+#: What a machine of that kind counts.
+_COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
+    GROUP: len,
+    TRANSACTION: attrgetter("transaction_count"),
+}
+
+#: What is called with a shard of the kind that it was registered for, soon after that has changed.
+OnChange = Callable[[Shard], None]
+#: What is called with a shard and the command that changed it (None: time, topics, its loading).
+OnReplay = Callable[[Shard, Any], None]
+
+
+class Coordinators:
+    """{(topic, partition): Shard} of what this broker leads of the internal topics."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        waiters: Waiters,
+        tasks: TaskSet,
+        channel: ControllerChannel,
+        on_broken: Callable[[BaseException], None],
+        machines: Mapping[int, Callable[[], Machine]] | None = None,
+    ) -> None:
+        """``machines`` makes the machine of a shard, by kind; the product's own when not given."""
+        self.creation = TopicCreation(config, channel, clock)  #: of the internal topics
+        #: Heartbeats of groups whose answers wait for news.
+        self.polls = GroupPolls(waiters.loop, config.group_consumer_session_timeout_ms)
+        self._config = config
+        self._clock = clock
+        self._waiters = waiters
+        self._tasks = tasks
+        self.on_broken = on_broken
+        self._machines = {**_product_machines(config), **(machines or {})}
+        self._shards: dict[tuple[str, int], Shard] = {}
+        self._asks_isolated: Callable[[], bool] = lambda: False
+        self._image = ClusterImage()
+        #: Every topic there is now. Another object whenever one has come, gone or grown, and only then.
+        self.topics: Mapping[str, TopicShape] = TopicShapes({})
+        self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
+        self._on_replay: dict[int, list[OnReplay]] = {GROUP: [self.polls.on_replay], TRANSACTION: []}
+        self._on_close: dict[int, list[OnChange]] = {GROUP: [self.polls.on_close], TRANSACTION: []}
+        self._changed: dict[Shard, None] = {}  # to be told in the next turn of the loop
+        self._due_ms: dict[Shard, int] = {}
+        self._wakes_ms: int | None = None  # when the timekeeper will wake
+        self._sleep: asyncio.Task[None] | None = None
+        self._has_due = asyncio.Event()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Coordinators {list(self._shards.values())}>"
+
+    # --- whom to ask
+
+    def groups(self, group_id: str) -> Shard:
+        """The coordinator of a group. Raises as ``shard_of``."""
+        return self.shard_of(GROUP, group_id)
+
+    def transactions(self, transactional_id: str) -> Shard:
+        """The coordinator of a transactional id or transaction group. Raises as ``shard_of``."""
+        return self.shard_of(TRANSACTION, transactional_id)
+
+    def shard_of(self, kind: int, key: str) -> Shard:
+        """The shard that serves ``key``.
+
+        Raises CoordinatorNotAvailableError (the topic does not exist yet, or could not be loaded),
+        NotCoordinatorError, CoordinatorLoadInProgressError.
+        """
+        shard = self.find(kind, self.partition_of(kind, key))
+        shard.check()
+        return shard
+
+    def partition_of(self, kind: int, key: str) -> int:
+        """Which partition of the internal topic ``key`` is in. Raises CoordinatorNotAvailableError."""
+        topic = self._image.topics.get(TOPICS[kind])
+        if topic is None:
+            raise CoordinatorNotAvailableError(f"{TOPICS[kind]} does not exist yet; FindCoordinator makes it")
+        return partition_of(key, len(topic.partitions))
+
+    def find(self, kind: int, partition: int) -> Shard:
+        """The shard of that partition, loaded or not. Raises NotCoordinatorError."""
+        topic = TOPICS[kind]
+        shard = self._shards.get((topic, partition))
+        if shard is None:
+            state = self._image.partition(topic, partition)
+            leader = "nobody" if state is None or state.leader < 0 else f"broker {state.leader}"
+            raise NotCoordinatorError(f"{topic}-{partition} is led by {leader}, not by this broker")
+        return shard
+
+    def shards(self, kind: int) -> Iterator[Shard]:
+        """Those of that kind that this broker leads, loaded or not, by partition."""
+        topic = TOPICS[kind]
+        for key in sorted(self._shards):
+            if key[0] == topic:
+                yield self._shards[key]
+
+    def count(self, kind: int) -> int:
+        """How many groups, or transactional ids, are coordinated here."""
+        count = _COUNTS[kind]
+        return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
+
+    # --- who wants to hear
+
+    def on_change(self, kind: int, callback: OnChange) -> None:
+        """Have ``callback(shard)`` called in the next turn of the loop after a shard's state or its high
+        watermark has moved, once for all that happened till then."""
+        self._on_change[kind].append(callback)
+
+    def on_replay(self, kind: int, callback: OnReplay) -> None:
+        """Have ``callback(shard, command)`` called at once after a shard's state has changed. It must not
+        submit."""
+        self._on_replay[kind].append(callback)
+
+    def on_close(self, kind: int, callback: OnChange) -> None:
+        """Have ``callback(shard)`` called when a shard has ended."""
+        self._on_close[kind].append(callback)
+
+    def on_marker(self, hosted: HostedPartition, producer_id: int, is_commit: bool) -> None:
+        """A transaction's marker was just appended to ``hosted``: what was pending takes effect (R35)."""
+        shard = self._shards.get(hosted.key)
+        if shard is not None and shard.hosted is hosted:
+            shard.on_marker(producer_id, is_commit=is_commit)
+
+    # --- what Partitions calls: roles
+
+    def on_leading(self, hosted: HostedPartition) -> None:
+        """This broker leads ``hosted``, or goes on doing so with another in-sync set."""
+        kind = KINDS.get(hosted.key.topic)
+        if kind is None or self._is_closed:
+            return
+        shard = self._shards.get(hosted.key)
+        if shard is not None:
+            if shard.hosted is hosted and shard.coordinator_epoch == hosted.partition.leader_epoch:
+                return
+            self._close(shard)
+        self._begin(kind, hosted)
+
+    def on_not_leading(self, hosted: HostedPartition) -> None:
+        """This broker leads ``hosted`` no more. Harmless when it did not."""
+        shard = self._shards.get(hosted.key)
+        if shard is not None and shard.hosted is hosted and "R36-keep-serving" not in mutants.ACTIVE:
+            self._close(shard)
+
+    def _begin(self, kind: int, hosted: HostedPartition) -> None:
+        shard = Shard(hosted, self._machines[kind](), self, self._waiters, self._clock)
+        self._shards[hosted.key] = shard
+        self._tasks.start(self._load(kind, shard), name=f"load {hosted.key}")
+
+    def _close(self, shard: Shard) -> None:
+        key = shard.hosted.key
+        del self._shards[key]
+        self._due_ms.pop(shard, None)
+        self._changed.pop(shard, None)
+        shard.close()
+        logger.debug("coordinator ended %s", Fields(partition=key, epoch=shard.coordinator_epoch))
+        for callback in self._on_close[KINDS[key.topic]]:
+            callback(shard)
+
+    async def _load(self, kind: int, shard: Shard) -> None:
+        key, began_ms = shard.hosted.key, self._clock.monotonic_ms()
+        try:
+            record_count = await load(shard)
+        except AssertionError:
+            raise
+        except Exception as error:
+            if shard.is_closed:
+                return
+            shard.failure = error
+            is_ours = not isinstance(error, (StorageError, OSError))
+            logger.error(
+                "coordinator not loaded %s", Fields(partition=key, reason=repr(error)), exc_info=is_ours
+            )
+            if not is_ours:  # it may pass: too many open files, say
+                await self._clock.sleep_ms(LOAD_RETRY_MS)
+                if not shard.is_closed:
+                    self._close(shard)
+                    self._begin(kind, shard.hosted)
+            return
+        if shard.is_loaded:
+            logger.log(
+                logging.INFO if record_count else logging.DEBUG,  # most of 50 have nothing
+                "coordinator loaded %s",
+                Fields(
+                    partition=key,
+                    epoch=shard.coordinator_epoch,
+                    records=record_count,
+                    took_ms=self._clock.monotonic_ms() - began_ms,
+                ),
+            )
+
+    # --- topics
+
+    def publish(self, delta: Delta, image: ClusterImage) -> None:
+        """A new image holds: members' subscriptions may mean other partitions, offsets other topics."""
+        before, self._image = self._image, image
+        if image.topics is not before.topics and delta.has_reshaped_topics():
+            self.topics = TopicShapes(image.topics)
+            for shard in self._shards.values():
+                shard.tick_soon()
+
+    # --- what shards call
+
+    @property
+    def is_isolated(self) -> bool:
+        """``ShardOwner.is_isolated``"""
+        return self._asks_isolated()
+
+    def judge_isolation_by(self, is_isolated: Callable[[], bool]) -> None:
+        """Have ``is_isolated`` say whether this broker may have been replaced without knowing it (R23)."""
+        self._asks_isolated = is_isolated
+
+    def on_replayed(self, shard: Shard, command: Any) -> None:
+        """``ShardOwner.on_replayed``"""
+        for callback in self._on_replay[KINDS[shard.hosted.key.topic]]:
+            callback(shard, command)
+        self.on_committed(shard)
+
+    def on_committed(self, shard: Shard) -> None:
+        """``ShardOwner.on_committed``"""
+        if not self._on_change[KINDS[shard.hosted.key.topic]]:
+            return
+        if not self._changed:
+            self._waiters.loop.call_soon(self._tell_changes)
+        self._changed[shard] = None
+
+    def _tell_changes(self) -> None:
+        changed, self._changed = self._changed, {}
+        for shard in changed:
+            if shard.is_closed:
+                continue
+            for callback in self._on_change[KINDS[shard.hosted.key.topic]]:
+                callback(shard)
+
+    def wake_at(self, shard: Shard, due_ms: int | None) -> None:
+        """``ShardOwner.wake_at``"""
+        if due_ms is None:
+            self._due_ms.pop(shard, None)
+            return
+        self._due_ms[shard] = due_ms
+        if self._wakes_ms is None or due_ms < self._wakes_ms:
+            self._has_due.set()
+            if self._sleep is not None:
+                self._sleep.cancel()
+
+    async def keep_time(self) -> None:
+        """Tick each shard when it is time for it, for ever."""
+        while True:
+            self._has_due.clear()
+            now_ms = self._clock.monotonic_ms()
+            for shard, due_ms in list(self._due_ms.items()):
+                if due_ms <= now_ms and not shard.is_closed:
+                    shard.tick()
+            if not self._due_ms:
+                self._wakes_ms = None
+                await self._has_due.wait()
+                continue
+            self._wakes_ms = min(self._due_ms.values())
+            await self._sleep_ms(max(self._wakes_ms - self._clock.monotonic_ms(), 1))
+
+    async def _sleep_ms(self, duration_ms: int) -> None:
+        """So long, or until an earlier moment is asked for."""
+        sleep = self._sleep = asyncio.get_running_loop().create_task(
+            self._clock.sleep_ms(duration_ms), name="coordinators' sleep"
+        )
+        try:
+            await asyncio.wait({sleep})
+        finally:
+            self._sleep = None
+            sleep.cancel()
+
+    # --- life
+
+    async def close(self) -> None:
+        """The broker stops: what is held is answered NOT_COORDINATOR, so that clients look for another."""
+        self.end()
+        await self.creation.close()
+
+    def end(self) -> None:
+        """Coordinate nothing any more."""
+        self._is_closed = True
+        for shard in list(self._shards.values()):
+            self._close(shard)
+
+
+def caller_of(client_id: str | None, peer: str) -> Caller:
+    """A client as a coordinator sees it."""
+    return Caller(client_id or "", peer)
+
+
+def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
+    """The real ones, imported when a broker coordinates something for the first time."""
+
+    def group_machine() -> Machine:
+        from kafkalite.groups.machine import GroupMachine
+        from kafkalite.groups.settings import GroupSettings
+
+        settings = GroupSettings(
+            session_timeout_ms=config.group_consumer_session_timeout_ms,
+            heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            assignors=config.group_consumer_assignors,
+            max_size=config.group_max_size,
+            offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+            retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        )
+        machine: Machine = GroupMachine(settings)
+        return machine
+
+    def transaction_machine() -> Machine:
+        from kafkalite.transactions.machine import TransactionMachine, TransactionSettings
+
+        settings = TransactionSettings(
+            max_timeout_ms=config.transaction_max_timeout_ms,
+            transactional_id_expiration_ms=config.transactional_id_expiration_ms,
+        )
+        machine: Machine = TransactionMachine(settings)
+        return machine
+
+    return {GROUP: group_machine, TRANSACTION: transaction_machine}

@@ -1,0 +1,169 @@
+"""The internal topics: what they are called, which partition a key is in, and how they come into being."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig
+from kafkalite.clock import Clock
+from kafkalite.coordination import TopicShape
+from kafkalite.errors import (
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    InvalidTopicError,
+    KafkaliteError,
+)
+from kafkalite.limits import MIB
+from kafkalite.metadata.image import ClusterImage, TopicImage
+from kafkalite.model import INTERNAL_PREFIX
+from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
+from kafkalite.records.partitioners import murmur2
+
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster.controller_channel import ControllerChannel
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+#: FindCoordinator's key types.
+GROUP: Final = 0
+TRANSACTION: Final = 1
+TOPICS: Final[Mapping[int, str]] = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
+KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
+
+#: On a broker that keeps everything in memory, unless its configuration says otherwise.
+MEMORY_PARTITIONS: Final = 4
+#: One decision is one batch: say, where each of 10,000 partitions goes.
+MAX_BATCH_BYTES: Final = 32 * MIB
+CREATE_TIMEOUT_MS: Final = 15_000
+#: A cluster that starts is asked for a coordinator before its last broker is up. A topic of one replica, made
+#: then, would stay one: so long, the creation waits for the others.
+GATHERING_MS: Final = 10_000
+
+_PARTITIONS: Final = {
+    GROUP: "offsets.topic.num.partitions",
+    TRANSACTION: "transaction.state.log.num.partitions",
+}
+
+
+def refuse_internal(topic: str) -> None:
+    """Raises InvalidTopicError for a topic that belongs to the brokers alone."""
+    if topic.startswith(INTERNAL_PREFIX):
+        raise InvalidTopicError(
+            f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for the brokers alone",
+            hint="choose another name",
+        )
+
+
+def partition_of(key: str, partition_count: int) -> int:
+    """The partition of an internal topic that a group's name or a transactional id belongs to."""
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % partition_count
+
+
+def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTopic:
+    """How the internal topic of that kind is created."""
+    if kind == GROUP:
+        partition_count = config.offsets_topic_num_partitions
+        wanted_replicas = config.offsets_topic_replication_factor
+        segment_bytes = config.offsets_topic_segment_bytes
+    else:
+        partition_count = config.transaction_state_log_num_partitions
+        wanted_replicas = config.transaction_state_log_replication_factor
+        segment_bytes = config.transaction_state_log_segment_bytes
+    is_default = partition_count == BROKER_OPTIONS.get(_PARTITIONS[kind]).default
+    if config.log_dirs is None and is_default:
+        partition_count = MEMORY_PARTITIONS
+    replication_factor = min(wanted_replicas, max(live_broker_count, 1))
+    configs = {
+        "cleanup.policy": "compact",
+        "segment.bytes": str(segment_bytes),
+        "max.message.bytes": str(MAX_BATCH_BYTES),
+        "min.insync.replicas": str(min(config.transaction_state_log_min_isr, replication_factor)),
+        "unclean.leader.election.enable": "false",
+    }
+    return NewTopic(TOPICS[kind], partition_count, replication_factor, configs)
+
+
+def expected_brokers(config: BrokerConfig, image: ClusterImage) -> int:
+    """How many brokers the cluster has, alive or not, as far as this one can tell."""
+    if config.is_broker and config.is_controller:
+        return max(len(image.brokers), len(config.voters))
+    return len(image.brokers)
+
+
+class TopicCreation:
+    """Creates internal topics when they are first asked for; all who ask meanwhile wait for one creation."""
+
+    def __init__(self, config: BrokerConfig, channel: ControllerChannel, clock: Clock) -> None:
+        self._config = config
+        self._channel = channel
+        self._clock = clock
+        self._asked_ms: dict[int, int] = {}  # when each kind was first asked for
+        self._creations: dict[int, asyncio.Task[None]] = {}
+
+    async def ensure(self, kind: int, image: ClusterImage) -> None:
+        """Return when this broker's image shows the topic. Raises CoordinatorNotAvailableError."""
+        task = self._creations.get(kind)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(
+                self._create(kind, image), name=f"create {TOPICS[kind]}"
+            )
+            self._creations[kind] = task
+            task.add_done_callback(lambda done: self._on_done(kind, done))
+        await asyncio.shield(task)
+
+    def _on_done(self, kind: int, done: asyncio.Task[None]) -> None:
+        self._creations.pop(kind, None)
+        if not done.cancelled():
+            done.exception()  # told to whoever still waits; nobody may be left
+
+    async def _create(self, kind: int, image: ClusterImage) -> None:
+        live_count, now_ms = len(image.live_brokers()), self._clock.monotonic_ms()
+        topic = new_topic(kind, self._config, live_count)
+        wanted = new_topic(kind, self._config, expected_brokers(self._config, image)).replication_factor
+        waited_ms = now_ms - self._asked_ms.setdefault(kind, now_ms)
+        if topic.replication_factor < wanted and waited_ms < GATHERING_MS:
+            raise CoordinatorNotAvailableError(
+                f"{TOPICS[kind]} is to have {wanted} replicas, and {live_count} brokers are alive;"
+                f" after {GATHERING_MS} ms it is created with fewer"
+            )
+        command = CreateTopicsRequest(0, False, [topic])
+        try:
+            created: CreateTopicsResponse = await self._channel.decide(command, timeout_ms=CREATE_TIMEOUT_MS)
+        except KafkaliteError as error:
+            raise CoordinatorNotAvailableError(f"{TOPICS[kind]} was not created: {error.message}") from error
+        code, message = created.error_code, created.error_message
+        if not code:
+            code, message = created.topics[0].error_code, created.topics[0].error_message
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise CoordinatorNotAvailableError(f"{TOPICS[kind]} was not created: {message}")
+
+    async def close(self) -> None:
+        tasks = list(self._creations.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class TopicShapes(Mapping[str, TopicShape]):
+    """The topics of an image, as coordinators see them. Made at no cost, however many there are."""
+
+    __slots__ = ("_topics",)
+
+    def __init__(self, topics: Mapping[str, TopicImage]) -> None:
+        self._topics = topics
+
+    def __getitem__(self, name: str) -> TopicShape:
+        topic = self._topics[name]
+        return TopicShape(topic.topic_id, len(topic.partitions))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._topics)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics

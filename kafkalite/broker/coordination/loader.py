@@ -1,0 +1,93 @@
+"""What a new coordinator reads before it serves: its partition's whole log, slice by slice (R36)."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import repeat
+from struct import Struct
+from typing import Any, Final
+
+from kafkalite.broker.coordination.shard import Shard
+from kafkalite.coordination import Instant, StateRecord
+from kafkalite.errors import CorruptBatchError, StorageError
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.checksum import crc32c
+from kafkalite.records.header import ATTRIBUTES_POSITION, COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
+from kafkalite.records.single import read_single
+
+#: What is replayed in one turn of the loop: some 10 ms.
+SLICE_BYTES: Final = 128 * 1024
+
+# Commits of one offset are the commonest batches: one record, uncompressed, of no producer's transaction.
+# Batch length, CRC, attributes, last offset delta: what tells one.
+_HEAD: Final = Struct(">8xi5xIhi")
+
+
+async def load(shard: Shard) -> int:
+    """Replay the log up to its very end and let the shard serve; returns how many records that were.
+
+    The records up to the log's end count, not only those below the high watermark: a leader never takes back
+    what it has, and answers wait until it is committed. Returns early when the shard is closed meanwhile.
+    Raises StorageError, OSError, and whatever the machine raises for records it can't read.
+    """
+    hosted, log = shard.hosted, shard.hosted.log
+    offset = log.log_start_offset
+    record_count = 0
+    while not shard.is_closed:
+        if offset >= log.log_end_offset:
+            shard.finish_loading()
+            break
+        found = hosted.partition.read_for_replica(max(offset, log.log_start_offset), SLICE_BYTES)
+        if found.next_offset <= offset:
+            raise StorageError(f"{hosted.key} has nothing at {offset}, below its end {log.log_end_offset}")
+        now = shard.now()
+        for buffer in found.buffers:
+            record_count += replay_batches(shard.machine, buffer, now)
+        offset = found.next_offset
+        await asyncio.sleep(0)
+    return record_count
+
+
+def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
+    """Replay the whole batches in ``buffer``; returns how many records they hold. Without a key they are
+    passed over."""
+    record_count, position = 0, 0
+    replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
+    data = bytes(buffer)
+    while position < len(data):
+        if len(data) - position < HEADER_BYTES:
+            raise CorruptBatchError(f"no whole record batch at position {position} of {len(data)} bytes")
+        length_bytes, crc, attributes, last_offset_delta = unpack_head(data, position)
+        end = position + LENGTH_OVERHEAD_BYTES + length_bytes
+        if attributes == COLUMNAR and last_offset_delta == 0 and end <= len(data):
+            row = read_single(data, position + HEADER_BYTES, end)
+            if row is not None and crc == crc32c(data[position + ATTRIBUTES_POSITION : end]):
+                replay(new_record(StateRecord, row), now)
+                record_count += 1
+                position = end
+                continue
+        batch = RecordBatch(buffer[position:end])
+        position = end
+        header = batch.header
+        if header.is_control:
+            if header.is_transactional:  # and otherwise a gap that compaction has left
+                from kafkalite.records.control import parse_marker
+
+                machine.end_transaction(header.producer_id, is_commit=parse_marker(batch.buffer).is_commit)
+            continue
+        columns = batch.columns()
+        record_count += header.record_count
+        if columns.keys is None:
+            continue
+        rows = zip(columns.keys, columns.values, strict=True)
+        records = map(tuple.__new__, repeat(StateRecord), rows)
+        if header.is_transactional:
+            producer_id = header.producer_id
+            for record in records:
+                if record.key is not None:
+                    replay(record, now, producer_id=producer_id)
+        else:
+            for record in records:
+                if record.key is not None:
+                    replay(record, now)
+    return record_count

@@ -1,0 +1,343 @@
+"""Sends the markers of decided transactions, and tells the coordinator when all of them are written (R32).
+
+What to send follows from the coordinator's replayed state alone (``TransactionMachine.pending_markers``),
+so a new coordinator goes on where the last one ended; nothing is sent before the decision is committed.
+Each marker goes to the partition's leader, again and again, until it is committed there, for as long as
+this broker coordinates the transaction. A partition that does not exist any more counts as written.
+
+    pending ──decision committed──► routed by leader ──written──► all partitions: MarkersWritten ──► complete
+                                       ▲        └──refused, lost, no leader──► later ──┐
+                                       └───────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from kafkalite.broker.server.responses import Answer, Pending, Refusal
+from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.errors import ErrorCode, KafkaliteError
+from kafkalite.log_fields import Fields
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.protocol.messages.transactions import (
+    TxnMarker,
+    TxnPartition,
+    TxnPartitionResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from kafkalite.transactions.commands import MarkersWritten, PendingMarker
+
+logger = logging.getLogger(__name__)
+
+MAX_PARTITIONS_PER_REQUEST: Final = 1_000
+#: To one broker: what waits for slow replicas does not hold up the next transactions.
+MAX_IN_FLIGHT: Final = 4
+FIRST_RETRY_MS: Final = 20
+MAX_RETRY_MS: Final = 500
+#: From this attempt on, some seconds after the first one, the log tells about it.
+TOLD_ATTEMPT: Final = 12
+
+#: Nothing is open there: the transaction has its marker, and a later one too; or the partition is gone.
+_WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
+
+
+class Coordinator(Protocol):
+    """A shard of transactions, as far as it matters here."""
+
+    machine: object
+    coordinator_epoch: int
+    is_closed: bool
+
+    @property
+    def end_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    def submit(self, command: object) -> Answer | Pending: ...
+
+
+Send = Callable[[int, WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
+"""Have a broker, by its node id, write markers. Raises KafkaliteError."""
+
+_Key = tuple[str, int, int]
+
+
+class _Work:
+    """One decided transaction. Invariant: every partition in ``open`` is routed, in flight, or in
+    ``later``."""
+
+    __slots__ = ("attempt", "end_offset", "key", "later", "marker", "open", "reason", "shard", "timer")
+
+    def __init__(self, shard: Coordinator, marker: PendingMarker, end_offset: int) -> None:
+        self.shard = shard
+        self.marker = marker
+        self.key = (marker.name, marker.producer_id, marker.producer_epoch)
+        self.end_offset = end_offset  #: the decision lies below it
+        self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
+        self.later: list[TxnPartition] = []
+        self.attempt = 0
+        self.reason: object = "no leader"  #: why something is late
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Ending:
+    """What one shard ends. Invariant: ``waiting`` are those whose decision is not known to be committed, in
+    the order of the decisions."""
+
+    __slots__ = ("last_seen", "waiting", "works")
+
+    def __init__(self) -> None:
+        self.works: dict[_Key, _Work] = {}
+        self.waiting: deque[_Work] = deque()
+        self.last_seen: PendingMarker | None = None  #: the last one decided, when all were looked at
+
+
+class _Route:
+    """What goes to one broker."""
+
+    __slots__ = ("in_flight", "node_id", "waiting")
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.waiting: deque[tuple[_Work, TxnPartition]] = deque()
+        self.in_flight = 0
+
+
+class MarkerSender:
+    """All transactions that this broker coordinates and that are being ended."""
+
+    def __init__(
+        self,
+        send: Send,
+        image: Callable[[], ClusterImage],
+        tasks: TaskSet,
+        loop: asyncio.AbstractEventLoop,
+        on_complete: Callable[[str], None],
+    ) -> None:
+        """``on_complete`` hears the name of a transaction that is complete: its next one may begin."""
+        self._send = send
+        self._image = image
+        self._tasks = tasks
+        self._loop = loop
+        self._on_complete = on_complete
+        self._endings: dict[Coordinator, _Ending] = {}
+        self._routes: dict[int, _Route] = {}
+        self._late: dict[_Work, None] = {}  # those with something in ``later``
+        self._topics: object = None
+
+    def __len__(self) -> int:
+        """How many transactions are being ended."""
+        return sum(len(ending.works) for ending in self._endings.values())
+
+    # --- what the coordinators tell
+
+    def on_change(self, shard: Coordinator) -> None:
+        """The shard's state or high watermark has moved: begin what is decided and committed."""
+        if shard.is_closed:
+            return
+        pending: Sequence[PendingMarker] = shard.machine.pending_markers()  # type: ignore[attr-defined]
+        ending = self._endings.get(shard)
+        if ending is None:
+            if not pending:
+                return
+            ending = self._endings[shard] = _Ending()
+        if pending and pending[-1] is not ending.last_seen:  # later decisions stand behind earlier ones
+            self._notice(shard, ending, pending)
+        high_watermark = shard.high_watermark
+        while ending.waiting and ending.waiting[0].end_offset <= high_watermark:
+            work = ending.waiting.popleft()
+            self._route(work, list(work.open))
+            self._finish_when_written(work)
+
+    def _notice(self, shard: Coordinator, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
+        """Remember what is decided and new here. It is committed with the log as it is now, at the latest."""
+        ending.last_seen = pending[-1]
+        for marker in pending:
+            if (marker.name, marker.producer_id, marker.producer_epoch) not in ending.works:
+                work = _Work(shard, marker, shard.end_offset)
+                ending.works[work.key] = work
+                ending.waiting.append(work)
+
+    def on_close(self, shard: Coordinator) -> None:
+        """This broker does not coordinate it any more: whoever does sends them."""
+        ending = self._endings.pop(shard, None)
+        if ending is not None:
+            for work in ending.works.values():
+                self._late.pop(work, None)
+                if work.timer is not None:
+                    work.timer.cancel()
+
+    def on_image(self, image: ClusterImage) -> None:
+        """Perhaps there are other leaders: what waits for one goes there now."""
+        if self._late and image.topics is not self._topics:
+            self._topics = image.topics
+            for work in list(self._late):
+                self._loop.call_soon(self._retry, work)
+
+    def close(self) -> None:
+        """The broker stops."""
+        for shard in list(self._endings):
+            self.on_close(shard)
+
+    # --- to the leaders
+
+    def _route(self, work: _Work, partitions: Sequence[TxnPartition]) -> None:
+        topics = self._image().topics
+        for at in partitions:
+            topic = topics.get(at.topic)
+            if topic is None or at.partition >= len(topic.partitions):
+                del work.open[at]
+                continue
+            leader = topic.partitions[at.partition].leader
+            if leader < 0:
+                self._put_off(work, at)
+                continue
+            route = self._routes.get(leader)
+            if route is None:
+                route = self._routes[leader] = _Route(leader)
+            route.waiting.append((work, at))
+            if len(route.waiting) == 1 and route.in_flight < MAX_IN_FLIGHT:
+                self._start(route)
+
+    def _start(self, route: _Route) -> None:
+        route.in_flight += 1
+        self._tasks.start(self._carry(route), name=f"send markers to broker {route.node_id}")
+
+    async def _carry(self, route: _Route) -> None:
+        try:
+            await asyncio.sleep(0)  # what else there is of this turn of the loop
+            while route.waiting:
+                batch = self._take(route)
+                if not batch:
+                    break
+                if route.waiting and route.in_flight < MAX_IN_FLIGHT:
+                    self._start(route)
+                await self._deliver(route.node_id, batch)
+        finally:
+            route.in_flight -= 1
+
+    def _take(self, route: _Route) -> dict[_Work, list[TxnPartition]]:
+        """What goes into the next request."""
+        batch: dict[_Work, list[TxnPartition]] = {}
+        count = 0
+        while route.waiting and count < MAX_PARTITIONS_PER_REQUEST:
+            work, at = route.waiting.popleft()
+            if self._is_current(work) and at in work.open:
+                batch.setdefault(work, []).append(at)
+                count += 1
+        return batch
+
+    async def _deliver(self, node_id: int, batch: dict[_Work, list[TxnPartition]]) -> None:
+        request = WriteTxnMarkersRequest(
+            [
+                TxnMarker(
+                    work.marker.producer_id,
+                    work.marker.producer_epoch,
+                    work.shard.coordinator_epoch,
+                    work.marker.is_commit,
+                    partitions,
+                )
+                for work, partitions in batch.items()
+            ]
+        )
+        results: list[Sequence[TxnPartitionResult]]
+        reason: object = "no answer"
+        try:
+            response = await self._send(node_id, request)
+            results = [written.partitions for written in response.markers]
+        except KafkaliteError as error:
+            reason = error.message
+            results = []
+        for number, (work, partitions) in enumerate(batch.items()):
+            if self._is_current(work):
+                answered = results[number] if number < len(results) else ()
+                self._settle(work, partitions, answered, reason)
+
+    def _settle(
+        self,
+        work: _Work,
+        partitions: Sequence[TxnPartition],
+        answered: Sequence[TxnPartitionResult],
+        reason: object,
+    ) -> None:
+        """Take note of what a broker made of a transaction's markers."""
+        outcomes = {(one.topic, one.partition): one for one in answered}
+        for at in partitions:
+            outcome = outcomes.get((at.topic, at.partition))
+            if outcome is not None and outcome.error_code in _WRITTEN:
+                work.open.pop(at, None)
+            else:
+                work.reason = reason if outcome is None else outcome.error_message
+                self._put_off(work, at)
+        self._finish_when_written(work)
+
+    def _put_off(self, work: _Work, at: TxnPartition) -> None:
+        work.later.append(at)
+        if work.timer is None:
+            self._late[work] = None
+            delay_ms = min(FIRST_RETRY_MS << min(work.attempt, 10), MAX_RETRY_MS)
+            work.timer = self._loop.call_later(delay_ms / 1000, self._retry, work)
+
+    def _retry(self, work: _Work) -> None:
+        self._late.pop(work, None)
+        if work.timer is not None:
+            work.timer.cancel()
+            work.timer = None
+        if not self._is_current(work):
+            return
+        work.attempt += 1
+        if work.attempt == TOLD_ATTEMPT:
+            logger.warning(
+                "a transaction still lacks markers %s",
+                Fields(name=work.marker.name, partitions=len(work.open), reason=work.reason),
+            )
+        partitions, work.later = work.later, []
+        self._route(work, partitions)
+        self._finish_when_written(work)
+
+    # --- back to the coordinator
+
+    def _is_current(self, work: _Work) -> bool:
+        ending = self._endings.get(work.shard)
+        return ending is not None and ending.works.get(work.key) is work
+
+    def _finish_when_written(self, work: _Work) -> None:
+        if work.open or not self._is_current(work):
+            return
+        marker, shard = work.marker, work.shard
+        answer = shard.submit(
+            MarkersWritten(marker.name, marker.producer_id, marker.producer_epoch, marker.partitions)
+        )
+        ending = self._endings.get(shard)
+        if ending is not None:  # unless the shard was closed within
+            ending.works.pop(work.key, None)
+            if not ending.works:
+                del self._endings[shard]
+        then = partial(self._on_noted, work)
+        if isinstance(answer, Pending):
+            answer.then(then)
+        else:
+            then(answer)
+        self._on_complete(marker.name)
+
+    def _on_noted(self, work: _Work, answer: Answer) -> None:
+        """The coordinator has written it down, or could not: then it is pending still, and begun again."""
+        if isinstance(answer, Refusal) and not work.shard.is_closed:
+            logger.info(
+                "end of a transaction not noted %s",
+                Fields(name=work.marker.name, reason=answer.error_message),
+            )
+            self._loop.call_later(MAX_RETRY_MS / 1000, self._begin_again, work.shard)
+
+    def _begin_again(self, shard: Coordinator) -> None:
+        ending = self._endings.get(shard)
+        if ending is not None:
+            ending.last_seen = None
+        self.on_change(shard)

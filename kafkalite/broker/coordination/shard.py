@@ -1,0 +1,451 @@
+"""One coordinator: the leader of one partition of an internal topic, with a machine on top of its records.
+
+A request is decided on the state at the log's end; the records of the decision are appended as one batch and
+replayed at once; the answer is released when the high watermark has reached what was the log's end then. So
+nothing is ever taken back, and no answer, a refusal and what was only read included, rests on records that
+may yet vanish (R36, R39, R40). When leadership ends, answers not yet released become NOT_COORDINATOR, and
+the shard with its machine is forgotten: whoever leads next reads the whole log before it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from kafkalite import mutants
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
+from kafkalite.clock import Clock
+from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.errors import (
+    BrokerError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    KafkaStorageError,
+    LogOfflineError,
+    NotCoordinatorError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+    broker_error,
+)
+from kafkalite.log_fields import Fields
+from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.protocol.messages.transactions import EndTxnGroupResponse, EndTxnResponse
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import parse_header
+
+logger = logging.getLogger(__name__)
+
+#: How long an answer waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
+COMMIT_TIMEOUT_MS: Final = 5_000
+#: After a tick that could not write what it had to.
+TICK_RETRY_MS: Final = 500
+#: A machine whose deadline has passed and that has nothing to do is not asked more often.
+MIN_TICK_INTERVAL_MS: Final = 10
+NO_CALLER: Final = Caller("", "")
+
+_GONE: Final = (NotLeaderOrFollowerError, UnknownTopicOrPartitionError)
+_UNAVAILABLE: Final = (
+    KafkaStorageError,
+    LogOfflineError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    StorageError,
+    OSError,
+)
+
+
+class Machine(Protocol):
+    """What decides: pure, replayed from records. See ``coordination``."""
+
+    def decide(
+        self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
+    ) -> Decision: ...
+
+    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> Decision: ...
+
+    def next_deadline_ms(self) -> int | None: ...
+
+    def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None: ...
+
+    def end_transaction(self, producer_id: int, *, is_commit: bool) -> None: ...
+
+    def on_loaded(self, now: Instant) -> None: ...
+
+
+class ShardOwner(Protocol):
+    """What a shard needs of the coordinators around it."""
+
+    @property
+    def topics(self) -> Mapping[str, TopicShape]:
+        """Every topic there is now."""
+        ...
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether no controller was reached for so long that another broker may lead by now (R23)."""
+        ...
+
+    def wake_at(self, shard: Shard, due_ms: int | None) -> None:
+        """Call ``shard.tick()`` at that moment (monotonic), and not at an earlier one asked for before."""
+        ...
+
+    def on_replayed(self, shard: Shard, command: Any) -> None:
+        """The shard's state has changed: by ``command``, or by time or topics when that is None."""
+        ...
+
+    def on_committed(self, shard: Shard) -> None:
+        """The high watermark has reached an end that the shard waited for."""
+        ...
+
+    def on_broken(self, error: BaseException) -> None:
+        """An invariant is broken: the broker must stop."""
+        ...
+
+
+class _Held(NamedTuple):
+    """An answer that waits for the high watermark to reach ``end_offset`` (exclusive)."""
+
+    end_offset: int
+    deadline_s: float
+    answer: Answer
+    pending: Pending
+
+
+class Shard:
+    """Serves the keys that hash to one partition.
+
+    Invariants: while loaded and not closed, the machine's state is the replay of the whole log; the end
+    offsets in ``_held`` do not decrease; while anything is held or uncommitted, ``_waiter`` stands.
+    """
+
+    def __init__(
+        self,
+        hosted: HostedPartition,
+        machine: Machine,
+        owner: ShardOwner,
+        waiters: Waiters,
+        clock: Clock,
+    ) -> None:
+        self.hosted = hosted
+        self.machine: Any = machine
+        self.coordinator_epoch = hosted.partition.leader_epoch  #: the leader epoch it serves in
+        self.is_loaded = False
+        self.is_closed = False
+        self.failure: Exception | None = None  #: why it was not loaded, and will not be
+        self._owner = owner
+        self._waiters = waiters
+        self._clock = clock
+        self._held: deque[_Held] = deque()
+        self._waiter: ReachedWaiter | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_working = False
+        self._is_flush_due = False
+        self._is_tick_due = False
+        self._due_ms: int | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "loaded" if self.is_loaded else "loading"
+        return f"<Shard of {self.hosted.key} epoch {self.coordinator_epoch} {state}>"
+
+    @property
+    def end_offset(self) -> int:
+        """The log's end (exclusive): with the state of this moment."""
+        return self.hosted.log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """What lies below it is committed, whoever coordinates next."""
+        return self.hosted.high_watermark
+
+    def now(self) -> Instant:
+        return Instant(self._clock.monotonic_ms(), self._clock.wall_ms())
+
+    def check(self) -> None:
+        """Raises NotCoordinatorError, CoordinatorLoadInProgressError, CoordinatorNotAvailableError."""
+        if self.is_closed:
+            raise NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more")
+        if not self.is_loaded and "R36-serve-unloaded" not in mutants.ACTIVE:
+            if self.failure is not None:
+                raise CoordinatorNotAvailableError(
+                    f"{self.hosted.key} could not be loaded: {self.failure}",
+                    hint="the broker's log has the traceback",
+                )
+            raise CoordinatorLoadInProgressError(f"{self.hosted.key} is being loaded; ask again soon")
+
+    # --- requests
+
+    def submit(self, command: Any, caller: Caller = NO_CALLER) -> Answer | Pending:
+        """The machine's answer to ``command``, when all that it rests on is committed. Never raises.
+
+        A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the outcome is
+        not known, or nothing was done: ask again), COORDINATOR_LOAD_IN_PROGRESS.
+        """
+        try:
+            self.check()
+        except BrokerError as error:
+            return _refusal(error)
+        assert not self._is_working, f"{self} was asked from within its own decision"
+        self._is_working = True
+        answer: Answer
+        try:
+            now = self.now()
+            if self._owner.is_isolated:
+                self._claim(now)
+            decision = self.machine.decide(command, caller, now, self._owner.topics)
+            if decision.records:
+                self._write(decision, now)
+            answer = Reply(decision.reply)
+        except NotCoordinatorError as error:
+            return _refusal(error)
+        except Exception as error:
+            decision = None
+            answer = _refusal(error)
+        finally:
+            self._is_working = False
+        if decision is not None and decision.records:
+            self._schedule()
+            self._owner.on_replayed(self, command)
+        elif self._due_ms is None:
+            self._schedule()
+        return self._hold(answer)
+
+    async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
+        """``submit`` for who can wait: the reply itself. Raises the BrokerError of a refusal."""
+        return await settled(self.submit(command, caller))
+
+    def _claim(self, now: Instant) -> None:
+        """Have the replicas in sync confirm, by a record that says nothing, that this broker still leads.
+
+        While no controller is reached, another one may long coordinate (R23), and what this one has committed
+        may be old. The answer that follows waits for the record like for any other.
+        """
+        if len(self.hosted.partition.in_sync_replicas) > 1:
+            self._append(build_batch([None], None, now.wall_ms), now)
+
+    def _write(self, decision: Decision, now: Instant) -> None:
+        """Append the records of a decision as one batch and replay them. What raises has changed nothing."""
+        keys, values = zip(*decision.records, strict=True)
+        producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
+        batch = build_batch(
+            values,
+            keys,
+            now.wall_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=producer_id != NO_PRODUCER_ID,
+        )
+        self._append(batch, now)
+        replay = self.machine.replay
+        try:
+            for record in decision.records:
+                replay(record, now, producer_id=producer_id)
+        except Exception as error:
+            message = f"a record that was appended to {self.hosted.key} can't be replayed: {error!r}"
+            raise AssertionError(message) from error
+
+    def _append(self, batch: bytearray, now: Instant) -> None:
+        """Raises what a client is to hear of an error of the log."""
+        try:
+            self.hosted.append_state(batch, parse_header(batch), now.wall_ms)
+        except Exception as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> Exception:
+        """What a client hears of an error of the log; others as they are."""
+        if isinstance(error, _GONE):
+            return NotCoordinatorError(f"this broker does not lead {self.hosted.key} any more")
+        if isinstance(error, _UNAVAILABLE):
+            return CoordinatorNotAvailableError(f"{self.hosted.key} takes no records now: {error}")
+        return error
+
+    def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
+        """A transaction's marker was appended to the partition; one being loaded will read it there."""
+        if self.is_loaded and not self.is_closed:
+            self.machine.end_transaction(producer_id, is_commit=is_commit)
+            self._schedule()
+            self._await_commitment()
+            self._owner.on_committed(self)  # no member's news: every held heartbeat would be looked at
+
+    # --- answers wait for the high watermark
+
+    def _hold(self, answer: Answer) -> Answer | Pending:
+        """``answer``, at once or when everything that is in the log now is committed."""
+        end_offset = self.end_offset
+        if self.high_watermark >= end_offset:
+            if self._held:
+                self._flush()
+            return answer
+        if _is_early(answer):
+            self._await_commitment()
+            return answer
+        pending = Pending()
+        deadline_s = self._waiters.loop.time() + COMMIT_TIMEOUT_MS / 1000
+        self._held.append(_Held(end_offset, deadline_s, answer, pending))
+        self._await_commitment()
+        if self._timer is None:
+            self._timer = self._waiters.loop.call_at(deadline_s, self._expire)
+        return pending
+
+    def _await_commitment(self) -> None:
+        """Have ``_on_reached`` called when the first held answer may go, or else all that was written is
+        committed."""
+        if self._waiter is not None or self.is_closed:
+            return
+        end_offset = self._held[0].end_offset if self._held else self.end_offset
+        if self.high_watermark < end_offset:
+            self._waiter = self._waiters.committed(self.hosted.key, end_offset, self._on_reached)
+
+    def _on_reached(self, error: Exception | None) -> None:
+        self._waiter = None
+        if self.is_closed:
+            return
+        if error is not None:
+            self._fail(self._translated(error))
+            if not isinstance(error, _GONE):
+                self._waiters.loop.call_later(TICK_RETRY_MS / 1000, self._flush)
+            return
+        if self._is_working:  # within an append: its records are not replayed yet
+            if not self._is_flush_due:
+                self._is_flush_due = True
+                self._waiters.loop.call_soon(self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Release the answers whose records are committed."""
+        self._is_flush_due = False
+        if self.is_closed:
+            return
+        high_watermark = self.high_watermark
+        held = self._held
+        while held and held[0].end_offset <= high_watermark:
+            one = held.popleft()
+            one.pending.resolve(one.answer)
+        self._await_commitment()
+        self._owner.on_committed(self)
+
+    def _expire(self) -> None:
+        """Give up what waits for too long. It may be committed yet, so the client is to ask again."""
+        self._timer = None
+        now_s, held = self._waiters.loop.time(), self._held
+        error = CoordinatorNotAvailableError(
+            f"not committed to {self.hosted.key} within {COMMIT_TIMEOUT_MS} ms; it may be yet"
+        )
+        while held and (held[0].deadline_s <= now_s or held[0].pending.is_done):
+            held.popleft().pending.resolve(_refusal(error))
+        if held:
+            self._timer = self._waiters.loop.call_at(held[0].deadline_s, self._expire)
+
+    def _fail(self, error: Exception) -> None:
+        refusal = _refusal(error)
+        held, self._held = self._held, deque()
+        for one in held:
+            one.pending.resolve(refusal)
+
+    # --- time and topics
+
+    def tick(self) -> None:
+        """Do what time or changed topics bring; once more in another turn of the loop while there is more."""
+        if self.is_closed or not self.is_loaded:
+            return
+        self._is_tick_due = False
+        now = self.now()
+        self._is_working = True
+        try:
+            decision = self.machine.tick(now, self._owner.topics)
+            if decision.records:
+                self._write(decision, now)
+        except AssertionError as error:
+            self._owner.on_broken(error)
+            return
+        except Exception as error:
+            is_ours = not isinstance(error, (BrokerError, StorageError, OSError))
+            reason = Fields(partition=self.hosted.key, reason=repr(error))
+            logger.warning("coordinator's tick failed %s", reason, exc_info=is_ours)
+            self._wake_at(now.monotonic_ms + TICK_RETRY_MS)
+            return
+        finally:
+            self._is_working = False
+        if decision.records:
+            self._await_commitment()
+            self._owner.on_replayed(self, None)
+            self.tick_soon()
+        self._schedule(not_before_ms=now.monotonic_ms + MIN_TICK_INTERVAL_MS)
+
+    def tick_soon(self) -> None:
+        """``tick`` in the next turn of the loop, once however often it is asked for."""
+        if not self._is_tick_due and self.is_loaded and not self.is_closed:
+            self._is_tick_due = True
+            self._waiters.loop.call_soon(self.tick)
+
+    def _schedule(self, not_before_ms: int = 0) -> None:
+        due_ms = self.machine.next_deadline_ms()
+        self._wake_at(None if due_ms is None else max(due_ms, not_before_ms))
+
+    def _wake_at(self, due_ms: int | None) -> None:
+        if due_ms != self._due_ms:
+            self._due_ms = due_ms
+            self._owner.wake_at(self, due_ms)
+
+    # --- life
+
+    def finish_loading(self) -> None:
+        """All of the log was replayed, at this moment."""
+        self.is_loaded = True
+        self.machine.on_loaded(self.now())
+        self._schedule()
+        self._await_commitment()
+        self.tick_soon()
+        self._owner.on_replayed(self, None)
+
+    def close(self) -> None:
+        """Another one coordinates, or nobody. What is held is answered NOT_COORDINATOR."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._waiter is not None:
+            self._waiter.is_cancelled = True
+            self._waiter = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._fail(NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more"))
+
+
+def _is_early(answer: Answer) -> bool:
+    """Whether the answer leaves before it is committed, against R36, or R32 for the end of a transaction."""
+    if "R36-answer-uncommitted" in mutants.ACTIVE:
+        return True
+    is_end = isinstance(answer, Reply) and isinstance(answer.message, EndTxnResponse | EndTxnGroupResponse)
+    return is_end and "R32-answer-early" in mutants.ACTIVE
+
+
+def _refusal(error: Exception) -> Refusal:
+    code, message = translate(error)
+    return Refusal(code, message or "")
+
+
+async def settled(answer: Answer | Pending) -> Any:
+    """The message of the reply that ``answer`` is or becomes. Raises the BrokerError of a refusal."""
+    if isinstance(answer, Pending):
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def on_answer(outcome: Answer) -> None:
+            if not done.done():
+                done.set_result(outcome)
+
+        answer.then(on_answer)
+        answer = await done
+    if isinstance(answer, Refusal):
+        raise broker_error(answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR, answer.error_message)
+    return answer.message

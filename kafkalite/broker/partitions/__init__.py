@@ -1,0 +1,1 @@
+"""The partitions that this broker hosts: roles, syncs, waiters, retention and compaction."""

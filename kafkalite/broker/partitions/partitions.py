@@ -1,0 +1,415 @@
+"""The partitions this broker hosts: which there are, and which of them lead, follow or do neither.
+
+Follows the metadata image: ``publish`` is told of every change and opens, gives roles, reconfigures and
+deletes. No role is taken before the image holds this very process's registration (R22). A log that can't
+be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kafkalite import mutants
+from kafkalite.broker.partitions.hosted_partition import HostedPartition, StoredPartition
+from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.clock import Clock, SystemClock
+from kafkalite.errors import (
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.log_fields import Fields
+from kafkalite.metadata.delta import Delta, LocalPartition
+from kafkalite.metadata.image import ClusterImage, PartitionState
+from kafkalite.metadata.records import NO_LEADER
+from kafkalite.metadata.topic_config import Setting, topic_settings
+from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
+from kafkalite.protocol.messages.cluster import DamagedReplica
+from kafkalite.replication.partition import Partition, PartitionSettings
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
+from kafkalite.storage.log_store import LogStore
+
+logger = logging.getLogger(__name__)
+
+
+class Followers(Protocol):
+    """Who fetches for the partitions that follow a leader elsewhere."""
+
+    def follow(self, hosted: HostedPartition, leader_id: int) -> None:
+        """``hosted`` follows that broker from now on, or in another epoch; nobody when it is -1."""
+        ...
+
+    def unfollow(self, hosted: HostedPartition) -> None:
+        """``hosted`` follows nobody. Harmless when it did not."""
+        ...
+
+
+class RoleObserver(Protocol):
+    """Who acts on what this broker leads: its coordinators."""
+
+    def on_leading(self, hosted: HostedPartition) -> None:
+        """This broker leads ``hosted`` from now on, or still does, with another in-sync set."""
+        ...
+
+    def on_not_leading(self, hosted: HostedPartition) -> None:
+        """It does not, or no more."""
+        ...
+
+
+class Partitions:
+    """{TopicPartition: HostedPartition}, as the metadata image says."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        path: str,
+        node_id: int,
+        topic_defaults: Mapping[str, Any],
+        waiters: Waiters,
+        scheduler: SyncScheduler[HostedPartition],
+        *,
+        is_volatile: bool = False,
+        incarnation_id: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """``is_volatile``: nothing outlives this broker, so there is nothing to wait for with fsync.
+
+        ``incarnation_id`` is this process's: no role before the image shows its registration (R22). None
+        is for a broker that is its own cluster.
+        """
+        self._is_volatile = is_volatile
+        self._incarnation_id = incarnation_id
+        self._takes_roles = incarnation_id is None or "R22-stale-metadata" in mutants.ACTIVE
+        self._clock = clock or SystemClock()
+        self.followers: Followers | None = None  #: who fetches for what follows
+        self.observer: RoleObserver | None = None  #: who hears what is led here, and what no more
+        self._store = store
+        self.path = path  #: the data directory
+        self._node_id = node_id
+        self._topic_defaults = dict(topic_defaults)
+        self._waiters = waiters
+        self._scheduler = scheduler
+        self._hosted: dict[tuple[str, int], HostedPartition] = {}
+        self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
+        self._unopened: dict[tuple[str, int], DamagedReplica] = {}
+        self._reasons: dict[tuple[str, int], str] = {}  # of what is unopened
+        self._roleless: dict[TopicPartition, None] = {}  # what could not take the role of its state
+        self._image = ClusterImage()
+        self.has_compacted = asyncio.Event()  #: set when one comes; whoever finds none left clears it
+        self._is_complete = False  # the image knows every partition that an earlier life had here
+
+    def __len__(self) -> int:
+        return len(self._hosted) + len(self._unopened)
+
+    def __iter__(self) -> Iterator[HostedPartition]:
+        return iter(self._hosted.values())
+
+    def find(self, key: TopicPartition) -> HostedPartition | None:
+        """The partition, if it is open here, whatever its role."""
+        return self._hosted.get(key)
+
+    @property
+    def offline_count(self) -> int:
+        return len(self._unopened) + sum(hosted.log.offline_reason is not None for hosted in self)
+
+    def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> HostedPartition:
+        """The partition, led by this broker in the epoch the client knows (R3).
+
+        Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError, FencedLeaderEpochError,
+        UnknownLeaderEpochError, KafkaStorageError (its log could not be opened).
+        """
+        hosted = self._hosted.get((topic, partition))
+        if hosted is None:
+            raise self._absence(topic, partition)
+        if not hosted.partition.is_leader:
+            raise self._not_led(hosted)
+        if current_leader_epoch != NO_EPOCH:
+            hosted.partition.check_leader_epoch(current_leader_epoch)
+        return hosted
+
+    def _not_led(self, hosted: HostedPartition) -> Exception:
+        reason, leader_id = hosted.log.offline_reason, hosted.partition.leader_id
+        if reason is not None and leader_id == NO_LEADER:
+            return KafkaStorageError(f"{hosted.key} is offline, and nobody else can lead it: {reason}")
+        return NotLeaderOrFollowerError(
+            f"broker {self._node_id} does not lead {hosted.key}; node {leader_id} may"
+        )
+
+    def by_id(self, topic_id: str, partition: int) -> HostedPartition:
+        """The partition, whatever its role. Raises UnknownTopicOrPartitionError, KafkaStorageError."""
+        hosted = self._by_id.get((topic_id, partition))
+        if hosted is None:
+            topic = self._image.topics_by_id.get(topic_id)
+            if topic is None:
+                raise UnknownTopicOrPartitionError(f"there is no topic with the id {topic_id}")
+            raise self._absence(topic.name, partition)
+        return hosted
+
+    def _absence(self, topic: str, partition: int) -> Exception:
+        reason = self._reasons.get((topic, partition))
+        if reason is not None:
+            return KafkaStorageError(f"{topic}-{partition} is offline: {reason}")
+        if self._image.partition(topic, partition) is not None:
+            return NotLeaderOrFollowerError(f"broker {self._node_id} has no replica of {topic}-{partition}")
+        if topic in self._image.topics:
+            count = len(self._image.topics[topic].partitions)
+            return UnknownTopicOrPartitionError(f"{topic!r} has partitions 0 to {count - 1}, not {partition}")
+        return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
+
+    def stored(self) -> Iterator[StoredPartition]:
+        """Every partition here, offline ones too, in order."""
+        for key in sorted([*self._hosted, *self._unopened]):
+            hosted = self._hosted.get(key)
+            if hosted is None:
+                yield StoredPartition(*key, 0, 0, 0, 0, self._reasons[key])
+            else:
+                yield hosted.stored()
+
+    def is_whole(self, key: TopicPartition) -> bool:
+        """Whether all replicas of a partition are in sync, by the image."""
+        state = self._image.partition(*key)
+        return state is not None and set(state.isr) == set(state.replicas)
+
+    def damaged(self) -> list[DamagedReplica]:
+        """The replicas whose log is offline: they are not to lead, nor to count as in sync (R24, R26)."""
+        found = list(self._unopened.values())
+        for hosted in self._hosted.values():
+            if hosted.log.offline_reason is not None:
+                found.append(DamagedReplica(hosted.partition.topic_id, hosted.key.partition))
+        return found
+
+    # --- following the image
+
+    def publish(self, delta: Delta, image: ClusterImage) -> None:
+        """A new image holds. Deletes, creates, gives roles, reconfigures, in this order."""
+        self._image = image
+        changes = delta.local_changes(self._node_id)
+        for local in changes.deleted:
+            self._delete(local)
+        begins = not self._is_complete and (self._incarnation_id is None or self._is_registered(image))
+        if not self._is_complete:
+            self._load(changes.created, image)
+        for local in changes.created:
+            self._create(local, image)
+        if begins:
+            self._is_complete = True
+            self._load(self._local(image), image)
+        names = changes.configs_changed
+        if changes.broker_configs_changed:
+            names = tuple(image.topics)
+        for name in names:
+            self._reconfigure(name, image, is_early=True)
+        if self._takes_roles:
+            self._assign(changes.leaders, image)
+            self._assign(changes.followers, image)
+        elif begins:
+            self._takes_roles = True
+            self._assign(self._local(image), image)
+        for name in names:
+            self._reconfigure(name, image, is_early=False)
+
+    def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
+        """Open logs that may exist already, together; one of which records are known is not made anew (R25).
+
+        Until the image is complete, directories that it does not name may yet be named.
+        """
+        wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
+        configs: dict[str, LogConfig] = {}
+        for key, topic_id, _ in partitions:
+            config = configs.get(key.topic)
+            if config is None:
+                config = configs[key.topic] = self._log_config(self._settings(image, key.topic))
+            wanted[key] = (topic_id, config)
+        if wanted or self._is_complete:
+            self._store.load(wanted, are_all=self._is_complete)
+
+    def _is_registered(self, image: ClusterImage) -> bool:
+        broker = image.brokers.get(self._node_id)
+        return broker is not None and broker.incarnation_id == self._incarnation_id
+
+    def _local(self, image: ClusterImage) -> Iterator[LocalPartition]:
+        """Every partition of the image with a replica here."""
+        for name, topic in image.topics.items():
+            for number, state in enumerate(topic.partitions):
+                if self._node_id in state.replicas:
+                    yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
+
+    def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
+        """Give each partition the role that its state says."""
+        now_ms = self._clock.monotonic_ms()
+        high_watermarks = image.high_watermarks
+        for key, topic_id, state in partitions:
+            self._roleless.pop(key, None)
+            hosted = self._hosted.get(key)
+            if hosted is None:
+                continue  # its log could not be made
+            try:
+                if state.leader == self._node_id:
+                    if self.followers is not None:
+                        self.followers.unfollow(hosted)
+                    known = high_watermarks.get((topic_id, key.partition), 0)
+                    hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
+                    if self.observer is not None:
+                        self.observer.on_leading(hosted)
+                else:
+                    hosted.follow(state)
+                    if self.observer is not None:
+                        self.observer.on_not_leading(hosted)
+                    if hosted.log.is_damaged and self._is_needless(hosted, state):
+                        hosted = self._replace_damaged(hosted, topic_id, image)
+                        hosted.follow(state)
+                    if self.followers is not None:
+                        self.followers.follow(hosted, state.leader)
+            except (StorageError, OSError) as error:
+                logger.error("no role taken %s", Fields(partition=key, error=error))
+                self._strip(hosted, error)
+                self._roleless[key] = None
+
+    def retry_roles(self) -> None:
+        """Try again to give their roles to those that an error kept from it; it may have passed (EMFILE)."""
+        if self._roleless:
+            local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
+            self._assign(local, self._image)
+
+    def _is_needless(self, hosted: HostedPartition, state: PartitionState) -> bool:
+        """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24).
+
+        Not under a leader that this process has told of its former log: by that the leader would take the
+        empty one for caught up, and back into the in-sync set.
+        """
+        is_counted = self._node_id in (*state.isr, *state.elr) or hosted.told_epoch == state.leader_epoch
+        return state.leader != NO_LEADER and not is_counted
+
+    def _replace_damaged(
+        self, hosted: HostedPartition, topic_id: str, image: ClusterImage
+    ) -> HostedPartition:
+        """An empty log for the replica; all will be fetched again."""
+        key = hosted.key
+        reason = hosted.log.offline_reason
+        settings = self._settings(image, key.topic)
+        self._strip(hosted, KafkaStorageError(f"{key} is damaged: {reason}"))
+        self._scheduler.forget(hosted)
+        log = self._store.replace_damaged(key, topic_id, self._log_config(settings))
+        self._host(key, topic_id, log, partition_settings(settings))
+        logger.warning("damaged log replaced, all is fetched again %s", Fields(partition=key, reason=reason))
+        return self._hosted[key]
+
+    def _strip(self, hosted: HostedPartition, error: Exception) -> None:
+        if self.followers is not None:
+            self.followers.unfollow(hosted)
+        hosted.resign(error)
+        if self.observer is not None:
+            self.observer.on_not_leading(hosted)
+
+    def mark_unsynced(self) -> None:
+        """Let the next round sync whatever is not: of page-cache logs, and after a disk was full."""
+        for hosted in self:
+            if not hosted.is_busy and hosted.log.has_unsynced and hosted.log.offline_reason is None:
+                self._scheduler.mark(hosted)
+
+    def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
+        return topic_settings(image, topic, self._topic_defaults, node_id=self._node_id)
+
+    def _log_config(self, settings: Mapping[str, Setting]) -> LogConfig:
+        config = log_config(settings)
+        return replace(config, durability=PAGE_CACHE) if self._is_volatile else config
+
+    def _create(self, local: LocalPartition, image: ClusterImage) -> None:
+        key = local.topic_partition
+        settings = self._settings(image, key.topic)
+        try:
+            log = self._store.get(key)
+            if log is None:
+                log = self._store.create_log(key, local.topic_id, self._log_config(settings))
+        except (StorageError, OSError) as error:
+            self._unopened[key] = DamagedReplica(local.topic_id, key.partition)
+            self._reasons[key] = str(error)
+            logger.error("log not opened %s", Fields(partition=key, error=error))
+            return
+        self._host(key, local.topic_id, log, partition_settings(settings))
+
+    def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
+        partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
+        hosted = HostedPartition(partition, self._waiters, self._scheduler)
+        self._hosted[key] = self._by_id[topic_id, key.partition] = hosted
+        if log.config.is_compacted:
+            self.has_compacted.set()
+
+    def _delete(self, local: LocalPartition) -> None:
+        key = local.topic_partition
+        self._unopened.pop(key, None)
+        self._reasons.pop(key, None)
+        self._roleless.pop(key, None)
+        hosted = self._hosted.pop(key, None)
+        if hosted is None:
+            return
+        del self._by_id[local.topic_id, key.partition]
+        self._strip(hosted, UnknownTopicOrPartitionError(f"topic {key.topic!r} was deleted"))
+        self._scheduler.forget(hosted)
+        try:
+            self._store.delete_log(key, local.topic_id)
+        except (StorageError, OSError) as error:
+            logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
+
+    def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
+        """Take a topic's settings. A greater min.insync.replicas comes early, before the in-sync sets of the
+        same image: between the two, nothing may be committed that neither image would have (R9)."""
+        settings = self._settings(image, topic)
+        config, more = self._log_config(settings), partition_settings(settings)
+        if config.is_compacted:
+            self.has_compacted.set()
+        for number in range(len(image.topics[topic].partitions)):
+            hosted = self._hosted.get((topic, number))
+            if hosted is None:
+                continue
+            grows = more.min_insync_replicas > hosted.partition.settings.min_insync_replicas
+            if grows == is_early:
+                hosted.settle()
+                hosted.on_in_sync_changed(moved=hosted.partition.reconfigure(config, more))
+
+
+def log_config(settings: Mapping[str, Setting]) -> LogConfig:
+    """What the log needs to know of a topic's settings in force."""
+    segment_bytes = settings["segment.bytes"].value
+    preallocated: dict[str, Any] = {}
+    if settings["preallocate"].value:
+        preallocated = {"preallocate_min_bytes": segment_bytes, "preallocate_max_bytes": segment_bytes}
+    kind = settings["message.timestamp.type"].value
+    policies = settings["cleanup.policy"].value.split(",")
+    deletes = "delete" in policies
+    return LogConfig(
+        segment_bytes=segment_bytes,
+        segment_ms=settings["segment.ms"].value,
+        segment_jitter_ms=settings["segment.jitter.ms"].value,
+        segment_index_bytes=max(settings["segment.index.bytes"].value, 8),
+        index_interval_bytes=settings["index.interval.bytes"].value,
+        retention_ms=settings["retention.ms"].value if deletes else -1,
+        retention_bytes=settings["retention.bytes"].value if deletes else -1,
+        max_message_bytes=settings["max.message.bytes"].value,
+        timestamp_type=(
+            TimestampType.LOG_APPEND_TIME if kind == "LogAppendTime" else TimestampType.CREATE_TIME
+        ),
+        durability=settings["durability"].value,
+        file_delete_delay_ms=settings["file.delete.delay.ms"].value,
+        is_compacted="compact" in policies,
+        min_cleanable_dirty_ratio=settings["min.cleanable.dirty.ratio"].value,
+        min_compaction_lag_ms=settings["min.compaction.lag.ms"].value,
+        delete_retention_ms=settings["delete.retention.ms"].value,
+        **preallocated,
+    )
+
+
+def partition_settings(settings: Mapping[str, Setting]) -> PartitionSettings:
+    """What the partition's role needs to know of a topic's settings in force."""
+    return PartitionSettings(
+        min_insync_replicas=settings["min.insync.replicas"].value,
+        message_timestamp_before_max_ms=settings["message.timestamp.before.max.ms"].value,
+        message_timestamp_after_max_ms=settings["message.timestamp.after.max.ms"].value,
+    )

@@ -1,0 +1,154 @@
+"""Group commit: one round of ``fdatasync`` at a time, while appends for the next round gather.
+
+A round takes every log that was appended to since the last one, syncs them in the executor's thread, and
+comes back to the loop to tell each log how it went. A failed sync is final for its log (R26).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, Generic, Protocol, TypeVar
+
+from kafkalite.log_fields import Fields
+
+logger = logging.getLogger(__name__)
+
+
+class SyncWork(Protocol):
+    """What ``Log.begin_sync`` hands out: ``run`` blocks, in any thread."""
+
+    def run(self) -> None: ...
+
+
+class Syncable(Hashable, Protocol):
+    """A log as the scheduler sees it."""
+
+    def begin_sync(self) -> SyncWork | None: ...
+
+    def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
+        """On the loop. Tells whoever waits; must not raise for a sync that failed."""
+        ...
+
+
+S = TypeVar("S", bound=Syncable)
+T = TypeVar("T")
+
+
+class SyncScheduler(Generic[S]):
+    """Syncs what is marked dirty. Without an executor (a disk in memory) rounds run on the loop itself."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor | None,
+        on_broken: Callable[[BaseException], None],
+        run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
+    ) -> None:
+        """``run_round`` blocks until all the works of a round have run: what each raised, in their order."""
+        self._run_round = run_round or _run_each
+        self._loop = loop
+        self._executor = executor
+        self._on_broken = on_broken
+        self._dirty: dict[S, None] = {}
+        self._is_busy = False
+        self._idle_callbacks: list[asyncio.Future[None]] = []
+        self.round_count = 0
+        self.synced_count = 0  #: logs synced, over all rounds; divided by rounds: how well commits group
+
+    def mark(self, log: S) -> None:
+        """``log`` has bytes to sync: in a round that starts in the next turn of the loop or later."""
+        self._dirty[log] = None
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._start_round)
+
+    def forget(self, log: S) -> None:
+        """``log`` is being deleted; a sync of it that is under way may still finish."""
+        self._dirty.pop(log, None)
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Have ``job``, which touches one log and nothing else, run in the executor's thread; or now."""
+        if self._executor is not None:
+            return self._executor.submit(job)
+        done: Future[T] = Future()
+        try:
+            done.set_result(job())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+        """On the broker's loop."""
+        self._loop.call_soon_threadsafe(callback)
+
+    async def drain(self, *, discard: bool = False) -> None:
+        """Return when no round is under way and nothing is dirty; ``discard``: forget what is dirty."""
+        if discard:
+            self._dirty.clear()
+        if self._is_busy:
+            idle = self._loop.create_future()
+            self._idle_callbacks.append(idle)
+            await idle
+
+    def _start_round(self) -> None:
+        works: list[tuple[S, SyncWork]] = []
+        dirty, self._dirty = self._dirty, {}
+        try:
+            for log in dirty:
+                work = log.begin_sync()
+                if work is not None:
+                    works.append((log, work))
+        except BaseException as error:
+            self._on_broken(error)
+            raise
+        if not works:
+            self._finish_round([])
+        elif self._executor is None:
+            self._finish_round(self._run(works))
+        else:
+            future = self._executor.submit(self._run, works)
+            future.add_done_callback(
+                lambda done: self._loop.call_soon_threadsafe(self._finish_round, done.result())
+            )
+
+    def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
+        """In the executor's thread."""
+        errors = self._run_round([work for _, work in works])
+        return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
+
+    def _finish_round(self, outcomes: list[tuple[S, SyncWork, Exception | None]]) -> None:
+        self.round_count += 1
+        self.synced_count += len(outcomes)
+        try:
+            for log, work, error in outcomes:
+                if error is not None:
+                    logger.error("sync failed %s", Fields(error=repr(error)))
+                log.finish_sync(work, error)
+        except BaseException as error:
+            self._on_broken(error)
+            raise
+        finally:
+            if self._dirty:
+                self._loop.call_soon(self._start_round)
+            else:
+                self._is_busy = False
+                idle, self._idle_callbacks = self._idle_callbacks, []
+                for future in idle:
+                    if not future.done():
+                        future.set_result(None)
+
+
+def _run_each(works: Sequence[SyncWork]) -> list[Exception | None]:
+    """One after the other, whatever happens to any."""
+    outcomes: list[Exception | None] = []
+    for work in works:
+        try:
+            work.run()
+        except Exception as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+    return outcomes

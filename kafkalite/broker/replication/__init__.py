@@ -1,0 +1,1 @@
+"""Replication between brokers: fetchers, fetch sessions, changes of in-sync sets."""

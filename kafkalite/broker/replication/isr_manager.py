@@ -1,0 +1,177 @@
+"""Who is in sync: proposes changes to the controller, for all partitions that this broker leads.
+
+What to propose is each partition's affair (R12-R15); here proposals are gathered, sent as one AlterPartition
+at a time, and sent again when nothing was heard of them. One stands until the metadata tells its fate,
+however long that takes (R14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from kafkalite import mutants
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.clock import Clock
+from kafkalite.errors import KafkaliteError
+from kafkalite.log_fields import Fields
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ChangedPartition,
+    PartitionChange,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_CHANGES_PER_REQUEST: Final = 1_000
+ANSWER_TIMEOUT_MS: Final = 5_000
+RETRY_MS: Final = 100
+PARTITIONS_PER_TURN: Final = 500
+
+_Proposals = dict[HostedPartition, PartitionChange]
+
+
+class IsrManager:
+    """Invariant: a proposal is in ``_gathered`` or in the request under way, never in both."""
+
+    def __init__(
+        self, clock: Clock, partitions: Partitions, channel: ControllerChannel, *, node_id: int, lag_ms: int
+    ) -> None:
+        self._clock = clock
+        self._partitions = partitions
+        self._channel = channel
+        self._node_id = node_id
+        self._lag_ms = lag_ms
+        self._gathered: _Proposals = {}
+        self._retried: dict[HostedPartition, None] = {}  # to be looked at again after RETRY_MS
+        self._joined: dict[HostedPartition, None] = {}  # whose high watermark waits for one about to join
+        self._awaited: dict[
+            HostedPartition, int
+        ] = {}  # decided, and not seen in the image: since which epoch
+        self._has_some = asyncio.Event()
+        self._is_due = asyncio.Event()
+        self._has_joined = asyncio.Event()
+        self.image = ClusterImage()  #: the latest one published
+        self.broker_epoch = -1
+
+    def consider(self, hosted: HostedPartition) -> None:
+        """Propose a change if there is one to propose."""
+        partition, now_ms = hosted.partition, self._clock.monotonic_ms()
+        if partition.is_awaiting_replica and partition.end_waits(now_ms):
+            hosted.on_high_watermark_moved()
+        change = partition.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
+        if change is not None:
+            self._gathered[hosted] = change
+            self._has_some.set()
+        if partition.is_awaiting_replica:
+            self._joined[hosted] = None
+            self._has_joined.set()
+
+    def look_around(self) -> None:
+        """Look at every partition soon: brokers came or went."""
+        self._is_due.set()
+
+    def _live(self, node_id: int) -> int | None:
+        broker = self.image.brokers.get(node_id)
+        return broker.broker_epoch if broker is not None and broker.is_live else None
+
+    async def look_forever(self) -> None:
+        """Every half of ``replica.lag.time.max.ms``, and when there is a reason."""
+        while True:
+            sleep = asyncio.ensure_future(self._clock.sleep_ms(max(self._lag_ms // 2, 1)))
+            reason = asyncio.ensure_future(self._is_due.wait())
+            try:
+                await asyncio.wait((sleep, reason), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleep.cancel()
+                reason.cancel()
+            self._is_due.clear()
+            if not reason.done():
+                self._give_up_waiting()
+            for number, hosted in enumerate(list(self._partitions), 1):
+                if hosted.replica_count > 1 and hosted.partition.is_leader:
+                    self.consider(hosted)
+                if number % PARTITIONS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+
+    async def end_waits_forever(self) -> None:
+        """Every RETRY_MS while some high watermark waits for one about to join, answers or no answers."""
+        while True:
+            await self._has_joined.wait()
+            await asyncio.sleep(RETRY_MS / 1000)
+            self._has_joined.clear()
+            joined, self._joined = self._joined, {}
+            for hosted in joined:
+                self.consider(hosted)
+
+    async def send_forever(self) -> None:
+        while True:
+            await self._has_some.wait()
+            await asyncio.sleep(0)  # whoever else has a proposal in this turn of the loop
+            batch = dict(list(self._gathered.items())[:MAX_CHANGES_PER_REQUEST])
+            for hosted in batch:
+                del self._gathered[hosted]
+            if not self._gathered:
+                self._has_some.clear()
+            if batch:
+                await self._send(batch)
+            if self._retried:
+                await asyncio.sleep(RETRY_MS / 1000)
+                retried, self._retried = self._retried, {}
+                for hosted in retried:
+                    self.consider(hosted)
+
+    async def _send(self, batch: _Proposals) -> None:
+        request = AlterPartitionRequest(self._node_id, self.broker_epoch, list(batch.values()))
+        answers: dict[tuple[str, int], ChangedPartition] = {}
+        try:
+            response: AlterPartitionResponse = await self._channel.send(request, ANSWER_TIMEOUT_MS)
+        except KafkaliteError as error:
+            logger.warning(
+                "in-sync replicas not changed %s", Fields(partitions=len(batch), reason=error.message)
+            )
+        else:
+            answers = {(answer.topic_id, answer.partition): answer for answer in response.partitions}
+        for hosted, change in batch.items():
+            self._settle(hosted, change, answers.get((change.topic_id, change.partition)))
+
+    def _settle(
+        self, hosted: HostedPartition, change: PartitionChange, answer: ChangedPartition | None
+    ) -> None:
+        """Take note of an answer. The state that it tells of is taken from the metadata, in its order.
+
+        An answer may overtake entries before it. A smaller in-sync set with the min.insync.replicas of
+        before would let the high watermark move where it must not.
+        """
+        partition = hosted.partition
+        if answer is not None and answer.error_code == 0:
+            logger.info(
+                "in-sync replicas changed %s",
+                Fields(partition=hosted.key, isr=answer.isr, epoch=answer.partition_epoch),
+            )
+        elif answer is not None:
+            logger.warning(
+                "change of in-sync replicas refused %s",
+                Fields(partition=hosted.key, isr=change.isr, reason=answer.error_message),
+            )
+            if "R14-revert" in mutants.ACTIVE:
+                partition.on_partition_changed(answer)
+        if partition.partition_epoch > change.partition_epoch:
+            return  # the image was there first
+        if answer is not None and answer.partition_epoch > change.partition_epoch:
+            self._awaited[hosted] = change.partition_epoch
+        elif partition.is_leader:
+            partition.on_partition_changed(None)
+            self._retried[hosted] = None
+
+    def _give_up_waiting(self) -> None:
+        """Propose again where the metadata did not bring in time what was decided."""
+        awaited, self._awaited = self._awaited, {}
+        for hosted, partition_epoch in awaited.items():
+            if hosted.partition.is_leader and hosted.partition.partition_epoch == partition_epoch:
+                hosted.partition.on_partition_changed(None)

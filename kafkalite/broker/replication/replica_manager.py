@@ -1,0 +1,185 @@
+"""ReplicaManager: a broker's part in replication, beyond the single partition.
+
+It fetches for what follows, remembers who fetches from here, proposes who is in sync, and has the controller
+remember the high watermarks. A broker that is a cluster of its own has none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.cluster.peers import PeerConnections
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.replication.fetch_sessions import FetchSessions
+from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
+from kafkalite.broker.replication.isr_manager import IsrManager
+from kafkalite.broker.server.services import Services
+from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.errors import KafkaliteError
+from kafkalite.log_fields import Fields
+from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.image import ClusterImage
+from kafkalite.protocol.messages.cluster import CheckpointHighWatermarksRequest, PartitionHighWatermark
+
+logger = logging.getLogger(__name__)
+
+MAX_HIGH_WATERMARKS_PER_REQUEST: Final = 5_000
+CHECKPOINT_TIMEOUT_MS: Final = 5_000
+
+
+class ReplicaManager:
+    """Made once the broker's services are complete; follows the metadata from then on."""
+
+    def __init__(self, services: Services, peers: PeerConnections, channel: ControllerChannel) -> None:
+        config = services.config
+        self._services = services
+        self._peers = peers
+        self._channel = channel
+        self._tasks = TaskSet(services.on_broken)
+        self._fetchers: dict[int, Fetcher] = {}
+        self._leaders: dict[HostedPartition, int] = {}  # whom each partition is fetched from
+        self._settings = FetchSettings(
+            config.node_id,
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            max_partition_bytes=config.replica_fetch_max_bytes,
+            backoff_ms=config.replica_fetch_backoff_ms,
+        )
+        self._isr = IsrManager(
+            services.clock,
+            services.partitions,
+            channel,
+            node_id=config.node_id,
+            lag_ms=config.replica_lag_time_max_ms,
+        )
+        self._checkpointed: dict[HostedPartition, int] = {}  # the high watermarks told last
+        self.sessions = FetchSessions()
+        self.is_stopping = False
+        self._isr.image = services.controller.image
+        services.partitions.followers = self
+        services.controller.publishers.append(self._publish)
+
+    def __repr__(self) -> str:
+        return f"<ReplicaManager {list(self._fetchers.values())}>"
+
+    async def start(self) -> None:
+        """Fetch for what follows already, and begin the passes."""
+        self._isr.broker_epoch = self._services.broker_epoch
+        for hosted in list(self._services.partitions):
+            if hosted.partition.role == "follower":
+                self.follow(hosted, hosted.partition.leader_id)
+        self._tasks.start(self._isr.send_forever(), name="change in-sync replicas")
+        self._tasks.start(self._isr.look_forever(), name="look after in-sync replicas")
+        self._tasks.start(self._isr.end_waits_forever(), name="end waits for joining replicas")
+        self._tasks.start(self._checkpoint_forever(), name="checkpoint high watermarks")
+        self._isr.look_around()
+
+    async def stop(self) -> None:
+        """Fetch no more, and answer every follower that waits."""
+        self.is_stopping = True
+        self._services.partitions.followers = None
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        self._fetchers.clear()
+        for hosted in self._leaders:
+            hosted.settle()
+        self._leaders.clear()
+        for session in list(self.sessions):
+            if session.poll is not None:
+                session.poll.finish()
+        await self._tasks.cancel()
+
+    # --- following
+
+    def follow(self, hosted: HostedPartition, leader_id: int) -> None:
+        """Fetch for ``hosted`` from that broker; from none when it is -1, or the log is offline."""
+        if self.is_stopping:
+            return
+        before = self._leaders.get(hosted)
+        is_offline = hosted.log.offline_reason is not None
+        if before is not None and (before != leader_id or is_offline):
+            self.unfollow(hosted)
+        if leader_id < 0 or is_offline:
+            return
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is None:
+            fetcher = self._fetchers[leader_id] = Fetcher(
+                leader_id,
+                self._settings,
+                self._services.clock,
+                self._peers.connection,
+                self._broker_epoch,
+                self._services.on_broken,
+            )
+        self._leaders[hosted] = leader_id
+        fetcher.add(hosted)
+
+    def unfollow(self, hosted: HostedPartition) -> None:
+        leader_id = self._leaders.pop(hosted, None)
+        if leader_id is not None:
+            self._fetchers[leader_id].remove(hosted)
+
+    def _broker_epoch(self) -> int:
+        return self._services.broker_epoch
+
+    # --- leading
+
+    def on_caught_up(self, hosted: HostedPartition) -> None:
+        """A follower has what it takes to be in sync (R12)."""
+        self._isr.consider(hosted)
+
+    def _publish(self, _delta: Delta, image: ClusterImage) -> None:
+        changed = image.brokers is not self._isr.image.brokers
+        self._isr.image = image
+        self._isr.broker_epoch = self._services.broker_epoch
+        if changed:
+            self._isr.look_around()
+
+    # --- high watermarks
+
+    async def _checkpoint_forever(self) -> None:
+        interval_ms = self._services.config.replica_high_watermark_checkpoint_interval_ms
+        while True:
+            await self._services.clock.sleep_ms(interval_ms)
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """Tell the controller the high watermarks that moved since it was told last."""
+        known = self._checkpointed
+        moved = [
+            hosted
+            for hosted in self._services.partitions
+            if hosted.replica_count > 1
+            and hosted.partition.is_leader
+            and hosted.high_watermark != known.get(hosted, 0)
+        ]
+        self._checkpointed = {
+            hosted: offset for hosted, offset in known.items() if hosted.partition.is_leader
+        }
+        for first in range(0, len(moved), MAX_HIGH_WATERMARKS_PER_REQUEST):
+            await self._tell(moved[first : first + MAX_HIGH_WATERMARKS_PER_REQUEST])
+
+    async def _tell(self, moved: list[HostedPartition]) -> None:
+        told = {hosted: hosted.high_watermark for hosted in moved if hosted.partition.is_leader}
+        request = CheckpointHighWatermarksRequest(
+            self._services.config.node_id,
+            self._services.broker_epoch,
+            [
+                PartitionHighWatermark(
+                    hosted.partition.topic_id,
+                    hosted.key.partition,
+                    hosted.partition.leader_epoch,
+                    high_watermark,
+                )
+                for hosted, high_watermark in told.items()
+            ],
+        )
+        try:
+            await self._channel.send(request, CHECKPOINT_TIMEOUT_MS)
+        except KafkaliteError as error:
+            logger.warning("high watermarks not checkpointed %s", Fields(reason=error.message))
+        else:
+            self._checkpointed.update(told)

@@ -1,0 +1,66 @@
+"""The one place on the server where exceptions become error codes.
+
+Expected failures have a code. Anything else is a fault of ours: the client gets UNKNOWN_SERVER_ERROR with an
+id, and the log has the traceback under that id. AssertionError is not translated: it stops the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from typing import NamedTuple
+
+from kafkalite.errors import (
+    BatchTooLargeError,
+    BrokerError,
+    ConfigError,
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    ErrorCode,
+    LogOfflineError,
+    ProtocolError,
+    StorageError,
+)
+from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
+from kafkalite.log_fields import Fields
+
+logger = logging.getLogger(__name__)
+
+_incidents = count(1)
+
+_CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
+    (CorruptBatchError, ErrorCode.CORRUPT_MESSAGE),
+    (BatchTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),
+    (DiskFullError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (LogOfflineError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (CorruptLogError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (StorageError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (ConfigError, ErrorCode.INVALID_CONFIG),
+    (ProtocolError, ErrorCode.INVALID_REQUEST),
+)
+
+
+class Outcome(NamedTuple):
+    error_code: int
+    error_message: str | None
+
+
+SUCCESS = Outcome(0, None)
+
+
+def translate(error: Exception) -> Outcome:
+    """The error code and message a client gets. An AssertionError is raised again."""
+    if isinstance(error, AssertionError):
+        raise error
+    if isinstance(error, BrokerError):
+        return Outcome(int(error.code), error.message[:MAX_ERROR_MESSAGE_LENGTH])
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Outcome(int(code), str(error)[:MAX_ERROR_MESSAGE_LENGTH])
+    incident = f"incident-{next(_incidents)}"
+    logger.error("unexpected failure %s", Fields(incident=incident, error=repr(error)), exc_info=error)
+    return Outcome(
+        int(ErrorCode.UNKNOWN_SERVER_ERROR),
+        f"the broker failed unexpectedly; its log has the traceback under {incident}",
+    )

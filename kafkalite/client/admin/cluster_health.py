@@ -1,0 +1,244 @@
+"""What a cluster looks like from outside, and what is wrong with it: asked once, then only values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.connection import connect
+from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.metadata import (
+    BrokerDescription,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    MetadataRequest,
+    MetadataResponse,
+    PartitionMetadata,
+)
+
+NOBODY: Final = -1
+
+#: A controller that the leader has not heard of for so long is gone: they speak many times a second.
+VOTER_SILENCE_MS: Final = 2_000
+
+LIVE: Final = "live"
+FENCED: Final = "fenced"
+LEAVING: Final = "shutting down"
+
+
+class PlacedPartition(NamedTuple):
+    """A partition's state, under its name."""
+
+    name: TopicPartition
+    state: PartitionMetadata
+
+    @property
+    def is_leaderless(self) -> bool:
+        return self.state.leader_id < 0
+
+    @property
+    def is_under_replicated(self) -> bool:
+        return len(self.state.isr) < len(self.state.replicas)
+
+    @property
+    def is_led_by_another(self) -> bool:
+        """Whether not the preferred replica, the first, leads."""
+        return not self.is_leaderless and self.state.leader_id != self.state.replicas[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One moment of a cluster, as the broker that was asked knows it."""
+
+    cluster_id: str
+    controller_id: int
+    metadata_offset: int
+    brokers: tuple[BrokerDescription, ...]
+    partitions: tuple[PlacedPartition, ...]
+    topic_count: int
+
+    @property
+    def live(self) -> list[BrokerDescription]:
+        return [broker for broker in self.brokers if state_of(broker) == LIVE]
+
+    @property
+    def leaderless(self) -> list[PlacedPartition]:
+        return [each for each in self.partitions if each.is_leaderless]
+
+    @property
+    def under_replicated(self) -> list[PlacedPartition]:
+        return [each for each in self.partitions if each.is_under_replicated]
+
+    @property
+    def led_by_others(self) -> list[PlacedPartition]:
+        return [each for each in self.partitions if each.is_led_by_another]
+
+
+class BrokerLoad(NamedTuple):
+    """How much of the cluster is one broker's."""
+
+    leads: int
+    replicas: int
+    in_sync: int
+
+
+def state_of(broker: BrokerDescription) -> str:
+    if broker.is_fenced:
+        return FENCED
+    return LEAVING if broker.is_shutting_down else LIVE
+
+
+def load_of(node_id: int, partitions: Iterable[PlacedPartition]) -> BrokerLoad:
+    leads = replicas = in_sync = 0
+    for _, state in partitions:
+        leads += state.leader_id == node_id
+        replicas += node_id in state.replicas
+        in_sync += node_id in state.isr
+    return BrokerLoad(leads, replicas, in_sync)
+
+
+def view_of(cluster: DescribeClusterResponse, topics: MetadataResponse) -> ClusterView:
+    partitions = [
+        PlacedPartition(TopicPartition(topic.name, state.partition), state)
+        for topic in sorted(topics.topics, key=lambda topic: topic.name)
+        for state in sorted(topic.partitions, key=lambda state: state.partition)
+    ]
+    return ClusterView(
+        cluster_id=cluster.cluster_id,
+        controller_id=cluster.controller_id,
+        metadata_offset=cluster.metadata_offset,
+        brokers=tuple(sorted(cluster.brokers, key=lambda broker: broker.node_id)),
+        partitions=tuple(partitions),
+        topic_count=len(topics.topics),
+    )
+
+
+async def look(client: ClusterClient) -> ClusterView:
+    """Raises as ClusterClient.call."""
+    cluster = (await client.call(DescribeClusterRequest())).message
+    topics = (await client.call(MetadataRequest(None, False))).message
+    return view_of(cluster, topics)
+
+
+async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
+    """The cluster as the first of ``addresses`` that answers knows it, each given ``timeout_ms``.
+
+    Asks no other broker, as a client would. Raises the last one's ConnectionFailedError or
+    RequestTimeoutError; any error of a broker that did answer.
+    """
+    problem: KafkaliteError = ConnectionFailedError("no address was given")
+    for address in addresses:
+        try:
+            return await _look_at(address.strip(), timeout_ms)
+        except (ConnectionFailedError, RequestTimeoutError) as error:
+            problem = error
+    raise problem
+
+
+async def _look_at(address: str, timeout_ms: int) -> ClusterView:
+    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms)
+    try:
+        cluster = await connection.call(DescribeClusterRequest(), timeout_ms=timeout_ms)
+        topics = await connection.call(MetadataRequest(None, False), timeout_ms=timeout_ms)
+        return view_of(cluster.message, topics.message)
+    finally:
+        connection.close()
+        await asyncio.sleep(0)  # the transport calls connection_lost
+
+
+async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
+    """The quorum as its leader sees it, who alone knows how far the others are; else as anyone does."""
+    answer: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
+    leader_id = answer.leader_id
+    if leader_id in {NOBODY, answer.node_id} or leader_id not in client.metadata.addresses:
+        return answer
+    leaders: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
+    return leaders
+
+
+# --- what is wrong ---------------------------------------------------------------------------------
+
+
+class Wish(NamedTuple):
+    """What somebody waits for, beyond a controller."""
+
+    broker_count: int = 1
+    is_whole: bool = False  #: every registered broker live, every partition led and fully in sync
+    node_id: int | None = None  #: a broker that must be live
+    topics: frozenset[str] = frozenset()  #: that must be there, led everywhere
+
+
+def obstacles(view: ClusterView, wish: Wish) -> list[str]:
+    """Why the wish is not fulfilled yet, the most important first; nothing when it is. Pure."""
+    found: list[str] = []
+    live = view.live
+    if view.controller_id < 0:
+        found.append("no controller")
+    if len(live) < wish.broker_count:
+        found.append(f"{len(live)} of {wish.broker_count} brokers live")
+    elif wish.is_whole and len(live) < len(view.brokers):
+        found.append(f"{len(live)} of {len(view.brokers)} brokers live")
+    if wish.node_id is not None and wish.node_id not in {broker.node_id for broker in live}:
+        states = {broker.node_id: state_of(broker) for broker in view.brokers}
+        found.append(f"broker {wish.node_id} {states.get(wish.node_id, 'not registered')}")
+    for topic in sorted(wish.topics):
+        states_of_topic = [each for each in view.partitions if each.name.topic == topic]
+        if not states_of_topic:
+            found.append(f"no topic {topic}")
+        elif any(each.is_leaderless for each in states_of_topic):
+            found.append(f"{topic} not led everywhere")
+    if wish.is_whole:
+        found += _unwhole(view)
+    return found
+
+
+def _unwhole(view: ClusterView) -> list[str]:
+    found = []
+    if view.leaderless:
+        found.append(counted(view.leaderless, "without a leader"))
+    if view.under_replicated:
+        found.append(counted(view.under_replicated, "under-replicated"))
+    return found
+
+
+def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
+    """``3 partitions under-replicated (orders-0, orders-1, …)``"""
+    named = [str(each.name) for each in partitions]
+    noun = "partition" if len(named) == 1 else "partitions"
+    shown = ", ".join(named[:3]) + (", …" if len(named) > 3 else "")
+    return f"{len(named):,} {noun} {how} ({shown})"
+
+
+def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
+    """Controllers that the leader has not heard of lately; only the leader knows. Pure."""
+    if quorum.leader_id != quorum.node_id:
+        return []
+    return [
+        node.node_id
+        for node in quorum.nodes
+        if node.is_voter
+        and node.node_id != quorum.leader_id
+        and not 0 <= node.last_contact_ms <= VOTER_SILENCE_MS
+    ]
+
+
+def complaints(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
+    """Everything about the cluster that is not as it should be. Pure."""
+    found: list[str] = []
+    known = {broker.node_id for broker in view.brokers if broker.is_fenced}
+    for node_id in silent_voters(quorum) if quorum is not None else ():
+        if node_id not in known:
+            found.append(f"controller {node_id} is not heard of")
+    if view.controller_id < 0:
+        found.append("no controller: metadata can't change, leaders go on with what their ISR allows")
+    for broker in view.brokers:
+        state = state_of(broker)
+        if state != LIVE:
+            found.append(f"broker {broker.node_id} is {state}")
+    return found + _unwhole(view)

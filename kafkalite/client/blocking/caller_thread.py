@@ -1,0 +1,103 @@
+"""Calls back into the thread that waits: how a blocking consumer's listener is called where its user lives.
+
+While a thread waits for the loop thread, the loop may hand it something to do. Such a call may itself wait
+for the loop, so waits are nested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from kafkalite.client.group.rebalance_listener import RebalanceListener
+from kafkalite.client.producer.delivery import wake
+from kafkalite.errors import ClientError
+from kafkalite.loop_thread import LoopThread
+from kafkalite.model import TopicPartition
+
+T = TypeVar("T")
+
+_Calls = SimpleQueue[Callable[[], None] | None]
+_Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
+
+
+class CallerThread:
+    """Runs coroutines for one thread at a time, which does what they ask of it meanwhile."""
+
+    def __init__(self, loop_thread: LoopThread) -> None:
+        self._loop_thread = loop_thread
+        self._waits: list[_Calls] = []  # the innermost is last
+        self._has_listener = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. Ctrl-C interrupts the wait and cancels the coroutine."""
+        if not self._has_listener:
+            return self._loop_thread.run(coroutine)
+        self._loop_thread.check_outside(coroutine)
+        calls: _Calls = SimpleQueue()
+        self._waits.append(calls)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_thread.loop)
+        future.add_done_callback(lambda _: calls.put(None))
+        try:
+            while (call := calls.get()) is not None:
+                call()
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            self._waits.remove(calls)
+
+    def listener(self, listener: RebalanceListener | None) -> RebalanceListener | None:
+        """``listener`` for the loop's thread: its methods are called in the thread that waits."""
+        if listener is None:
+            return None
+        self._has_listener = True
+        return _Heard(self, listener)
+
+    async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
+        """In the loop: have the waiting thread call ``method``, and wait for it. Raises what it raises."""
+        if not self._waits:
+            raise ClientError("nobody waits whom the listener could be called by")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        raised: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                result = method(partitions)
+                if inspect.isawaitable(result):
+                    self.run(_awaited(result))
+            except Exception as error:
+                raised.append(error)
+            finally:
+                loop.call_soon_threadsafe(wake, done)
+
+        self._waits[-1].put(call)
+        await done
+        if raised:
+            raise raised[0]
+
+
+class _Heard(RebalanceListener):
+    """A user's listener, called in the user's thread."""
+
+    def __init__(self, caller: CallerThread, listener: RebalanceListener) -> None:
+        self._caller = caller
+        self._listener = listener
+
+    async def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        await self._caller.call_back(self._listener.on_assigned, partitions)
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        await self._caller.call_back(self._listener.on_revoked, partitions)
+
+    async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        await self._caller.call_back(self._listener.on_lost, partitions)
+
+
+async def _awaited(result: Awaitable[None]) -> None:
+    await result

@@ -1,0 +1,1 @@
+"""Connections to a cluster: bootstrap, metadata, requests with retries."""

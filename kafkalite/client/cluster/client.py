@@ -1,0 +1,553 @@
+"""The client's way to the brokers: bootstrap, metadata that stays fresh, one connection per broker and lane.
+
+A *lane* is a connection of its own to the same broker. Answers come in the order of requests, so a long poll
+on one lane would hold up everything behind it: the consumer fetches on ``FETCH_LANE`` and tells its group
+that it lives on ``HEARTBEAT_LANE``; an abort that must not wait for what is under way goes on ``ABORT_LANE``;
+all else goes on ``MAIN_LANE``.
+
+Every wait here is bounded by a deadline of the caller or by the client's closing; every pause by a backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final
+
+from kafkalite.client.cluster.connection import Answer, Buffer, Connection, connect
+from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.client.config import CommonConfig
+from kafkalite.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    KafkaliteError,
+    RequestTimeoutError,
+    broker_error,
+)
+from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.rng import Rng, system_rng
+
+logger = logging.getLogger(__name__)
+
+MAIN_LANE: Final = 0
+FETCH_LANE: Final = 1
+HEARTBEAT_LANE: Final = 2
+ABORT_LANE: Final = 3
+
+# While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
+# much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
+HUNT_PAUSE_MS: Final = 50
+_HUNT_GROWTH_PERCENT: Final = 110
+
+# Of several brokers, the next is tried as well when one has not answered for so long.
+STAGGER_S: Final = 0.3
+
+# Opening a client tries every bootstrap address this often before it says that there is no cluster. Once
+# open, a client reconnects for as long as it lives.
+BOOTSTRAP_ROUNDS: Final = 3
+
+_NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
+
+
+class _Link:
+    """One lane to one broker. Invariant: ``task`` runs only while ``connection`` is None."""
+
+    __slots__ = ("connection", "failures", "is_away", "lane", "node_id", "not_before_ms", "task")
+
+    def __init__(self, node_id: int, lane: int) -> None:
+        self.node_id = node_id
+        self.lane = lane
+        self.connection: Connection | None = None
+        self.task: asyncio.Task[Connection | KafkaliteError] | None = None
+        self.failures = 0
+        self.is_away = False  #: it was there, or could not be reached
+        self.not_before_ms = 0
+
+
+class ClusterClient:
+    """Connections and metadata of one client.
+
+    ``on_change`` is called after each refresh, connect and disconnect.
+    """
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        *,
+        allow_auto_topic_creation: bool = False,
+        on_change: Callable[[], None] | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        self.config = config
+        self.metadata = MetadataCache()
+        self.rng = rng or system_rng()
+        self.allow_auto_topic_creation = allow_auto_topic_creation
+        #: By lane, how long an answer there may take by itself.
+        self.long_poll_ms: dict[int, int] = {}
+        #: Topics whose metadata is kept fresh; None is all of them.
+        self.topics: set[str] | None = set()
+        self.last_error: KafkaliteError | None = None
+        self._on_change = on_change
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._links: dict[tuple[int, int], _Link] = {}
+        self._bootstrap: Connection | None = None
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_again = False
+        self._hurry = asyncio.Event()
+        self._first_pause_ms = min(HUNT_PAUSE_MS, config.retry_backoff_ms)
+        self._hunt_pause_ms = self._first_pause_ms
+        self._quiet_since_ms = 0  #: the end of the last refresh
+        self._refresh_started_ms: int | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._retry_backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._reconnect_backoff = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach any broker and learn the cluster from it. Raises ConnectionFailedError when none answers."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._bootstrap_in_rounds()
+        except BaseException:
+            await self.close()
+            raise
+        self._schedule_by_age()
+
+    async def _bootstrap_in_rounds(self) -> None:
+        for failures in range(1, BOOTSTRAP_ROUNDS + 1):
+            try:
+                await self._refresh_once()
+                return
+            except KafkaliteError as error:
+                if not is_retriable(error) or failures == BOOTSTRAP_ROUNDS:
+                    raise
+                pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
+                await asyncio.sleep(pause_ms / 1000)
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight fail with ClientClosedError. May be called twice."""
+        self._closed = True
+        if self._age_timer is not None:
+            self._age_timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for connection in self._connections():
+            connection.on_lost = connection.on_writable = None
+            connection.close()
+        self._links.clear()
+        self._bootstrap = None
+        self._notify()
+        await asyncio.sleep(0)  # the transports call connection_lost
+
+    def now_ms(self) -> int:
+        """The loop's monotonic clock."""
+        assert self._loop is not None, "start() first"
+        return int(self._loop.time() * 1000)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections())
+
+    def _connections(self) -> list[Connection]:
+        connections = [link.connection for link in self._links.values() if link.connection is not None]
+        if self._bootstrap is not None and self._bootstrap not in connections:
+            connections.append(self._bootstrap)
+        return connections
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a background task of this client; ``close`` cancels it."""
+        assert self._loop is not None, "start() first"
+        task = self._loop.create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+        if self._on_change is not None:
+            self._on_change()
+
+    # --- connections ---------------------------------------------------------------------------
+
+    def connection_now(self, node_id: int, lane: int = MAIN_LANE) -> Connection | None:
+        """The open connection, or None; then it is being dialled, and ``on_change`` tells how that ended."""
+        link = self._links.get((node_id, lane))
+        if link is not None:
+            if link.connection is not None and link.connection.is_open:
+                return link.connection
+            if link.is_away:  #: somebody else may lead by now
+                self.request_refresh()
+        if not self._closed:
+            self._dial_soon(node_id, lane)
+        return None
+
+    async def connection(self, node_id: int, lane: int = MAIN_LANE) -> Connection:
+        """The open connection, dialled if need be. Raises ConnectionFailedError after one failed attempt."""
+        connection = self.connection_now(node_id, lane)
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        outcome = await asyncio.shield(self._dial_soon(node_id, lane))
+        if isinstance(outcome, KafkaliteError):
+            raise outcome
+        return outcome
+
+    def hang_up(self, node_id: int, lane: int) -> None:
+        """Close this connection for what is in flight on it; the next one is dialled without a pause."""
+        link = self._links.get((node_id, lane))
+        if link is not None and link.connection is not None:
+            connection, link.connection = link.connection, None
+            connection.on_lost = connection.on_writable = None
+            connection.close()
+
+    def _dial_soon(self, node_id: int, lane: int) -> asyncio.Task[Connection | KafkaliteError]:
+        link = self._links.get((node_id, lane))
+        if link is None:
+            link = self._links[node_id, lane] = _Link(node_id, lane)
+        if link.task is None:
+            link.task = self.spawn(self._dial(link))
+        return link.task
+
+    async def _dial(self, link: _Link) -> Connection | KafkaliteError:
+        try:
+            pause_ms = link.not_before_ms - self.now_ms()
+            if pause_ms > 0:
+                await asyncio.sleep(pause_ms / 1000)
+            address = self.metadata.addresses.get(link.node_id)
+            if address is None:
+                self.request_refresh()
+                link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
+                return ConnectionFailedError(f"broker {link.node_id} is not in the cluster's metadata")
+            connection = await self._connect(address)
+        except KafkaliteError as error:
+            link.failures += 1
+            link.is_away = True
+            pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
+            link.not_before_ms = self.now_ms() + pause_ms
+            level = logging.WARNING if link.failures == 1 else logging.INFO
+            logger.log(
+                level, "node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error
+            )
+            self.request_refresh()
+            return error
+        else:
+            self._adopt(link, connection)
+            return connection
+        finally:
+            link.task = None
+            if not self._closed:
+                assert self._loop is not None
+                self._loop.call_soon(self._notify)
+
+    async def _connect(self, address: str) -> Connection:
+        return await connect(
+            address,
+            client_id=self.config.client_id,
+            timeout_ms=self.config.socket_connection_setup_timeout_ms,
+        )
+
+    def _adopt(self, link: _Link, connection: Connection) -> None:
+        link.connection = connection
+        link.failures = 0
+        link.is_away = False
+        connection.on_lost = self._on_lost
+        connection.on_writable = self._notify
+        connection.on_slow = self._on_slow
+        connection.extra_patience_s = self.long_poll_ms.get(link.lane, 0) / 1000
+
+    def _on_slow(self, connection: Connection) -> None:
+        logger.info("slow answers: %r", connection)
+        self.request_refresh()
+
+    def give_up(self, node_id: int) -> bool:
+        """Close a connection to a broker that does not answer, if it does not; its requests fail then.
+
+        For whoever learned that others lead now what this one was asked.
+        """
+        link = self._links.get((node_id, MAIN_LANE))
+        if link is None or link.connection is None or not link.connection.is_slow:
+            return False
+        link.connection.give_up()
+        return True
+
+    def _on_lost(self, connection: Connection) -> None:
+        if connection is self._bootstrap:
+            self._bootstrap = None
+        for link in self._links.values():
+            if link.connection is connection:
+                link.connection = None
+                link.is_away = True
+                link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
+        if not self._closed:
+            logger.info("connection lost: %r", connection)
+            self.request_refresh()
+            self._notify()
+
+    # --- metadata ------------------------------------------------------------------------------
+
+    def track(self, topic: str) -> None:
+        """Keep ``topic``'s metadata fresh from now on."""
+        if self.topics is not None and topic not in self.topics:
+            self.topics.add(topic)
+            self.request_refresh(urgent=True)
+
+    def request_refresh(self, *, urgent: bool = False) -> None:
+        """Fetch metadata in the background, soon unless ``urgent``.
+
+        Pauses grow while the answers bring no news, up to ``retry.backoff.max.ms``.
+        """
+        if self._closed or self._loop is None:
+            return
+        if self._refreshing is not None:
+            self._refresh_again = self._refresh_again or urgent
+            if urgent:
+                self._hurry.set()
+            return
+        self._refreshing = self.spawn(self._refresh(urgent))
+
+    async def _refresh(self, urgent: bool) -> None:
+        """Refresh until it succeeds. One at a time; ends with ``on_change``."""
+        failures = 0
+        try:
+            while True:
+                if not urgent and self._refresh_started_ms is not None:
+                    due_ms = self._refresh_started_ms + self._hunt_pause_ms
+                    await self._nap(due_ms - self.now_ms())
+                self._refresh_again = False
+                generation = self.metadata.generation
+                try:
+                    await self._refresh_once()
+                except KafkaliteError as error:
+                    self.last_error = error
+                    failures += 1
+                    await self._nap(self._retry_backoff.delay_ms(failures, self.rng.random()))
+                    continue
+                self.last_error = None
+                self._pace(has_news=self.metadata.generation != generation)
+                if not self._refresh_again:
+                    return
+        finally:
+            self._refreshing = None
+            if not self._closed:
+                self._notify()
+
+    async def _nap(self, duration_ms: int) -> None:
+        """A pause, which an urgent request ends."""
+        self._hurry.clear()
+        if duration_ms > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration_ms / 1000):
+                    await self._hurry.wait()
+
+    def _pace(self, *, has_news: bool) -> None:
+        """How long to wait before the next request: longer without news, as at first after a quiet time."""
+        if has_news or self._quiet_since_ms + self._hunt_pause_ms * 4 < self.now_ms():
+            self._hunt_pause_ms = self._first_pause_ms
+        else:
+            slowest_ms = max(self._first_pause_ms, self.config.retry_backoff_max_ms)
+            self._hunt_pause_ms = min(self._hunt_pause_ms * _HUNT_GROWTH_PERCENT // 100, slowest_ms)
+        self._quiet_since_ms = self.now_ms()
+
+    async def _refresh_once(self) -> None:
+        """One metadata request to whoever answers. Raises KafkaliteError."""
+        self._refresh_started_ms = self.now_ms()
+        topics = self.topics
+        request = MetadataRequest(
+            topics=None if topics is None else sorted(topics),
+            allow_auto_topic_creation=self.allow_auto_topic_creation,
+        )
+        answer = await self.ask_anybody(request)
+        self.metadata.update(answer.message, complete=topics is None)
+        self._adopt_bootstrap()
+
+    async def ask_anybody(self, request: Any) -> Answer:
+        """The answer of the first broker that gives one in good time. A single broker has all the time."""
+        error: KafkaliteError | None = None
+        timeout_ms = self.config.request_timeout_ms
+        addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
+        tried: set[str] = set()
+        others = self._open_connections()
+        while others or addresses - tried or not tried:
+            connection = others.pop(0) if others else await self._new_connection(tried)
+            tried.add(connection.address)
+            try:
+                async with asyncio.timeout(STAGGER_S if len(addresses) > 1 else None):
+                    return await connection.call(request, timeout_ms=timeout_ms)
+            except TimeoutError:  # it may be dead without having hung up
+                error = RequestTimeoutError(f"{connection.address} did not answer for {STAGGER_S} s")
+            except (ConnectionFailedError, RequestTimeoutError) as failure:
+                error = failure
+        assert error is not None, "somebody was asked"
+        raise error
+
+    def _open_connections(self) -> list[Connection]:
+        """The open ones, the promptest first."""
+        connections = [connection for connection in self._connections() if connection.is_open]
+        return sorted(connections, key=lambda connection: (connection.is_slow, connection.in_flight))
+
+    async def _any_connection(self) -> Connection:
+        """An open connection; else a new one to a known broker, else to a bootstrap address."""
+        connections = self._open_connections()
+        return connections[0] if connections else await self._new_connection()
+
+    async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
+        """A connection to whichever broker accepts one first, known ones before bootstrap addresses.
+
+        Not to those ``tried`` already, unless there are no others.
+        """
+        known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
+        addresses = [address for address in known if address not in tried] or known
+        failures: dict[str, str] = {}
+        dials: dict[asyncio.Task[Connection], str] = {}
+        try:
+            while addresses or dials:
+                if addresses:
+                    address = addresses.pop(0)
+                    dials[asyncio.ensure_future(self._connect(address))] = address
+                done, _ = await asyncio.wait(
+                    dials, timeout=STAGGER_S if addresses else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for dial in [dial for dial in dials if dial in done]:
+                    address = dials.pop(dial)
+                    error = dial.exception()
+                    if error is None:
+                        if self._bootstrap is not None:
+                            self._bootstrap.give_up()  # it does not answer
+                        self._bootstrap = dial.result()
+                        self._bootstrap.on_lost = self._on_lost
+                        return self._bootstrap
+                    if not isinstance(error, ConnectionFailedError):
+                        raise error
+                    failures[address] = error.message
+        finally:
+            for dial in dials:
+                dial.cancel()
+                dial.add_done_callback(_hang_up_if_late)
+        raise ConnectionFailedError(
+            f"no broker could be reached: {'; '.join(failures.values())}", hint=_NO_CLUSTER_HINT
+        )
+
+    def _adopt_bootstrap(self) -> None:
+        """The bootstrap connection leads to one of the brokers: use it as such."""
+        connection = self._bootstrap
+        if connection is None:
+            return
+        for node_id, address in self.metadata.addresses.items():
+            if address in {connection.address, connection.peer}:
+                link = self._links.setdefault((node_id, MAIN_LANE), _Link(node_id, MAIN_LANE))
+                if link.connection is None and link.task is None:
+                    self._adopt(link, connection)
+                    self._bootstrap = None
+                return
+
+    def _schedule_by_age(self) -> None:
+        assert self._loop is not None
+        self._age_timer = self._loop.call_later(self.config.metadata_max_age_ms / 1000, self._on_age)
+
+    def _on_age(self) -> None:
+        self.request_refresh()
+        self._schedule_by_age()
+
+    async def changed(self, deadline_ms: int) -> bool:
+        """Wait for the next ``on_change``.
+
+        False when ``deadline_ms`` passed first. Raises ClientClosedError.
+        """
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        assert self._loop is not None
+        if self._changed is None:
+            self._changed = self._loop.create_future()
+        try:
+            async with asyncio.timeout(max(0, deadline_ms - self.now_ms()) / 1000):
+                await asyncio.shield(self._changed)
+        except TimeoutError:
+            return False
+        return True
+
+    async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
+        """How many partitions ``topic`` has, from the broker if need be.
+
+        Raises the topic's BrokerError when it can't be used, or when ``deadline_ms`` passed and it still
+        isn't there.
+        """
+        self.track(topic)
+        while True:
+            count = self.metadata.partition_count(topic)
+            if count is not None:
+                return count
+            fatal = self.metadata.fatal_error(topic)
+            if fatal is not None:
+                raise broker_error(*fatal, about=f"topic {topic!r}")
+            self.request_refresh()
+            if not await self.changed(deadline_ms):
+                raise self.topic_error(topic)
+
+    def topic_error(self, topic: str) -> KafkaliteError:
+        """Why ``topic`` still can't be used: its own error, or why no metadata came."""
+        error = self.metadata.errors.get(topic)
+        if error is not None:
+            return broker_error(*error, about=f"topic {topic!r}")
+        if self.last_error is not None:
+            return self.last_error
+        return RequestTimeoutError(f"no metadata of topic {topic!r} came in time")
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        message: Any,
+        *,
+        node_id: int | None = None,
+        timeout_ms: int | None = None,
+        payload_parts: Sequence[Buffer] = (),
+    ) -> Answer:
+        """Send a request to ``node_id`` (None: any broker) and retry what may pass, until ``timeout_ms``.
+
+        Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
+        """
+        if self._closed or self._loop is None:
+            raise ClientClosedError("the client is not open; use 'async with' or start()")
+        if timeout_ms is None:
+            timeout_ms = self.config.default_api_timeout_ms
+        deadline_ms = self.now_ms() + timeout_ms
+        failures = 0
+        while True:
+            try:
+                if node_id is None:
+                    connection = await self._any_connection()
+                else:
+                    connection = await self.connection(node_id)
+                left_ms = max(1, min(self.config.request_timeout_ms, deadline_ms - self.now_ms()))
+                return await connection.call(message, timeout_ms=left_ms, payload_parts=payload_parts)
+            except KafkaliteError as error:
+                failures += 1
+                pause_ms = self._retry_backoff.delay_ms(failures, self.rng.random())
+                if not is_retriable(error) or self.now_ms() + pause_ms >= deadline_ms:
+                    raise
+                if needs_metadata(error):
+                    self.request_refresh()
+                await asyncio.sleep(pause_ms / 1000)
+
+
+def _hang_up_if_late(dial: asyncio.Task[Connection]) -> None:
+    """A connection that was made although another was first."""
+    if not dial.cancelled() and dial.exception() is None:
+        dial.result().close()

@@ -1,0 +1,554 @@
+"""A consumer's side of its partitions: where each stands, what is fetched ahead, what to fetch next.
+
+Pure: metadata, responses and the user's calls go in; requests to send, batches and errors come out. Per
+partition::
+
+    position         the next offset the user gets; what ``position()`` tells
+    fetch_offset     the next offset to ask the broker for
+    buffered         the batches between the two, still packed
+
+Behind the fetch offset stands the leader epoch of the last batch before it. A new leader is asked first where
+that epoch ends in its log (KIP-320): short of the fetch offset, records were lost that this consumer has.
+
+Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped as
+they come: the position moves past them.
+
+A *seek* forgets what is buffered and makes answers in flight void. A partition is fetched while less than
+max.partition.fetch.bytes of it wait, all together while less than fetch.max.bytes do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.consumer.fetched_batch import FetchedBatch as FetchedBatch
+from kafkalite.client.consumer.fetched_batch import RecordCursor as RecordCursor
+from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
+from kafkalite.errors import (
+    BrokerError,
+    CorruptBatchError,
+    KafkaliteError,
+    LogTruncationError,
+    NoOffsetError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    broker_error,
+)
+from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.data import (
+    AbortedTransaction,
+    EpochEnd,
+    EpochPartition,
+    FetchedPartition,
+    FetchPartition,
+)
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
+
+logger = logging.getLogger(__name__)
+
+_INT32: Final = Struct(">i")
+# A fetch for some partitions while others have records waiting: the broker answers it soon even without
+# news, for those others may want to be fetched again by then.
+SHORT_WAIT_MS: Final = 10
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """Invariants, with a position: it <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset;
+    ``buffered`` begins with a batch.
+    """
+
+    tp: TopicPartition
+    reset: str  #: auto.offset.reset for this partition: earliest, latest or none
+    base_position: int | None = None  #: the position while no cursor is open
+    fetch_offset: int = 0
+    #: Batches; and, between them, (offset, leader epoch): up to there nothing is to be given.
+    buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    cursor: RecordCursor | None = None
+    paused: bool = False
+    error: KafkaliteError | None = None
+    failures: int = 0
+    retry_at_ms: int = 0
+    #: Exclusive, as of the last fetch: what may be read. With read_committed the last stable offset.
+    high_watermark: int | None = None
+    seek_count: int = 0
+    batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
+    base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
+    checked_epoch: int = NO_EPOCH  #: of the leader whose log is known to have all up to fetch_offset
+    seen_epoch: int = NO_EPOCH  #: of the leader as metadata told last
+
+    @property
+    def position(self) -> int | None:
+        return self.base_position if self.cursor is None else self.cursor.position
+
+    @property
+    def given_epoch(self) -> int:
+        """Leader epoch of the last batch before the position, if known: what is committed with it (R40).
+
+        An older one would have the leader say that its log ended before the position.
+        """
+        cursor = self.cursor
+        if cursor is None or not cursor.remaining:
+            return self.base_epoch
+        return cursor.batch.batch.header.leader_epoch
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self.buffered) or (self.cursor is not None and self.cursor.remaining > 0)
+
+    @property
+    def needs_offset(self) -> bool:
+        """Whether somebody must find out where to start."""
+        return self.base_position is None and self.error is None
+
+    def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
+        """Stand at ``offset`` and forget what was fetched."""
+        self.forget()
+        self.base_position = self.fetch_offset = offset
+        self.batch_epoch = self.base_epoch = batch_epoch
+
+    def pass_by(self, next_offset: int, leader_epoch: int) -> None:
+        """Give nothing up to ``next_offset``: the position is there as soon as all before is given."""
+        if self.buffered:
+            if isinstance(self.buffered[-1], tuple):
+                self.buffered.pop()
+            self.buffered.append((next_offset, leader_epoch))
+            return
+        self.base_epoch = leader_epoch
+        if self.cursor is not None:
+            self.cursor.next_offset = next_offset
+        else:
+            self.base_position = next_offset
+
+    def must_check(self, leader_epoch: int) -> bool:
+        """Whether the leader of that epoch must be asked for its log's history before it is fetched from."""
+        return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
+
+    def forget(self) -> None:
+        """Have no position, no records, no error; answers in flight are void."""
+        if self.cursor is not None:
+            self.cursor.drop()
+        self.cursor = None
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.base_position = None
+        self.error = None
+        self.failures = self.retry_at_ms = 0
+        self.batch_epoch = self.checked_epoch = NO_EPOCH
+        self.seek_count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One partition of a request in flight, to tell whether its answer is still wanted."""
+
+    fetch_offset: int
+    seek_count: int
+    leader_epoch: int = NO_EPOCH
+
+    def is_of(self, state: PartitionState) -> bool:
+        """Whether the partition still stands where it did, and was told of no newer leader since."""
+        return (
+            self.fetch_offset == state.fetch_offset
+            and self.seek_count == state.seek_count
+            and self.leader_epoch >= state.checked_epoch
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """A fetch to send to one broker."""
+
+    node_id: int
+    max_wait_ms: int
+    partitions: list[FetchPartition]
+    asked: dict[TopicPartition, Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """The settings fetching works by; names and units are the options'."""
+
+    fetch_max_wait_ms: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    check_crcs: bool
+    backoff: Backoff
+    is_read_committed: bool = False
+
+
+class FetchState:
+    """All assigned partitions of one consumer, in the order of serving: who gave last comes last."""
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self.limits = limits
+        self.partitions: dict[TopicPartition, PartitionState] = {}
+
+    # --- assignment ----------------------------------------------------------------------------
+
+    def assign(self, wanted: dict[TopicPartition, str]) -> None:
+        """Have exactly these partitions, {partition: reset policy}; those kept keep all they have."""
+        for tp in [tp for tp in self.partitions if tp not in wanted]:
+            self.partitions.pop(tp).forget()
+        for tp, reset in wanted.items():
+            if tp not in self.partitions:
+                self.partitions[tp] = PartitionState(tp, reset)
+
+    def restart(self, replaced: dict[TopicPartition, str]) -> None:
+        """Topics were deleted and made again: these partitions share nothing with those of before."""
+        for tp, reset in replaced.items():
+            state = self.partitions.get(tp)
+            if state is not None:
+                state.forget()
+                state.reset = reset
+                state.seen_epoch = NO_EPOCH
+                state.high_watermark = None
+
+    def without_offset(self) -> dict[TopicPartition, int]:
+        """Partitions that need ListOffsets, with the timestamp to ask for.
+
+        Those whose policy is none fail here, with NoOffsetError to be raised when they are read.
+        """
+        wanted = {}
+        for tp, state in self.partitions.items():
+            if not state.needs_offset:
+                continue
+            if state.reset == "none":
+                state.error = NoOffsetError(
+                    f"{tp} has no position and auto.offset.reset is none", hint="seek() first"
+                )
+            else:
+                wanted[tp] = EARLIEST if state.reset == "earliest" else LATEST
+        return wanted
+
+    # --- what the user takes -------------------------------------------------------------------
+
+    def next_batch(self) -> FetchedBatch | None:
+        """The next batch of whoever's turn it is, or None when nothing waits.
+
+        Its partition then stands behind it. Raises the error of a partition that has nothing before it; the
+        others have their turn then.
+        """
+        for state in list(self.partitions.values()):
+            if state.paused:
+                continue
+            batch = self._take_batch(state)
+            if batch is None and state.error is None:
+                continue
+            self._serve_last(state)
+            if batch is not None:
+                return batch
+            assert state.error is not None
+            raise state.error.with_traceback(None)
+        return None
+
+    def next_cursor(self) -> RecordCursor | None:
+        """As ``next_batch``, as records. The partition's position moves as they are taken."""
+        for state in self.partitions.values():
+            if not state.paused and state.cursor is not None and state.cursor.remaining:
+                return state.cursor
+        batch = self.next_batch()
+        if batch is None:
+            return None
+        state = self.partitions[TopicPartition(batch.topic, batch.partition)]
+        try:
+            state.cursor = RecordCursor(batch)
+            assert state.base_position is not None, "the batch was taken from a position"
+            state.cursor.next_offset = state.base_position  # past what is not given behind it, too
+        except KafkaliteError as error:
+            self._spoil(state, batch.from_offset, error)
+            raise
+        return state.cursor
+
+    def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
+        """The next batch with records to give; what is below the position is skipped."""
+        if state.cursor is not None:
+            cursor, state.cursor = state.cursor, None
+            from_offset = cursor.position
+            has_more = cursor.remaining > 0
+            cursor.drop()
+            state.base_position = cursor.next_offset
+            if has_more:
+                return FetchedBatch(*state.tp, cursor.batch.batch, from_offset)
+        while state.buffered:
+            buffer = state.buffered.popleft()
+            assert isinstance(buffer, memoryview), "offsets stand behind batches"
+            state.buffered_bytes -= len(buffer)
+            position = state.base_position
+            assert position is not None, "records are only fetched from a position"
+            try:
+                batch = RecordBatch(buffer, check_crc=self.limits.check_crcs)
+            except KafkaliteError as error:
+                self._spoil(state, position, error)
+                return None
+            header = batch.header
+            state.base_position = max(position, header.next_offset)
+            state.base_epoch = header.leader_epoch
+            while state.buffered and isinstance(passed := state.buffered[0], tuple):
+                state.base_position = max(state.base_position, passed[0])
+                state.base_epoch = passed[1]
+                state.buffered.popleft()
+            if header.next_offset > position:
+                return FetchedBatch(*state.tp, batch, position)
+        return None
+
+    def _spoil(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
+        """A batch can't be read: stop before it. The user may seek past it."""
+        state.forget()
+        state.base_position = state.fetch_offset = position
+        spoiled = type(error)(
+            f"{state.tp}: the batch at offset {position} can't be read: {error.message}",
+            hint=error.hint or "seek() past it, or restore the partition from a replica",
+        )
+        spoiled.__cause__ = error
+        state.error = spoiled
+
+    def _serve_last(self, state: PartitionState) -> None:
+        del self.partitions[state.tp]
+        self.partitions[state.tp] = state
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Give no more of these; what is fetched waits."""
+        for tp in tps:
+            state = self.partitions[tp]
+            state.paused = True
+            if state.cursor is not None:
+                state.cursor.detach()
+
+    # --- what to fetch -------------------------------------------------------------------------
+
+    def plan(
+        self,
+        now_ms: int,
+        leader_of: Callable[[TopicPartition], Leader],
+        busy: Callable[[int], bool],
+    ) -> tuple[list[FetchPlan], bool]:
+        """Fetches to send now, one at most per broker not ``busy``; and whether a leader is missing."""
+        limits = self.limits
+        if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
+            return [], False
+        leaderless = False
+        has_records = any(state.has_records and not state.paused for state in self.partitions.values())
+        max_wait_ms = (
+            min(SHORT_WAIT_MS, limits.fetch_max_wait_ms) if has_records else limits.fetch_max_wait_ms
+        )
+        plans: dict[int, FetchPlan] = {}
+        for tp, state in self.partitions.items():
+            if not self.is_wanted(state, now_ms):
+                continue
+            leader = leader_of(tp)
+            if leader.node_id < 0:
+                leaderless = True
+                continue
+            if state.must_check(leader.leader_epoch):
+                continue
+            state.checked_epoch = max(state.checked_epoch, leader.leader_epoch)
+            if not busy(leader.node_id):
+                plan = plans.get(leader.node_id)
+                if plan is None:
+                    plan = plans[leader.node_id] = FetchPlan(leader.node_id, max_wait_ms, [], {})
+                plan.partitions.append(
+                    FetchPartition(
+                        tp.topic,
+                        tp.partition,
+                        leader.leader_epoch,
+                        state.fetch_offset,
+                        limits.max_partition_fetch_bytes,
+                    )
+                )
+                plan.asked[tp] = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
+        return list(plans.values()), leaderless
+
+    def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
+        """Whether more of this partition should be fetched."""
+        if (
+            state.paused
+            or state.base_position is None
+            or state.error is not None
+            or state.retry_at_ms > now_ms
+        ):
+            return False
+        if not state.has_records:
+            return True
+        # Ahead of the user only what is known to be there: a long poll can't be called back by a seek.
+        is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
+        return is_behind and state.buffered_bytes < self.limits.max_partition_fetch_bytes
+
+    def serves(
+        self, asked: dict[TopicPartition, Asked], now_ms: int, is_led: Callable[[TopicPartition], bool]
+    ) -> bool:
+        """Whether a fetch in flight asks for all that is wanted of its broker now (``is_led`` by it)."""
+        return all(
+            (at := asked.get(tp)) is not None
+            and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
+            for tp, state in self.partitions.items()
+            if self.is_wanted(state, now_ms) and is_led(tp)
+        )
+
+    def next_retry_ms(self, now_ms: int) -> int | None:
+        """When the first partition that failed may be fetched again, or None."""
+        pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
+        return min(pauses, default=None)
+
+    # --- what came -----------------------------------------------------------------------------
+
+    def on_fetched(
+        self,
+        asked: dict[TopicPartition, Asked],
+        results: Iterable[FetchedPartition],
+        payload: memoryview,
+        now_ms: int,
+        chance: float,
+    ) -> bool:
+        """Take in an answer. Returns whether metadata must be fetched again."""
+        position = 0
+        stale_metadata = False
+        for result in results:
+            data = payload[position : position + result.length_bytes]
+            position += result.length_bytes
+            tp = TopicPartition(result.topic, result.partition)
+            state = self.partitions.get(tp)
+            wanted = asked.get(tp)
+            if state is None or wanted is None or not wanted.is_of(state):
+                continue  # unassigned, moved by a seek, or the answer of a leader deposed meanwhile
+            if result.error_code:
+                error = broker_error(result.error_code, result.error_message or "", about=str(tp))
+                if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
+                    error = NotLeaderOrFollowerError(error.message)  # it can't know: its log may lag
+                stale_metadata |= error.refresh_metadata
+                self._on_error(state, error, now_ms, chance)
+            else:
+                is_committed_only = self.limits.is_read_committed
+                state.high_watermark = (
+                    result.last_stable_offset if is_committed_only else result.high_watermark
+                )
+                state.failures = 0
+                self._buffer(state, data, result.aborted if is_committed_only else ())
+        return stale_metadata
+
+    def _buffer(self, state: PartitionState, data: memoryview, aborted: Sequence[AbortedTransaction]) -> None:
+        end = last_start = 0
+        isolation = AbortedFilter(aborted)
+        for start, base_offset, last_offset_delta, _, length in scan(data, 0, len(data)):
+            end, last_start = start + length, start
+            next_offset = base_offset + last_offset_delta + 1
+            flags = data[start + FLAGS_POSITION] & FLAGS
+            is_dropped = flags and isolation.drops(data, start, flags, next_offset)
+            if next_offset > state.fetch_offset:
+                state.fetch_offset = next_offset
+                if is_dropped:
+                    (leader_epoch,) = _INT32.unpack_from(data, start + LENGTH_OVERHEAD_BYTES)
+                    state.pass_by(next_offset, leader_epoch)
+                else:
+                    state.buffered.append(data[start:end])
+                    state.buffered_bytes += length
+        if end:
+            (state.batch_epoch,) = _INT32.unpack_from(data, last_start + LENGTH_OVERHEAD_BYTES)
+        if end < len(data) and state.error is None:
+            state.error = CorruptBatchError(
+                f"{state.tp}: {len(data) - end} bytes of an answer to a fetch at offset {state.fetch_offset} "
+                "are no record batch",
+                hint="seek() past them, or restore the partition from a replica",
+            )
+
+    def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
+        if error.retriable:
+            state.failures += 1
+            state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+        elif isinstance(error, OffsetOutOfRangeError):
+            self._on_out_of_range(state, error)
+        else:
+            state.error = error
+
+    def _on_out_of_range(self, state: PartitionState, error: OffsetOutOfRangeError) -> None:
+        """auto.offset.reset decides, once the user has what is buffered."""
+        if state.has_records:
+            state.high_watermark = None  # so that nothing is fetched before the user has it all
+            return
+        if state.reset != "none":
+            state.forget()
+            return
+        state.error = NoOffsetError(
+            f"{state.tp}: offset {state.fetch_offset} is out of range and auto.offset.reset is none",
+            hint="seek to an offset that is there; beginning_offsets() and end_offsets() tell the range",
+        )
+        state.error.__cause__ = error
+
+    def on_fetch_failed(self, asked: dict[TopicPartition, Asked], now_ms: int, chance: float) -> None:
+        """A whole fetch came to nothing: connection lost, no answer, or an error of the request."""
+        for tp in asked:
+            state = self.partitions.get(tp)
+            if state is not None:
+                state.failures += 1
+                state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+
+    # --- whose log it is -----------------------------------------------------------------------
+
+    def on_leaders(self, leader_of: Callable[[TopicPartition], Leader]) -> None:
+        """Metadata came: what waited because of a leader that is none any more need not wait longer."""
+        for tp, state in self.partitions.items():
+            epoch = leader_of(tp).leader_epoch
+            if epoch > state.seen_epoch:
+                state.seen_epoch = epoch
+                state.failures = state.retry_at_ms = 0
+
+    def checks(
+        self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
+    ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]]:
+        """What to ask new leaders before they are fetched from, by node."""
+        wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]] = {}
+        for tp, state in self.partitions.items():
+            leader = leader_of(tp)
+            if leader.node_id < 0 or not state.must_check(leader.leader_epoch):
+                continue
+            if self.is_wanted(state, now_ms):
+                question = EpochPartition(tp.topic, tp.partition, leader.leader_epoch, state.batch_epoch)
+                asked = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
+                wanted.setdefault(leader.node_id, {})[tp] = (question, asked)
+        return wanted
+
+    def on_checked(
+        self, asked: dict[TopicPartition, Asked], ends: Iterable[EpochEnd], now_ms: int, chance: float
+    ) -> bool:
+        """Take in what leaders said of their logs. Returns whether metadata must be fetched again."""
+        stale_metadata = False
+        for end in ends:
+            tp = TopicPartition(end.topic, end.partition)
+            state, wanted = self.partitions.get(tp), asked.get(tp)
+            if state is None or wanted is None or not wanted.is_of(state):
+                continue
+            if end.error_code:
+                error = broker_error(end.error_code, end.error_message or "", about=str(tp))
+                stale_metadata |= error.refresh_metadata
+                self._on_error(state, error, now_ms, chance)
+            elif 0 <= end.end_offset < state.fetch_offset:
+                self._on_truncated(state, end.end_offset)
+            else:
+                state.checked_epoch = wanted.leader_epoch
+                state.failures = 0
+        return stale_metadata
+
+    def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
+        """The leader's log is another one from there on. What the user has not been given is fetched anew."""
+        position = state.position
+        assert position is not None, "only a partition with a position is checked"
+        if position <= diverging_offset:
+            state.seek(position)
+            return
+        state.seek(position if state.reset == "none" else diverging_offset)
+        lost = f"{state.tp}: records from offset {diverging_offset} to {position} were read and then lost"
+        if state.reset == "none":
+            state.error = LogTruncationError(
+                f"{lost}; auto.offset.reset is none", diverging_offset=diverging_offset
+            )
+        else:
+            logger.warning("%s by an unclean leader election; going on at %d", lost, diverging_offset)

@@ -1,0 +1,236 @@
+"""Fetching: requests to the leaders, answers into ``FetchState``, and waiting for either.
+
+``fetch_state`` decides what to fetch; here it is sent, one fetch at most per broker. A fetch is on its way
+only while somebody waits for records or is behind what is known to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+from kafkalite.client.cluster.client import FETCH_LANE, ClusterClient
+from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.config import ConsumerConfig
+from kafkalite.client.consumer.fetch_state import Asked, FetchLimits, FetchPlan, FetchState
+from kafkalite.client.producer.delivery import wake
+from kafkalite.errors import KafkaliteError
+from kafkalite.model import IsolationLevel, TopicPartition
+from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
+
+FOREVER_MS: Final = 2**53
+
+# A long poll with less than this to go is waited for.
+_WORTH_HANGING_UP_MS: Final = 20
+
+
+class _Fetch:
+    """A fetch in flight. One per broker."""
+
+    __slots__ = ("connection", "plan", "waits_until_ms")
+
+    def __init__(self, plan: FetchPlan, connection: Connection, now_ms: int) -> None:
+        self.plan = plan
+        self.connection = connection
+        self.waits_until_ms = now_ms + plan.max_wait_ms
+
+
+class Fetcher:
+    """Fetches what ``state`` wants. Whoever has nothing to read waits with ``wait``."""
+
+    def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
+        self.state = FetchState(fetch_limits(config))
+        self.config = config
+        self._cluster = cluster
+        cluster.long_poll_ms[FETCH_LANE] = config.fetch_max_wait_ms
+        self._fetches: dict[int, _Fetch] = {}
+        self._checking: set[int] = set()  # nodes with a question about epochs in flight
+        self._waiters: list[asyncio.Future[None]] = []
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Send nothing more, and wake whoever waits."""
+        self._is_closed = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self.wake()
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    @property
+    def has_something(self) -> bool:
+        """Whether there are records to give, or an error to raise."""
+        return any(
+            state.has_records or state.error for state in self.state.partitions.values() if not state.paused
+        )
+
+    async def wait(self, deadline_ms: int) -> bool:
+        """Return when there may be something new. False when ``deadline_ms`` has passed already."""
+        now_ms = self._cluster.now_ms()
+        if deadline_ms <= now_ms:
+            return False
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None
+        if deadline_ms < FOREVER_MS:
+            timer = loop.call_later((deadline_ms - now_ms) / 1000, wake, waiter)
+        try:
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return True
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            wake(waiter)
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        """Send the fetches that are due."""
+        if self._is_closed:
+            return
+        self._hang_up_on_stale_polls()
+        now_ms = self._cluster.now_ms()
+        self._check_epochs(now_ms)
+        plans, leaderless = self.state.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
+        for plan in plans:
+            self._send(plan, now_ms)
+        if leaderless:
+            self._cluster.request_refresh()
+        self._arm_retry_timer(now_ms)
+
+    def _check_epochs(self, now_ms: int) -> None:
+        """Ask new leaders whether their logs have what was read from the old ones."""
+        for node_id, questions in self.state.checks(now_ms, self._cluster.metadata.leader).items():
+            connection = self._cluster.connection_now(node_id)
+            if connection is None or node_id in self._checking:
+                continue
+            request = OffsetsForLeaderEpochRequest([question for question, _ in questions.values()])
+            asked = {tp: at for tp, (_, at) in questions.items()}
+            try:
+                connection.request(
+                    request, partial(self._on_checked, node_id, asked), self.config.request_timeout_ms
+                )
+            except KafkaliteError:
+                self.state.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
+                continue
+            self._checking.add(node_id)
+
+    def _on_checked(
+        self,
+        node_id: int,
+        asked: dict[TopicPartition, Asked],
+        message: Any,
+        _: memoryview,
+        error: Exception | None,
+    ) -> None:
+        self._checking.discard(node_id)
+        now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
+        if error is not None:
+            self.state.on_fetch_failed(asked, now_ms, chance)
+            self._cluster.request_refresh()
+        elif self.state.on_checked(asked, message.partitions, now_ms, chance):
+            self._cluster.request_refresh()
+        if self._waiters:
+            self._fetch_for_waiters()
+
+    def _is_busy(self, node_id: int) -> bool:
+        """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""
+        return node_id in self._fetches or self._cluster.connection_now(node_id, FETCH_LANE) is None
+
+    def _send(self, plan: FetchPlan, now_ms: int) -> None:
+        config = self.config
+        request = FetchRequest(
+            plan.max_wait_ms,
+            config.fetch_min_bytes,
+            config.fetch_max_bytes,
+            int(config.isolation_level),
+            plan.partitions,
+        )
+        connection = self._cluster.connection_now(plan.node_id, FETCH_LANE)
+        if connection is None:
+            return
+        fetch = _Fetch(plan, connection, now_ms)
+        try:
+            connection.request(
+                request,
+                partial(self._on_answer, fetch),
+                config.request_timeout_ms + plan.max_wait_ms,
+            )
+        except KafkaliteError:
+            self.state.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
+            return
+        self._fetches[plan.node_id] = fetch
+
+    def _hang_up_on_stale_polls(self) -> None:
+        """After a seek, a long poll in flight waits for what nobody wants, and answers come in order.
+
+        Closing its connection is the way to be served before it ends; dialling anew costs a millisecond.
+        """
+        now_ms = self._cluster.now_ms()
+        for node_id, fetch in list(self._fetches.items()):
+            if fetch.waits_until_ms - now_ms <= _WORTH_HANGING_UP_MS:
+                continue
+            is_led = partial(self._is_led_by, node_id)
+            if not self.state.serves(fetch.plan.asked, now_ms, is_led):
+                del self._fetches[node_id]
+                self._cluster.hang_up(node_id, FETCH_LANE)
+
+    def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
+        return self._cluster.metadata.leader(tp).node_id == node_id
+
+    def _on_answer(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
+        node_id = fetch.plan.node_id
+        if self._fetches.get(node_id) is not fetch:
+            return  # hung up on
+        del self._fetches[node_id]
+        now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
+        if error is not None:
+            self.state.on_fetch_failed(fetch.plan.asked, now_ms, chance)
+            self._cluster.request_refresh()
+        elif self.state.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
+            self._cluster.request_refresh()
+        if self._waiters:
+            self._fetch_for_waiters()
+
+    def _fetch_for_waiters(self) -> None:
+        """Somebody waits: wake them when there is something for them to do, else poll again."""
+        states = [state for state in self.state.partitions.values() if not state.paused]
+        if any(state.has_records or state.error or state.needs_offset for state in states):
+            self.wake()
+        else:
+            self.fetch()
+
+    def _arm_retry_timer(self, now_ms: int) -> None:
+        retry_ms = self.state.next_retry_ms(now_ms)
+        if retry_ms is None or self._retry_timer is not None:
+            return
+
+        def again() -> None:
+            self._retry_timer = None
+            self.wake()
+
+        loop = asyncio.get_running_loop()
+        self._retry_timer = loop.call_later((retry_ms - now_ms) / 1000, again)
+
+
+def fetch_limits(config: ConsumerConfig) -> FetchLimits:
+    """The settings that fetching works by."""
+    return FetchLimits(
+        fetch_max_wait_ms=config.fetch_max_wait_ms,
+        fetch_max_bytes=config.fetch_max_bytes,
+        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
+        check_crcs=config.check_crcs,
+        backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
+        is_read_committed=config.isolation_level is IsolationLevel.READ_COMMITTED,
+    )

@@ -1,0 +1,143 @@
+"""How far the user is: what was given, what the user came back after, what may be committed of it. Pure.
+
+Asking for records, or closing in good order, says that the user is done with what was given before. Between
+the two, what was given is *in hand*: it is committed when the user says so, never by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kafkalite.client.consumer.fetch_state import FetchState, PartitionState
+from kafkalite.errors import ClientError
+from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
+
+
+class Progress:
+    """The positions of one consumer, as its group is to know them."""
+
+    def __init__(self, state: FetchState, *, is_at_most_once: bool) -> None:
+        self.state = state
+        #: The one that iteration gave last and was not asked to go on from.
+        self.record_in_hand: Record | None = None
+        self._is_at_most_once = is_at_most_once
+        self._in_hand: dict[TopicPartition, int] = {}  # the first offset given of each
+        self._seen_record: Record | None = None
+
+    # --- given and done ------------------------------------------------------------------------
+
+    def came_back(self) -> None:
+        """The user is done with what was given."""
+        self.record_in_hand = None
+        if self._in_hand:
+            self._in_hand = {}
+
+    def give(self, tp: TopicPartition, offset: int) -> None:
+        """Records from ``offset`` on are about to be given."""
+        self._in_hand.setdefault(tp, offset)
+
+    def in_hand(self) -> list[TopicPartition]:
+        """The partitions of what was given last."""
+        return list(self._in_hand)
+
+    def has_moved(self) -> bool:
+        """Whether iteration gave another record since the last question."""
+        before, self._seen_record = self._seen_record, self.record_in_hand
+        return self._seen_record is not before
+
+    def positions(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Behind everything that was given; partitions whose position is not known are left out."""
+        states = self.state.partitions
+        wanted = states if partitions is None else [tp for tp in partitions if tp in states]
+        return {
+            tp: OffsetAndMetadata(position, states[tp].given_epoch)
+            for tp in wanted
+            if (position := states[tp].position) is not None
+        }
+
+    def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What auto-commit may write: behind what the user is done with, or was given (at most once)."""
+        positions = self.positions()
+        if self._is_at_most_once:
+            return positions
+        in_hand = dict(self._in_hand)
+        if self.record_in_hand is not None:
+            tp = TopicPartition(self.record_in_hand.topic, self.record_in_hand.partition)
+            in_hand.setdefault(tp, self.record_in_hand.offset)
+        for tp, offset in in_hand.items():
+            if tp in positions and offset < positions[tp].offset:
+                positions[tp] = positions[tp]._replace(offset=offset)
+        return positions
+
+    # --- partitions that come and go -----------------------------------------------------------
+
+    def add(self, partitions: Mapping[TopicPartition, str]) -> None:
+        """Read these too, {partition: reset policy}."""
+        states = self.state.partitions
+        self.state.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
+
+    def place(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Go on where the group is, in partitions that the user has not placed by a seek."""
+        for tp, at in offsets.items():
+            state = self.state.partitions.get(tp)
+            if state is not None and state.base_position is None:
+                state.seek(at.offset, at.leader_epoch)
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these no more."""
+        gone = set(partitions)
+        self.state.assign({tp: state.reset for tp, state in self.state.partitions.items() if tp not in gone})
+        for tp in gone:
+            self._in_hand.pop(tp, None)
+
+    def hide(self, tp: TopicPartition) -> bool:
+        """Give no record of it any more; its position stays. Returns whether the user had paused it."""
+        state = self.state.partitions[tp]
+        was_paused = state.paused
+        _go_back_to(state, state.position)
+        state.paused = True
+        return was_paused
+
+    def show(self, tp: TopicPartition, *, paused: bool) -> None:
+        """Undo ``hide``."""
+        self.state.partitions[tp].paused = paused
+
+    def take_back(self) -> None:
+        """What was about to be given is not: it comes again."""
+        in_hand, self._in_hand = self._in_hand, {}
+        for tp, offset in in_hand.items():
+            state = self.state.partitions.get(tp)
+            if state is not None:
+                _go_back_to(state, offset)
+
+
+def _go_back_to(state: PartitionState, offset: int | None) -> None:
+    """Stand at ``offset`` with nothing fetched."""
+    if offset is not None:
+        epoch = state.given_epoch
+        state.seek(offset, NO_EPOCH)
+        state.base_epoch = epoch
+
+
+def committable_offsets(
+    what: Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What a user says is done with, as offsets to go on at. Raises ClientError for anything else."""
+    if isinstance(what, Mapping):
+        return {
+            TopicPartition(*tp): at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at)
+            for tp, at in what.items()
+        }
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for record in [what] if isinstance(what, Record) else what:
+        if not isinstance(record, Record):
+            raise ClientError(
+                f"{type(record).__name__} can't be committed",
+                hint="give a record, records, or {TopicPartition: offset to go on at}",
+            )
+        tp = TopicPartition(record.topic, record.partition)
+        if tp not in found or found[tp].offset <= record.offset:
+            found[tp] = OffsetAndMetadata(record.offset + 1)
+    return found

@@ -1,0 +1,97 @@
+"""What a subscription makes of metadata: which partitions to read, and whether their positions still hold.
+
+Pure. A position belongs to a topic id, and no single answer takes it away: a broker that lags behind, or is
+cut off, does not know a topic that is there. So a topic that has been found
+
+- keeps its partitions while answers leave it out, until they all did for ``FORGET_AFTER_MS``; only brokers
+  that know a controller count, for one without can't tell what became of a topic;
+- keeps the partitions it had when it comes back with its id, even if the answer knows fewer;
+- starts anew at once when it is told of with another id: it was deleted and made again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.model import TopicPartition
+
+# A broker that follows a controller is seconds behind, not minutes.
+FORGET_AFTER_MS: Final = 60_000
+
+
+class Selection(NamedTuple):
+    """What to read now."""
+
+    partitions: dict[TopicPartition, str]  #: and the reset policy of each that is new
+    replaced: dict[TopicPartition, str]  #: of these, those of topics made anew; their positions are void
+    is_missing_some: bool  #: a topic is kept that metadata does not name now
+
+
+@dataclass(slots=True)
+class _Found:
+    """A topic that metadata named."""
+
+    topic_id: str
+    partition_count: int = 0
+    missing_since_ms: int | None = None  #: the first of the answers without it that count
+
+
+class Subscription:
+    """Topics by name, or by a pattern that their whole names must match; one of the two."""
+
+    def __init__(
+        self, topics: Iterable[str], pattern: str | re.Pattern[str] | None, auto_offset_reset: str
+    ) -> None:
+        self.topics = list(dict.fromkeys(topics))
+        self.pattern = re.compile(pattern) if pattern is not None else None
+        self.is_late = False  #: partitions found from now on are new: read from their beginning
+        self._reset = auto_offset_reset
+        self._found: dict[str, _Found] = {}
+        self._answer_count = 0
+
+    def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
+        """Take in what metadata says now. May be called as often as one likes between two answers."""
+        is_answer = metadata.answer_count != self._answer_count
+        self._answer_count = metadata.answer_count
+        selection = Selection({}, {}, False)
+        reset_of_new = "earliest" if self._reset == "latest" else self._reset
+        for name in self._names(metadata):
+            topic = metadata.topics.get(name)
+            before = found = self._found.get(name)
+            if topic is None or not topic.leaders:
+                if found is None or (is_answer and self._is_gone(found, now_ms)):
+                    self._found.pop(name, None)
+                    continue
+                selection = selection._replace(is_missing_some=True)
+            else:
+                if found is None or found.topic_id != topic.topic_id:
+                    found = self._found[name] = _Found(topic.topic_id)
+                found.partition_count = max(found.partition_count, topic.partition_count)
+                found.missing_since_ms = None
+            is_new = self.is_late or before is not None
+            reset = reset_of_new if is_new else self._reset
+            partitions = {TopicPartition(name, number): reset for number in range(found.partition_count)}
+            selection.partitions.update(partitions)
+            if before is not None and before is not found:
+                selection.replaced.update(partitions)
+        return selection
+
+    def _names(self, metadata: MetadataCache) -> list[str]:
+        if self.pattern is None:
+            return self.topics
+        named = (
+            name
+            for name, topic in metadata.topics.items()
+            if not topic.is_internal and self.pattern.fullmatch(name)
+        )
+        return sorted({*named, *self._found})
+
+    def _is_gone(self, found: _Found, now_ms: int) -> bool:
+        """Note another answer without this topic. Whether they have said so for long enough."""
+        if found.missing_since_ms is None:
+            found.missing_since_ms = now_ms
+        return now_ms - found.missing_since_ms >= FORGET_AFTER_MS

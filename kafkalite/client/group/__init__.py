@@ -1,0 +1,1 @@
+"""A consumer's membership in a group: heartbeats, assignment, commits."""

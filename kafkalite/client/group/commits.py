@@ -1,0 +1,250 @@
+"""Committed offsets of one group: written in the order they were given, read back as starting points."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.coordinator import CoordinatorLink
+from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.group.committed_offsets import as_committed, to_commit
+from kafkalite.errors import (
+    BrokerError,
+    CommitFailedError,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    KafkaliteError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnstableOffsetCommitError,
+    broker_error,
+)
+from kafkalite.model import (
+    NO_OFFSET,
+    GroupMetadata,
+    IsolationLevel,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from kafkalite.protocol.messages.groups import (
+    CommittedOffset,
+    GroupPartition,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+_EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError)
+
+
+class OffsetCommits:
+    """Writes and reads a group's offsets. One commit at a time, in order: a later one is never overtaken.
+
+    ``identity`` tells as whom to commit; ``next_identity`` waits (at most until a deadline) until it is
+    another one than that of before; ``on_expelled`` hears that the coordinator does not know us any more.
+    ``is_ours`` tells whether a partition is ours to commit: the coordinator only knows that we are a member.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        link: CoordinatorLink,
+        isolation_level: IsolationLevel,
+        *,
+        identity: Callable[[], GroupMetadata],
+        next_identity: Callable[[GroupMetadata, int], Awaitable[bool]],
+        on_expelled: Callable[[BrokerError], None],
+        is_ours: Callable[[TopicPartition], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._link = link
+        self._require_stable = isolation_level is IsolationLevel.READ_COMMITTED
+        self._identity = identity
+        self._next_identity = next_identity
+        self._on_expelled = on_expelled
+        self._is_ours = is_ours
+        self._lock = asyncio.Lock()
+        self._queued: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._queued_quietly: set[TopicPartition] = set()
+        self._worker: asyncio.Task[None] | None = None
+        self._failed: tuple[KafkaliteError, set[TopicPartition]] | None = None
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the last that we committed or read
+
+    # --- writing -------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
+        """Return when the group's coordinator has committed ``offsets``, and all that was queued before.
+
+        Raises CommitFailedError when we are not the member any more that may, another error of the request,
+        or that of an earlier ``commit_later`` which these offsets do not replace.
+        """
+        await self.write(offsets, timeout_ms=timeout_ms)
+        self._raise_failed(offsets)
+
+    async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
+        """As ``commit``, without a word of what failed earlier."""
+        await self.settled()
+        if offsets:
+            async with self._lock:
+                await self._commit(offsets, timeout_ms)
+
+    def commit_later(self, offsets: Offsets) -> None:
+        """Commit in the background. A failure is told by the next ``commit`` or ``drain``."""
+        self._queued_quietly -= offsets.keys()
+        self._queue(offsets)
+
+    def commit_quietly(self, offsets: Offsets) -> None:
+        """As ``commit_later``, but a failure is only logged: these offsets will be committed again."""
+        self._queued_quietly |= offsets.keys() - self._queued.keys()
+        self._queue(offsets)
+
+    def _queue(self, offsets: Offsets) -> None:
+        self._queued.update(offsets)
+        if self._queued and self._worker is None:
+            self._worker = self._cluster.spawn(self._work())
+
+    async def drain(self) -> None:
+        """Return when nothing is queued. Raises what a queued commit failed with, once."""
+        await self.settled()
+        self._raise_failed({})
+
+    async def settled(self) -> None:
+        """Return when nothing is queued, whatever became of it."""
+        while self._worker is not None and not self._worker.done():
+            await asyncio.wait({self._worker})
+
+    def _raise_failed(self, replaced: Offsets) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None and not failed[1] <= replaced.keys():
+            raise failed[0].with_traceback(None)
+
+    async def _work(self) -> None:
+        try:
+            while self._queued:
+                offsets, self._queued = self._queued, {}
+                quiet, self._queued_quietly = self._queued_quietly, set()
+                try:
+                    async with self._lock:
+                        await self._commit(offsets, None)
+                except KafkaliteError as error:
+                    logger.warning("commit in the background failed: %s", error)
+                    if loud := offsets.keys() - quiet:
+                        already = self._failed[1] if self._failed is not None else set()
+                        self._failed = (error, already | loud)
+        finally:
+            self._worker = None
+
+    async def _commit(self, offsets: Offsets, timeout_ms: int | None) -> None:
+        if timeout_ms is None:
+            timeout_ms = self._cluster.config.default_api_timeout_ms
+        deadline_ms = self._cluster.now_ms() + timeout_ms
+        while True:
+            identity = self._identity()
+            ours = {tp: at for tp, at in offsets.items() if self._is_ours(tp)}
+            try:
+                if ours:
+                    await self._commit_as(identity, ours, deadline_ms - self._cluster.now_ms())
+            except StaleMemberEpochError as error:  # a rebalance: the newer epoch is on its way to us
+                if not await self._next_identity(identity, deadline_ms):
+                    raise _refused(identity, ours, error) from error
+            except _EXPELLED as error:
+                self._note_expelled(identity, error)
+                raise _refused(identity, ours, error) from error
+            else:
+                self.committed.update(ours)
+                if len(ours) < len(offsets):  # while they were queued, or refused at an older epoch
+                    raise _given_away(identity, [tp for tp in offsets if tp not in ours])
+                return
+
+    def _note_expelled(self, identity: GroupMetadata, error: BrokerError) -> None:
+        if self._identity() == identity:  # we are not another member already
+            self._on_expelled(error)
+
+    async def _commit_as(self, identity: GroupMetadata, offsets: Offsets, left_ms: int) -> None:
+        request = OffsetCommitRequest(
+            identity.group_id,
+            identity.member_id,
+            identity.member_epoch,
+            identity.instance_id,
+            [to_commit(tp, at) for tp, at in offsets.items()],
+        )
+        answer = await self._link.call(request, timeout_ms=max(1, left_ms))
+        _raise_first(answer.offsets, "commit")
+
+    # --- reading -------------------------------------------------------------------------------
+
+    async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What is committed; a partition of which nothing is is left out.
+
+        With read_committed, offsets in an open transaction are waited for (R35).
+        """
+        wanted = [GroupPartition(*tp) for tp in partitions]
+        config = self._cluster.config
+        backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        deadline_ms = self._cluster.now_ms() + config.default_api_timeout_ms
+        failures = 0
+        while True:
+            identity = self._identity()
+            request = OffsetFetchRequest(
+                identity.group_id, identity.member_id, identity.member_epoch, self._require_stable, wanted
+            )
+            try:
+                left_ms = max(1, deadline_ms - self._cluster.now_ms())
+                answer = await self._link.call(request, timeout_ms=left_ms)
+                _raise_first(answer.offsets, "read of the committed offset")
+            except (UnstableOffsetCommitError, StaleMemberEpochError) as error:
+                failures += 1
+                pause_ms = backoff.delay_ms(failures, self._cluster.rng.random())
+                if self._cluster.now_ms() + pause_ms >= deadline_ms:
+                    raise
+                if isinstance(error, StaleMemberEpochError):
+                    await self._next_identity(identity, self._cluster.now_ms() + pause_ms)
+                else:
+                    await asyncio.sleep(pause_ms / 1000)
+            except _EXPELLED as error:
+                self._note_expelled(identity, error)
+                raise
+            else:
+                break
+        found = {
+            TopicPartition(one.topic, one.partition): as_committed(one)
+            for one in answer.offsets
+            if one.offset != NO_OFFSET
+        }
+        self.committed.update(found)
+        return found
+
+
+def _raise_first(offsets: Iterable[CommittedOffset], what: str) -> None:
+    for one in offsets:
+        if one.error_code:
+            tp = TopicPartition(one.topic, one.partition)
+            raise broker_error(one.error_code, one.error_message or "", about=f"{what} of {tp}")
+
+
+def _given_away(identity: GroupMetadata, partitions: list[TopicPartition]) -> CommitFailedError:
+    return CommitFailedError(
+        f"{', '.join(map(str, partitions[:3]))} not committed: group {identity.group_id!r} has given it to "
+        "another member meanwhile",
+        hint="commit in on_revoked at the latest",
+    )
+
+
+def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> CommitFailedError:
+    some = ", ".join(str(tp) for tp in list(offsets)[:3]) + (" ..." if len(offsets) > 3 else "")
+    if not identity.member_id:
+        return CommitFailedError(
+            f"group {identity.group_id!r} has members, and this consumer is none: {some} not committed",
+            hint="subscribe() instead of assign(), or take another group.id",
+        )
+    return CommitFailedError(
+        f"{some} not committed: this consumer was expelled from group {identity.group_id!r} "
+        f"(member epoch {identity.member_epoch}), and another member may have read the same records",
+        hint="the next call for records joins again and goes on at the committed offsets",
+    )

@@ -1,0 +1,589 @@
+"""Records waiting to be sent, partition by partition: batches, memory, order, retries, deadlines.
+
+Pure: the clock and chance are arguments, and what is finished comes back as values. The life of a
+batch::
+
+    open --close--> closed --drain--> shipped --on_acknowledged--> done (offsets known)
+                                        |  ^
+                                        |  '-- on_failed, retriable: the same bytes once more, after a pause
+                                        '----- on_failed, for good, or expire: done (error known)
+
+Order. What leaves for a partition and in which order is ``partition_queue``'s matter: one shipment at a time,
+or a window of five whose sequences the leader checks. So a retry can never overtake or be overtaken (B7), at
+any number of requests in flight. Closed batches that had to wait are *coalesced*: they travel as one.
+
+Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, keeps what it uses when it closes,
+and gives it back when it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF, Backoff
+from kafkalite.client.producer.partition_queue import MAX_WINDOW, Fate, PartitionQueue, Shipment
+from kafkalite.client.producer.pending_batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    PendingBatch,
+)
+from kafkalite.errors import DeliveryTimeoutError
+from kafkalite.limits import MAX_RECORDS_PER_BATCH
+from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from kafkalite.records.single import build_single
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings the accumulator works by; names and units are the options'."""
+
+    batch_size: int
+    batch_max_messages: int
+    max_request_size: int
+    buffer_memory: int
+    linger_ms: int
+    delivery_timeout_ms: int
+    retries: int
+    backoff: Backoff
+    is_idempotent: bool = False
+    max_in_flight: int = MAX_WINDOW
+    is_transactional: bool = False  #: then idempotent too
+
+    @property
+    def window_size(self) -> int:
+        """How many shipments of a partition may be undecided.
+
+        Without sequences only one: nothing would keep the order of two through a retry.
+        """
+        return min(self.max_in_flight, MAX_WINDOW) if self.is_idempotent else 1
+
+    @property
+    def records_per_batch(self) -> int:
+        return min(self.batch_max_messages or MAX_RECORDS_PER_BATCH, MAX_RECORDS_PER_BATCH)
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The request being filled for one node. ``room``: how many more the node takes."""
+
+    room: int
+    shipments: list[Shipment] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Drained:
+    """What to send now: (node, shipments of one request), in this order to each node.
+
+    ``leaderless``: somebody must fetch metadata.
+    """
+
+    requests: list[tuple[int, list[Shipment]]] = field(default_factory=list)
+    leaderless: bool = False
+
+
+class Accumulator:
+    """All that a producer has accepted and not yet seen acknowledged.
+
+    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may dip below
+    zero only by one record larger than the room); every batch in ``incomplete`` is open, closed or shipped,
+    and not done.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.free_bytes = limits.buffer_memory
+        #: In order of opening, therefore of deadline.
+        self.incomplete: dict[PendingBatch, None] = {}
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
+        #: Queues that may have something to send now, in the order they got ready.
+        self.ready: dict[PartitionQueue, None] = {}
+        #: For partitions that have none yet. Until there is one nothing leaves; see ``needs_producer_id``.
+        self.producer_id = NO_PRODUCER_ID
+        self.needs_producer_id = limits.is_idempotent and not limits.is_transactional
+        #: (producer id, epoch) of the open transaction. Of a transactional producer nothing leaves without.
+        self._transaction: tuple[int, int] | None = None
+        self._joined: list[PartitionQueue] = []  # those under that identity
+        self._window_size = limits.window_size
+        self._is_idempotent = limits.is_idempotent
+        self._retrying: dict[PartitionQueue, None] = {}
+
+    def queue(self, tp: TopicPartition) -> PartitionQueue:
+        queue = self._queues.get(tp)
+        if queue is None:
+            queue = self._queues[tp] = PartitionQueue(tp, self._window_size)
+        return queue
+
+    # --- taking records in ---------------------------------------------------------------------
+
+    def open_batch(
+        self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
+    ) -> PendingBatch | None:
+        """A new open batch for ``queue`` with room for a first record, or None when buffer.memory has no
+        room.
+
+        ``forced`` takes it whatever the room: the record was let in before, while its topic was not known.
+        """
+        assert queue.open is None, "close the open batch first"
+        limits = self.limits
+        need = max(limits.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
+        if need > self.free_bytes and self.incomplete and not forced:
+            return None
+        batch = PendingBatch(
+            queue.tp.topic,
+            queue.tp.partition,
+            limit_bytes=limits.batch_size,
+            limit_records=limits.records_per_batch,
+        )
+        self._accept(batch, need, now_ms)
+        queue.open = batch
+        if limits.linger_ms > 0:
+            self._forget_closed_lingerers()
+            self._lingering.append((batch, queue))
+        else:
+            self._maybe_ready(queue, now_ms)
+        return batch
+
+    def _accept(self, batch: PendingBatch, reserved_bytes: int, now_ms: int) -> None:
+        batch.linger_until_ms = now_ms + self.limits.linger_ms
+        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        batch.reserved_bytes = reserved_bytes
+        self.free_bytes -= reserved_bytes
+        self.incomplete[batch] = None
+
+    def close_batch(self, queue: PartitionQueue, now_ms: int) -> None:
+        """Close the open batch, if any: it takes no more records and may be sent."""
+        batch = queue.open
+        if batch is None:
+            return
+        queue.open = None
+        batch.close()
+        unused = batch.reserved_bytes - batch.size_bytes
+        batch.reserved_bytes -= unused
+        self.free_bytes += unused
+        queue.closed.append(batch)
+        self._maybe_ready(queue, now_ms)
+
+    def add_alone(
+        self,
+        queue: PartitionQueue,
+        value: bytes,
+        key: bytes | None,
+        timestamp_ms: int,
+        now_ms: int,
+        node_id: int,
+    ) -> Shipment | None:
+        """A batch of one record, encoded and on its way; None if something is before it or there is no room.
+
+        In one step what ``open_batch``, ``close_batch`` and ``take`` do for a record that need not wait.
+        """
+        size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
+        if key is not None:
+            size_bytes += len(key)
+        if (
+            queue.window
+            or queue.open is not None
+            or queue.closed
+            or size_bytes > self.free_bytes
+            or size_bytes > self.limits.max_request_size
+            or (self._is_idempotent and not self._has_identity(queue))
+        ):
+            return None
+        topic, partition = queue.tp
+        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
+        batch.timestamps.append(timestamp_ms)
+        batch.size_bytes = batch.reserved_bytes = size_bytes
+        batch.record_count = 1
+        batch.closed = True
+        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        self.free_bytes -= size_bytes
+        self.incomplete[batch] = None
+        shipment = Shipment(queue, [batch], size_bytes)
+        queue.depart(shipment, node_id)
+        shipment.encoded = build_single(value, key, timestamp_ms, shipment.producer, queue.is_transactional)
+        return shipment
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a whole batch of ``size_bytes`` may come in.
+
+        One alone always may: it has the buffer to itself.
+        """
+        return size_bytes <= self.free_bytes or not self.incomplete
+
+    def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
+        """Take a prebuilt batch (send_many, send_batch). It goes behind what the partition has already."""
+        assert batch.prebuilt is not None and batch.closed, "built and closed by the caller"
+        self.close_batch(queue, now_ms)
+        self._accept(batch, batch.size_bytes, now_ms)
+        queue.closed.append(batch)
+        self._maybe_ready(queue, now_ms)
+
+    def _maybe_ready(self, queue: PartitionQueue, now_ms: int) -> None:
+        if queue.may_send(now_ms):
+            self.ready[queue] = None
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def on_tick(self, now_ms: int) -> list[PendingBatch]:
+        """Close what has lingered, free retries whose pause is over, expire.
+
+        Returns the batches that expired.
+        """
+        self._forget_closed_lingerers()
+        while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
+            _, queue = self._lingering.popleft()
+            self._maybe_ready(queue, now_ms)
+            self._forget_closed_lingerers()
+        expired = self.expire(now_ms)
+        for queue in [queue for queue in self._retrying if queue.retry_at_ms <= now_ms]:
+            self._release(queue)
+        return expired
+
+    def _release(self, queue: PartitionQueue) -> None:
+        """Its pause is over: the window goes again."""
+        del self._retrying[queue]
+        queue.held = False
+        self.ready[queue] = None
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``on_tick`` has something to do, or None while nothing waits."""
+        deadline_ms = None
+        for batch in self.incomplete:  # the first has the earliest
+            deadline_ms = batch.deadline_ms
+            break
+        self._forget_closed_lingerers()
+        if self._lingering:  # these are incomplete too, so there is a deadline
+            linger_until_ms = self._lingering[0][0].linger_until_ms
+            deadline_ms = linger_until_ms if deadline_ms is None else min(deadline_ms, linger_until_ms)
+        for queue in self._retrying:
+            if deadline_ms is None or queue.retry_at_ms < deadline_ms:
+                deadline_ms = queue.retry_at_ms
+        return deadline_ms
+
+    @property
+    def deadlines_only_recede(self) -> bool:
+        """Whether the next deadline can't be nearer than it was: nothing lingers, nothing is retried."""
+        return not self._lingering and not self._retrying
+
+    def _forget_closed_lingerers(self) -> None:
+        while self._lingering and self._lingering[0][0].closed:
+            self._lingering.popleft()
+
+    def close_all(self, now_ms: int) -> None:
+        """Close every open batch, whether it has lingered or not (flush)."""
+        for queue in self._queues.values():
+            self.close_batch(queue, now_ms)
+
+    def expire(self, now_ms: int) -> list[PendingBatch]:
+        """Fail every batch whose delivery.timeout.ms has passed, in flight or not; returns them."""
+        expired = []
+        for batch in self.incomplete:
+            if batch.deadline_ms > now_ms:
+                break
+            expired.append(batch)
+        for batch in expired:
+            self._drop(batch, _delivery_timeout(batch, self.limits.delivery_timeout_ms), now_ms)
+        return expired
+
+    def abort_all(self, error: Exception, now_ms: int) -> list[PendingBatch]:
+        """Fail all that is incomplete with ``error``; returns the batches."""
+        aborted = list(self.incomplete)
+        for batch in aborted:
+            self._drop(batch, error, now_ms)
+        return aborted
+
+    @property
+    def any_in_flight(self) -> bool:
+        """Whether an answer is awaited from anybody."""
+        return any(queue.any_in_flight for queue in self._joined or self._queues.values())
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
+        """From here all that comes in leaves under this identity, each partition from sequence 0."""
+        assert not self.incomplete and not self._joined, "the transaction before has ended"
+        self._transaction = producer_id, producer_epoch
+
+    def end_transaction(self, error: Exception) -> list[PendingBatch]:
+        """Let go of the identity: what is incomplete fails with ``error``, and is returned.
+
+        Answers of what is in flight count for nothing any more.
+        """
+        for queue in self._queues.values() if self.incomplete else self._joined:
+            if queue.open is not None:
+                queue.open.close()
+                queue.open = None
+            queue.closed.clear()
+            queue.leave_transaction()
+        ended = list(self.incomplete)
+        for batch in ended:
+            self._fail(batch, error)
+        self._lingering.clear()
+        self._retrying.clear()
+        self.ready.clear()
+        self._joined.clear()
+        self._transaction = None
+        return ended
+
+    def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
+        """Fail ``batch`` wherever it stands.
+
+        One in flight keeps its place in the window until the answer comes.
+        """
+        queue = self._queues[TopicPartition(batch.topic, batch.partition)]
+        if queue.open is batch:
+            self.close_batch(queue, now_ms)
+        if batch in queue.closed:
+            queue.closed.remove(batch)
+        self._fail(batch, error)
+        for shipment in [shipment for shipment in queue.window if batch in shipment.batches]:
+            if not shipment.in_flight and not shipment.given_up and shipment.all_done:
+                queue.give_up(shipment)
+        self._go_on(queue, now_ms, 0)
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def drain(
+        self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]
+    ) -> Drained:
+        """Take what can be sent now, grouped into requests of at most max.request.size.
+
+        ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more
+        requests a node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed``.
+        """
+        drained = Drained()
+        filling: dict[int, _Filling] = {}
+        due = list(self.ready)
+        while due:  # once more for those with more than one shipment: a request holds one of a partition
+            due = [queue for queue in due if self._fill(queue, now_ms, leader_of, room, filling, drained)]
+            for request in filling.values():
+                request.shipments = []
+        return drained
+
+    def _fill(
+        self,
+        queue: PartitionQueue,
+        now_ms: int,
+        leader_of: Callable[[TopicPartition], int],
+        room: Callable[[int], int],
+        filling: dict[int, _Filling],
+        drained: Drained,
+    ) -> bool:
+        """Put the next shipment of ``queue`` into a request. Returns whether another might follow."""
+        node_id = leader_of(queue.tp)
+        if node_id < 0:
+            drained.leaderless = True
+            return False
+        if not self._may_go_to(queue, node_id):
+            return False
+        request = filling.get(node_id)
+        if request is None:
+            request = filling[node_id] = _Filling(room(node_id))
+        if request.room <= 0 and not request.shipments:
+            return False
+        room_bytes = self.limits.max_request_size - request.size_bytes if request.shipments else _ANY_BYTES
+        shipment = self._next_shipment(queue, now_ms, room_bytes if request.room <= 0 else _ANY_BYTES)
+        if shipment is None:
+            if not queue.may_send(now_ms):
+                self.ready.pop(queue, None)
+            return False
+        if not request.shipments or shipment.size_bytes > room_bytes:
+            request.shipments, request.size_bytes = [], 0
+            drained.requests.append((node_id, request.shipments))
+            request.room -= 1
+        request.shipments.append(shipment)
+        request.size_bytes += shipment.size_bytes
+        self._depart(queue, shipment, node_id, now_ms)
+        return queue in self.ready
+
+    def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> Shipment | None:
+        """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
+        if not self._may_go_to(queue, node_id):
+            return None
+        shipment = self._next_shipment(queue, now_ms, _ANY_BYTES)
+        if shipment is None:
+            if not queue.may_send(now_ms):
+                self.ready.pop(queue, None)
+        else:
+            self._depart(queue, shipment, node_id, now_ms)
+        return shipment
+
+    def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
+        """Whether the window's order is safe there, and the queue has an identity if it needs one."""
+        if queue.node_id != node_id and queue.any_in_flight:
+            return False  # what went to the leader before this one has to be back first
+        return not self._is_idempotent or self._has_identity(queue)
+
+    def _has_identity(self, queue: PartitionQueue) -> bool:
+        if queue.producer_id != NO_PRODUCER_ID and not queue.needs_producer_id:
+            return True
+        if queue.window:
+            return queue.producer_id != NO_PRODUCER_ID  # what has left goes again as what it was
+        if self.limits.is_transactional:
+            if self._transaction is None or queue.needs_producer_id:
+                return False
+            queue.join_transaction(*self._transaction)
+            self._joined.append(queue)
+            return True
+        if self.producer_id in {NO_PRODUCER_ID, queue.producer_id}:
+            self.producer_id = NO_PRODUCER_ID
+            self.needs_producer_id = True
+            return False
+        queue.adopt(self.producer_id)
+        return True
+
+    def on_producer_id(self, producer_id: int) -> None:
+        """Partitions without an identity go on under this one, which nobody ever had."""
+        self.producer_id = producer_id
+        self.needs_producer_id = False
+
+    def _depart(self, queue: PartitionQueue, shipment: Shipment, node_id: int, now_ms: int) -> None:
+        queue.depart(shipment, node_id)
+        if not queue.may_send(now_ms):
+            self.ready.pop(queue, None)
+
+    def _next_shipment(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> Shipment | None:
+        """The shipment to send for ``queue``, of at most ``room_bytes`` if that is possible.
+
+        The one to retry, or one made of closed batches; None without any, or when it is larger.
+        """
+        again = queue.next_again()
+        if again is not None:
+            return again if again.size_bytes <= room_bytes else None
+        closed = queue.closed
+        if not closed:
+            if queue.open is None or queue.open.linger_until_ms > now_ms:
+                return None
+            self.close_batch(queue, now_ms)
+        if closed[0].size_bytes > room_bytes:
+            return None
+        first = closed.popleft()
+        if closed and queue.coalesce and first.prebuilt is None:
+            return self._coalesce(queue, first, min(self.limits.max_request_size, room_bytes))
+        return Shipment(queue, [first], first.size_bytes)
+
+    def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> Shipment:
+        """``first`` and as many closed batches behind it as one record batch may hold."""
+        limits = self.limits
+        batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
+        while queue.closed:
+            more = queue.closed[0]
+            size_bytes += more.size_bytes
+            record_count += more.record_count
+            if (
+                more.prebuilt is not None
+                or size_bytes > limit_bytes
+                or record_count > limits.records_per_batch
+            ):
+                size_bytes -= more.size_bytes
+                break
+            batches.append(queue.closed.popleft())
+        return Shipment(queue, batches, size_bytes)
+
+    def on_acknowledged(
+        self, shipment: Shipment, base_offset: int, log_append_time_ms: int, now_ms: int
+    ) -> list[PendingBatch]:
+        """The broker has it at ``base_offset`` (NO_OFFSET with acks=0).
+
+        Returns the batches that are done by this.
+        """
+        if not shipment.in_flight:
+            return []  # its transaction has ended
+        offset = base_offset
+        finished = []
+        for batch in shipment.batches:
+            if not batch.done:
+                self._finish(batch, offset, log_append_time_ms, None)
+                finished.append(batch)
+            if base_offset != NO_OFFSET:
+                offset += batch.record_count
+        queue = shipment.queue
+        queue.acknowledge(shipment)
+        self._go_on(queue, now_ms, 0.5)
+        return finished
+
+    def on_failed(
+        self, shipment: Shipment, error: Exception, now_ms: int, chance: float, *, has_left: bool = True
+    ) -> list[PendingBatch]:
+        """An error or no answer. Retries when that may help and attempts and time are left.
+
+        Returns the batches that failed for good by this; none when the shipment will be retried or split.
+        """
+        if not shipment.in_flight:
+            return []  # its transaction has ended
+        queue = shipment.queue
+        live = [batch for batch in shipment.batches if not batch.done]
+        fate = queue.judge(shipment, error, self.limits.retries, has_left=has_left)
+        if fate is not Fate.FAILED:
+            failed = []
+        else:
+            failed = live
+            for batch in failed:
+                self._fail(batch, error)
+        if shipment.all_done:
+            queue.give_up(shipment)
+        self._go_on(queue, now_ms, chance)
+        return failed
+
+    def deposed(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
+        """Nodes that something is in flight to although another is known to lead now."""
+        nodes: dict[int, None] = {}
+        for queue in self._queues.values():
+            if queue.any_in_flight and leader_of(queue.tp) not in {queue.node_id, -1}:
+                nodes[queue.node_id] = None
+        return list(nodes)
+
+    def retry_now(self) -> None:
+        """Cut every pause short: the metadata just changed, so the cause may be gone."""
+        for queue in list(self._retrying):
+            self._release(queue)
+
+    def _go_on(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
+        """Something of the window is decided or back: go on with the window, or with what is behind it."""
+        self.ready.pop(queue, None)
+        if queue.is_back:
+            if queue.settle():
+                if queue not in self._retrying:
+                    self._pause(queue, now_ms, chance)
+                return
+            self._retrying.pop(queue, None)
+        self._maybe_ready(queue, now_ms)
+
+    def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
+        """Let the window go again after the backoff of its worst; at once if none failed by itself."""
+        failures = max(shipment.failures for shipment in queue.window)
+        collisions = max(shipment.collisions for shipment in queue.window)
+        pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
+        if collisions and not failures:
+            pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, chance)
+        queue.retry_at_ms = now_ms + pause_ms
+        self._retrying[queue] = None
+        if not pause_ms:
+            self._release(queue)
+
+    def _fail(self, batch: PendingBatch, error: Exception) -> None:
+        self._finish(batch, NO_OFFSET, NO_TIMESTAMP, error)
+
+    def _finish(
+        self, batch: PendingBatch, base_offset: int, log_append_time_ms: int, error: Exception | None
+    ) -> None:
+        batch.settle(base_offset, log_append_time_ms, error)
+        self.free_bytes += batch.reserved_bytes
+        batch.reserved_bytes = 0
+        del self.incomplete[batch]
+
+
+# Room for a shipment of any size.
+_ANY_BYTES: Final = 2**62
+
+
+def _delivery_timeout(batch: PendingBatch, timeout_ms: int) -> DeliveryTimeoutError:
+    return DeliveryTimeoutError(
+        f"{batch.topic}-{batch.partition}: no acknowledgement for {batch.record_count} records "
+        f"within {timeout_ms} ms; they may or may not be in the log",
+        hint="see whether the partition has a leader, or raise delivery.timeout.ms",
+    )

@@ -1,0 +1,148 @@
+"""Many records at once: whole columns and whole batches, on their way to the accumulator.
+
+No record gets an object of its own here. Everything waits for room in buffer.memory; the records of one
+partition keep the order in which they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
+from kafkalite.client.producer.delivery import BatchMetadata, batch_metadata, wait_done
+from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
+from kafkalite.client.producer.placement import Placement, TopicQueues
+from kafkalite.client.producer.sender import Sender
+from kafkalite.errors import RecordTooLargeError
+from kafkalite.limits import MAX_RECORDS_PER_BATCH
+from kafkalite.model import TopicPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.builder import RecordBatchBuilder, build_batch
+from kafkalite.records.header import parse_header
+
+
+class BulkSender:
+    """``check_may_send`` as ``Producer.check_may_send``: asked before each wait, and again after it."""
+
+    def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
+        self._sender = sender
+        self._placement = placement
+        self._check_may_send = check_may_send
+        self.config = sender.config
+
+    async def send_columns(
+        self, topic: str, columns: RecordColumns, partition: int | None, number: int
+    ) -> list[BatchMetadata]:
+        """As ``Producer.send_many``; ``number`` is that of the transaction."""
+        target = await self._placement.topic(topic)
+        self._check_may_send(number)
+        plan = self._plan(target, columns, partition)
+        batches: list[PendingBatch] = []
+        try:
+            for chosen, part in plan:
+                encoded = build_batch(
+                    part.values,
+                    part.keys,
+                    part.timestamps_ms,
+                    part.headers,
+                    codec=self.config.codec,
+                    level=self.config.compression_level,
+                    is_sealed=not self.config.enable_idempotence,  # or when its sequence is known
+                )
+                if chosen is None:
+                    chosen = self._placement.next_partition(target)
+                first_ms = (
+                    part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
+                )
+                batches.append(
+                    await self._send_built(topic, chosen, encoded, len(part), first_ms, is_own=True)
+                )
+        finally:
+            for batch in batches:
+                await wait_done(batch)
+        for batch in batches:
+            batch.observe_all()
+        return [batch_metadata(batch) for batch in batches]
+
+    async def queue(
+        self, topic: str, partition: int, batch: RecordBatchBuilder | RecordBatch | Encoded
+    ) -> PendingBatch:
+        """As ``Producer.queue_batch``."""
+        number = self._check_may_send(0)
+        encoded: Encoded
+        is_own = isinstance(batch, RecordBatchBuilder)
+        if isinstance(batch, RecordBatchBuilder):
+            encoded = batch.build()
+        elif isinstance(batch, RecordBatch):
+            encoded = batch.buffer
+        else:
+            encoded = batch
+        header = parse_header(encoded)
+        if len(encoded) > self.config.max_request_size:
+            raise RecordTooLargeError(
+                f"a batch of {len(encoded)} bytes; max.request.size is {self.config.max_request_size}",
+                hint="build smaller batches, or raise max.request.size and the topic's max.message.bytes",
+            )
+        target = await self._placement.topic(topic)
+        self._placement.choose(target, None, None, partition)
+        self._check_may_send(number)
+        return await self._send_built(
+            topic, partition, encoded, header.record_count, header.base_timestamp_ms, is_own=is_own
+        )
+
+    def _plan(
+        self, topic: TopicQueues, columns: RecordColumns, partition: int | None
+    ) -> list[tuple[int | None, RecordColumns]]:
+        """(partition, records) of each batch; None leaves the choice to the time of sending."""
+        by_partition: list[tuple[int | None, RecordColumns]] = []
+        if partition is not None:
+            by_partition.append((self._placement.choose(topic, None, None, partition), columns))
+        elif columns.keys is None and self._placement.places_batches:
+            by_partition.append((None, columns))
+        else:
+            chosen = self._placement.choose_all(topic, columns.keys, columns.values)
+            by_partition.extend(split_by_partition(columns, chosen))
+        limit_records = self.config.batch_max_messages or MAX_RECORDS_PER_BATCH
+        return [
+            (chosen_partition, part)
+            for chosen_partition, share in by_partition
+            for part in split_by_size(share, self.config.max_request_size, limit_records)
+        ]
+
+    async def _send_built(
+        self,
+        topic: str,
+        partition: int,
+        encoded: Encoded,
+        record_count: int,
+        timestamp_ms: int,
+        *,
+        is_own: bool,
+    ) -> PendingBatch:
+        """Hand a built batch to the sender when there is room for it.
+
+        ``is_own``: nobody else has its buffer.
+        """
+        sender = self._sender
+        if not sender.accumulator.has_room(len(encoded)):
+            number = self._check_may_send(0)
+            await self.wait_for_bytes(len(encoded))
+            self._check_may_send(number)
+        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
+        batch.prebuilt = encoded
+        batch.owns_prebuilt = is_own
+        batch.size_bytes = len(encoded)
+        batch.common_timestamp_ms = timestamp_ms
+        batch.close()
+        batch.record_count = record_count
+        queue = sender.accumulator.queue(TopicPartition(topic, partition))
+        sender.accumulator.add_batch(queue, batch, sender.now_ms())
+        sender.drain()
+        return batch
+
+    async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
+        """Return when buffer.memory has so much room. Raises BufferFullError after max.block.ms."""
+        self._sender.drain()
+        await self._sender.wait_for_bytes(
+            size_bytes, self.config.max_block_ms if timeout_ms is None else timeout_ms
+        )

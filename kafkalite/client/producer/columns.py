@@ -1,0 +1,121 @@
+"""Whole columns of records on their way into batches: by partition, then by size. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kafkalite.client.producer.pending_batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    record_size,
+)
+from kafkalite.errors import RecordError, RecordTooLargeError
+from kafkalite.model import Headers
+
+Item = bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """Invariant: ``keys``, ``headers`` and a list of ``timestamps_ms`` are as long as ``values``."""
+
+    values: Sequence[Item]
+    keys: Sequence[Item] | None
+    timestamps_ms: int | Sequence[int]
+    headers: Sequence[Headers] | None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def check(self) -> None:
+        """Raises RecordError when the columns differ in length."""
+        count = len(self.values)
+        for name, column in (
+            ("keys", self.keys),
+            ("timestamps", self.timestamps_ms),
+            ("headers", self.headers),
+        ):
+            if column is not None and not isinstance(column, int) and len(column) != count:
+                raise RecordError(
+                    f"{len(column)} {name} for {count} values", hint="give one per value, or none at all"
+                )
+
+    def part(self, start: int, stop: int) -> RecordColumns:
+        """Records [start, stop)."""
+        timestamps = self.timestamps_ms
+        return RecordColumns(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            timestamps if isinstance(timestamps, int) else timestamps[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+        )
+
+    def pick(self, indexes: Sequence[int]) -> RecordColumns:
+        """The records at ``indexes``, in that order."""
+        timestamps = self.timestamps_ms
+        return RecordColumns(
+            [self.values[index] for index in indexes],
+            None if self.keys is None else [self.keys[index] for index in indexes],
+            timestamps if isinstance(timestamps, int) else [timestamps[index] for index in indexes],
+            None if self.headers is None else [self.headers[index] for index in indexes],
+        )
+
+
+def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> list[tuple[int, RecordColumns]]:
+    """(partition, its records in their order), partitions ascending.
+
+    ``partitions`` has one entry per record.
+    """
+    present = sorted(set(partitions))
+    if len(present) == 1:
+        return [(present[0], columns)]
+    indexes: dict[int, list[int]] = {partition: [] for partition in present}
+    for index, partition in enumerate(partitions):
+        indexes[partition].append(index)
+    return [(partition, columns.pick(indexes[partition])) for partition in present]
+
+
+def split_by_size(columns: RecordColumns, limit_bytes: int, limit_records: int) -> Iterator[RecordColumns]:
+    """Parts of at most ``limit_bytes`` on the wire, before compression, and ``limit_records``, in order.
+
+    Raises RecordTooLargeError, before it yields a part, when one record alone is larger.
+    """
+    count = len(columns)
+    if columns.headers is None:
+        total = _total_bytes(columns.values) + _total_bytes(columns.keys) + count * RECORD_OVERHEAD_BYTES
+        if total + BATCH_OVERHEAD_BYTES <= limit_bytes and count <= limit_records:
+            yield columns
+            return
+    sizes = _record_sizes(columns)
+    room = limit_bytes - BATCH_OVERHEAD_BYTES
+    largest = max(sizes)
+    if largest > room:
+        raise RecordTooLargeError(
+            f"record {sizes.index(largest)} has {largest} bytes; max.request.size is {limit_bytes}",
+            hint="raise max.request.size, and the topic's max.message.bytes with it",
+        )
+    ends = list(accumulate(sizes))
+    start = taken = 0
+    while start < count:
+        stop = min(bisect_right(ends, taken + room, start), start + limit_records)
+        yield columns.part(start, stop)
+        start, taken = stop, ends[stop - 1]
+
+
+def _total_bytes(column: Sequence[Item] | None) -> int:
+    if column is None:
+        return 0
+    try:
+        return sum(map(len, column))  # type: ignore[arg-type]
+    except TypeError:  # there are nulls
+        return sum(len(item) for item in column if item is not None)
+
+
+def _record_sizes(columns: RecordColumns) -> list[int]:
+    count = len(columns)
+    keys = columns.keys if columns.keys is not None else [None] * count
+    headers = columns.headers if columns.headers is not None else [()] * count
+    return [record_size(*record) for record in zip(columns.values, keys, headers, strict=True)]

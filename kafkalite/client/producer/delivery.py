@@ -1,0 +1,174 @@
+"""What becomes of records sent: the awaitables a producer hands out.
+
+A ``Delivery`` is two pointers, a batch and an index in it; a future is made only for one that is really
+awaited. All deliveries of a batch learn their fate when the batch does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, NamedTuple
+
+from kafkalite.client.producer.pending_batch import (
+    WHOLE_BATCH,
+    PendingBatch,
+)
+from kafkalite.model import NO_OFFSET, RecordMetadata
+
+DeliveryCallback = Callable[["Delivery"], object]
+"""Called once per record, on the event loop, with its delivery, which is done by then."""
+
+
+class BatchMetadata(NamedTuple):
+    """Where an acknowledged batch stands. ``base_offset`` is NO_OFFSET (-1) with ``acks=0``."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
+    timestamp_ms: int  #: of its first record; append time where the topic says so
+
+    @property
+    def last_offset(self) -> int:
+        """Inclusive; NO_OFFSET with ``acks=0``."""
+        return NO_OFFSET if self.base_offset == NO_OFFSET else self.base_offset + self.record_count - 1
+
+
+class Delivery:
+    """The future of one record sent with ``send_nowait``.
+
+    Await it, or give it a callback, or leave it to flush(). Cancelling a task that awaits it never takes
+    the record back: it is in a batch with others.
+    """
+
+    __slots__ = ("batch", "index")
+
+    batch: PendingBatch
+    index: int
+
+    def __init__(self, batch: PendingBatch, index: int) -> None:
+        self.batch = batch
+        self.index = index
+
+    def __repr__(self) -> str:
+        batch = self.batch
+        if not batch.done:
+            return f"<Delivery to {_place(batch)}, pending>"
+        if batch.error is not None:
+            return f"<Delivery to {_place(batch)}, failed: {batch.error}>"
+        return f"<Delivery to {_place(batch)}, acknowledged at offset {self._offset()}>"
+
+    def done(self) -> bool:
+        return self.batch.done
+
+    def result(self) -> RecordMetadata:
+        """Where the record stands. Raises its error, or asyncio.InvalidStateError while it is pending."""
+        error = self.exception()
+        if error is not None:
+            raise error.with_traceback(None)
+        return self._metadata()
+
+    def exception(self) -> Exception | None:
+        """Why the record failed, or None when it is acknowledged.
+
+        Raises InvalidStateError while it is pending.
+        """
+        batch = self.batch
+        if not batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        self._see()
+        return batch.error
+
+    def add_callback(self, callback: DeliveryCallback) -> None:
+        """Have ``callback(delivery)`` called once: when the record's fate is known, or soon if it is already.
+
+        A failure told to a callback counts as seen.
+        """
+        if self.batch.done:
+            self._see()
+            asyncio.get_running_loop().call_soon(callback, self)
+        else:
+            self.batch.listeners.append((self.index, partial(callback, self)))
+
+    def _see(self) -> None:
+        if self.batch.error is not None:
+            self.batch.observed.add(self.index)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        if not self.batch.done:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.batch.listeners.append((self.index, partial(wake, waiter)))
+            yield from waiter
+        return self.result()
+
+    def _offset(self) -> int:
+        base_offset = self.batch.base_offset
+        return base_offset if base_offset == NO_OFFSET else base_offset + self.index
+
+    def _metadata(self) -> RecordMetadata:
+        batch = self.batch
+        return RecordMetadata(batch.topic, batch.partition, self._offset(), batch.timestamp_ms(self.index))
+
+
+class BatchDelivery:
+    """The future of one batch queued with ``queue_batch``. Await it, or leave it to flush()."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: PendingBatch) -> None:
+        self.batch = batch
+
+    def __repr__(self) -> str:
+        return f"<BatchDelivery of {self.batch!r}>"
+
+    def done(self) -> bool:
+        return self.batch.done
+
+    def result(self) -> BatchMetadata:
+        """Where the batch stands. Raises its error, or asyncio.InvalidStateError while it is pending."""
+        if not self.batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        return batch_metadata(self.batch)
+
+    def exception(self) -> Exception | None:
+        """Why the batch failed, or None when it is acknowledged. Raises as ``result`` while it is pending."""
+        if not self.batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        if self.batch.error is not None:
+            self.batch.observe_all()
+        return self.batch.error
+
+    def __await__(self) -> Generator[Any, None, BatchMetadata]:
+        yield from wait_done(self.batch).__await__()
+        return batch_metadata(self.batch)
+
+
+def _place(batch: PendingBatch) -> str:
+    return batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    """Resolve ``waiter`` unless whoever waited has been cancelled."""
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def wait_done(batch: PendingBatch) -> None:
+    """Return when ``batch`` is done, whatever became of it. Cancelling this leaves the batch alone."""
+    if not batch.done:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        batch.listeners.append((WHOLE_BATCH, partial(wake, waiter)))
+        await waiter
+
+
+def batch_metadata(batch: PendingBatch) -> BatchMetadata:
+    """The metadata of a batch that is done. Raises its error, which counts as seen by then."""
+    assert batch.done, "wait for it first"
+    if batch.error is not None:
+        batch.observe_all()
+        raise batch.error.with_traceback(None)
+    return BatchMetadata(
+        batch.topic, batch.partition, batch.base_offset, batch.record_count, batch.timestamp_ms(0)
+    )

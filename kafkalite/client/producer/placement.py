@@ -1,0 +1,353 @@
+"""Which batch a record goes to: partitions, open batches, and records whose topic is not known yet.
+
+``keyless`` and ``keyed`` are what the producer's fast path looks at; they hold only what is certain to be
+right as long as the batch has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from kafkalite.client.producer.delivery import Delivery
+from kafkalite.client.producer.partition_queue import PartitionQueue
+from kafkalite.client.producer.pending_batch import WHOLE_BATCH, PendingBatch
+from kafkalite.client.producer.sender import Sender
+from kafkalite.errors import (
+    BufferFullError,
+    KafkaliteError,
+    RecordError,
+    UnknownTopicOrPartitionError,
+    broker_error,
+)
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
+from kafkalite.records.header import Codec
+from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
+
+MAX_REMEMBERED_KEYS: Final = 100_000  # of one topic, then all are forgotten: the hash is computed anew
+
+
+class OutgoingRecord(NamedTuple):
+    """A record checked. ``size_bytes`` is the estimate of ``accumulator.record_size``."""
+
+    value: bytes | None
+    key: bytes | None
+    partition: int | None
+    timestamp_ms: int
+    headers: Headers
+    size_bytes: int
+
+
+class TopicQueues:
+    """Invariant: ``queues[n].tp.partition == n``."""
+
+    __slots__ = ("name", "queues")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queues: list[PartitionQueue] = []
+
+
+class _Parked:
+    """Records of a topic whose metadata has not come yet. ``batch`` only carries those who wait for them."""
+
+    __slots__ = ("batch", "records", "reserved_bytes", "timer")
+
+    def __init__(self, topic: str, timer: asyncio.TimerHandle) -> None:
+        self.batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
+        self.records: list[tuple[Delivery, OutgoingRecord]] = []
+        self.reserved_bytes = 0
+        self.timer = timer
+
+
+class Placement:
+    """Puts records into batches of the sender's accumulator.
+
+    Invariant: a topic is parked or placed, never both, so records keep their order when its metadata comes.
+    """
+
+    def __init__(self, sender: Sender, partitioner: Partitioner) -> None:
+        self._last_keyless: dict[str, PendingBatch] = {}
+        self.keyed: dict[str, dict[bytes, PartitionQueue]] = {}
+        self._sender = sender
+        self._accumulator = sender.accumulator
+        self._cluster = sender.cluster
+        self._partitioner = partitioner
+        self._keeps_keyless = isinstance(partitioner, RoundRobinPerBatch | Sticky)
+        self.keyless = self._last_keyless if self._keeps_keyless else {}
+        self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
+        config = sender.config
+        #: Whether a record that is awaited may go at once, past the batches: see ``send_alone``.
+        self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
+        self._topics: dict[str, TopicQueues] = {}
+        self._parked: dict[str, _Parked] = {}
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    # --- placing -------------------------------------------------------------------------------
+
+    def put(self, topic: str, record: OutgoingRecord) -> Delivery:
+        """Add ``record`` to its batch, or park it. Raises BufferFullError, UnknownTopicOrPartitionError."""
+        known = self._topics.get(topic) or self._know(topic)
+        if known is None:
+            return self._park(topic, record)
+        return Delivery(*self._place(known, record, forced=False))
+
+    def send_alone(
+        self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
+    ) -> PendingBatch | None:
+        """Send one record at once, in a batch of its own; None, and nothing done, if something is in its way.
+
+        The short way of a record that somebody waits for, with linger.ms=0: no batch is opened and closed.
+        """
+        topic = self._topics.get(name)
+        if topic is None or not self.sends_alone:
+            return None
+        partition = self._partitioner.partition(name, key, value, len(topic.queues))
+        assert partition is not None, "only a function may leave the choice"
+        queue = topic.queues[partition]
+        sender = self._sender
+        node_id = self._cluster.metadata.leader(queue.tp).node_id
+        connection = self._cluster.connection_now(node_id) if node_id >= 0 else None
+        if connection is None or not sender.has_room(connection):
+            return None
+        shipment = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms(), node_id)
+        if shipment is None:
+            return None
+        if key is None:
+            self._partitioner.on_batch_closed(name, partition)
+        batch = shipment.batches[0]
+        sender.send_alone(connection, shipment)
+        return batch
+
+    def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
+        """Append to the open batch of the record's partition, or to a new one. Raises BufferFullError."""
+        value, key, partition, timestamp_ms, headers, size_bytes = record
+        accumulator, now_ms = self._accumulator, self._sender.now_ms()
+        is_keyless = key is None and partition is None
+        queue = topic.queues[self.choose(topic, key, value, partition)]
+        batch = queue.open
+        if batch is not None and not batch.has_room(size_bytes):
+            accumulator.close_batch(queue, now_ms)
+            if is_keyless and self._keeps_keyless:  # a full batch is when to go to the next partition
+                queue = topic.queues[self.choose(topic, None, value, None)]
+            batch = queue.open
+            if batch is not None and not batch.has_room(size_bytes):
+                accumulator.close_batch(queue, now_ms)
+                batch = None
+        if batch is None:
+            batch = accumulator.open_batch(queue, size_bytes, now_ms, forced=forced)
+            if batch is None:
+                raise self._buffer_full()
+        if is_keyless:
+            self._note_closed(topic.name)
+            self._last_keyless[topic.name] = batch
+        elif key is not None and partition is None and self._hashes_keys:
+            self._remember_key(topic.name, key, queue)
+        return batch, batch.append(value, key, timestamp_ms, headers, size_bytes)
+
+    def choose(
+        self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
+    ) -> int:
+        """The partition of one record. Raises UnknownTopicOrPartitionError for one that does not exist."""
+        count = len(topic.queues)
+        if partition is None:
+            if key is None:
+                self._note_closed(topic.name)
+            partition = self._partitioner.partition(topic.name, key, value, count)
+        if partition is None or not 0 <= partition < count:
+            self._cluster.request_refresh()
+            raise UnknownTopicOrPartitionError(
+                f"topic {topic.name!r} has partitions 0 to {count - 1}, not {partition}"
+            )
+        return partition
+
+    def choose_all(
+        self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
+    ) -> list[int]:
+        """The partition of each record.
+
+        where the key decides, each key is looked at once. Raises as ``choose``.
+        """
+        if keys is None:
+            return [self.choose(topic, None, value, None) for value in values]
+        if not self._hashes_keys:
+            return [self.choose(topic, key, value, None) for key, value in zip(keys, values, strict=True)]
+        partition_of = {key: self.choose(topic, key, None, None) for key in set(keys)}
+        return [partition_of[key] for key in keys]
+
+    def next_partition(self, topic: TopicQueues) -> int:
+        """The partition of a whole batch of keyless records; the batch after it goes to another."""
+        partition = self.choose(topic, None, None, None)
+        self._last_keyless.pop(topic.name, None)
+        self._partitioner.on_batch_closed(topic.name, partition)
+        return partition
+
+    @property
+    def places_batches(self) -> bool:
+        """Whether keyless records go to a partition by the batch, not one by one."""
+        return self._keeps_keyless
+
+    def _note_closed(self, topic: str) -> None:
+        """Tell the partitioner when the batch that keyless records went to has closed since."""
+        batch = self._last_keyless.get(topic)
+        if batch is not None and batch.closed:
+            del self._last_keyless[topic]
+            self._partitioner.on_batch_closed(topic, batch.partition)
+
+    def _remember_key(self, topic: str, key: bytes, queue: PartitionQueue) -> None:
+        queues = self.keyed.setdefault(topic, {})
+        if len(queues) >= MAX_REMEMBERED_KEYS:
+            queues.clear()
+        queues[key] = queue
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> TopicQueues:
+        """The topic, when its metadata is there. Raises its BrokerError, latest after max.block.ms."""
+        deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
+        await self._cluster.topic_partition_count(name, deadline_ms)
+        topic = self._topics.get(name) or self._know(name)
+        assert topic is not None, "its partition count was just told"
+        return topic
+
+    def _know(self, name: str) -> TopicQueues | None:
+        """The topic with a queue per partition, if its metadata is there; else it is asked for."""
+        self._cluster.track(name)
+        count = self._cluster.metadata.partition_count(name)
+        if count is None:
+            return None
+        topic = self._topics.setdefault(name, TopicQueues(name))
+        for partition in range(len(topic.queues), count):
+            topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
+        self.keyed.pop(name, None)  # more partitions: a key may belong to another one now
+        if name in self._parked:
+            self._unpark(name, topic)
+        return topic
+
+    def on_cluster_change(self) -> None:
+        """Metadata came: partitions added, topics learned, topics that can't be."""
+        metadata = self._cluster.metadata
+        for name, topic in self._topics.items():
+            if (metadata.partition_count(name) or 0) > len(topic.queues):
+                self._know(name)
+        for name in list(self._parked):
+            if name not in self._parked:
+                continue  # the failure of one was that of its transaction
+            fatal = metadata.fatal_error(name)
+            if fatal is not None:
+                self.fail_parked(name, broker_error(*fatal, about=f"topic {name!r}"))
+            elif self._know(name) is None:
+                self._cluster.request_refresh()
+
+    # --- parked records ------------------------------------------------------------------------
+
+    @property
+    def parked_batches(self) -> list[PendingBatch]:
+        return [parked.batch for parked in self._parked.values()]
+
+    def _park(self, topic: str, record: OutgoingRecord) -> Delivery:
+        accumulator = self._accumulator
+        if record.size_bytes > accumulator.free_bytes and (accumulator.incomplete or self._parked):
+            raise self._buffer_full()
+        parked = self._parked.get(topic)
+        if parked is None:
+            parked = self._parked[topic] = _Parked(topic, self._give_up_later(topic))
+            self._cluster.request_refresh(urgent=True)
+        accumulator.free_bytes -= record.size_bytes
+        parked.reserved_bytes += record.size_bytes
+        delivery = Delivery(parked.batch, len(parked.records))
+        parked.records.append((delivery, record))
+        return delivery
+
+    def _give_up_later(self, topic: str) -> asyncio.TimerHandle:
+        def give_up() -> None:
+            self.fail_parked(topic, self._cluster.topic_error(topic))
+
+        return asyncio.get_running_loop().call_later(self._sender.config.max_block_ms / 1000, give_up)
+
+    def _take_parked(self, name: str) -> _Parked:
+        parked = self._parked.pop(name)
+        parked.timer.cancel()
+        self._accumulator.free_bytes += parked.reserved_bytes
+        return parked
+
+    def _unpark(self, name: str, topic: TopicQueues) -> None:
+        """Move the records of a topic just learned to where they belong, in the order they came."""
+        parked = self._take_parked(name)
+        refused: list[tuple[Delivery, Exception]] = []
+        for delivery, record in parked.records:
+            try:
+                delivery.batch, delivery.index = self._place(topic, record, forced=True)
+            except Exception as cause:  # of this record only: no such partition, or the user's partitioner
+                refused.append((delivery, cause))
+        listeners: dict[int, list[Callable[[], object]]] = {}
+        for index, listener in parked.batch.listeners:
+            listeners.setdefault(index, []).append(listener)
+        for delivery, error in refused:
+            index = delivery.index
+            delivery.batch, delivery.index = PendingBatch(name, -1, limit_bytes=0, limit_records=0), 0
+            delivery.batch.listeners = [(0, listener) for listener in listeners.pop(index, [])]
+            self._fail(delivery.batch, 1, error)
+        for index, waiting in listeners.items():
+            for listener in waiting:
+                if index == WHOLE_BATCH:
+                    listener()
+                elif (delivery := parked.records[index][0]).batch.done:
+                    listener()  # with its transaction, by one that was refused
+                else:
+                    delivery.batch.listeners.append((delivery.index, listener))
+
+    def fail_parked(self, topic: str, error: Exception) -> None:
+        parked = self._take_parked(topic)
+        self._fail(parked.batch, len(parked.records), error)
+
+    def fail_all_parked(self, error: Exception) -> None:
+        while self._parked:
+            self.fail_parked(next(iter(self._parked)), error)
+
+    def refuse(self, topic: str, error: Exception) -> Delivery:
+        """A delivery of one record that failed already."""
+        batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
+        self._fail(batch, 1, error)
+        return Delivery(batch, 0)
+
+    def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
+        batch.close()
+        batch.record_count = record_count
+        batch.settle(NO_OFFSET, NO_TIMESTAMP, error)
+        self._sender.finish([batch])
+
+    def _buffer_full(self) -> KafkaliteError:
+        return BufferFullError(
+            f"buffer.memory ({self._sender.config.buffer_memory} bytes) is full of unacknowledged records",
+            hint="await wait_for_room() or flush(), or raise buffer.memory",
+        )
+
+
+def own_bytes(what: str, value: Any) -> bytes | None:
+    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise RecordError(
+        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
+        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
+    )
+
+
+def own_headers(headers: Any) -> Headers:
+    """Checked here, where the caller is, and not in the batch it would spoil. Raises RecordError."""
+    try:
+        pairs = tuple((name, content) for name, content in headers)
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is None or not all(
+        isinstance(name, str) and (content is None or isinstance(content, bytes)) for name, content in pairs
+    ):
+        raise RecordError(f"headers must be (name, bytes or None) pairs, not {headers!r}")
+    return pairs

@@ -1,0 +1,510 @@
+"""Producer: records in, acknowledgements out.
+
+``accumulator`` decides what is sent when and what is retried, ``placement`` which batch a record goes to,
+``sender`` does it. Here is what people call.
+
+``send_nowait`` handles the common record (bytes; an open batch with room) in one flat function with no call
+into another module; everything else goes through ``_put``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
+from kafkalite.client.producer.bulk_sender import BulkSender
+from kafkalite.client.producer.columns import RecordColumns
+from kafkalite.client.producer.delivery import (
+    BatchDelivery,
+    BatchMetadata,
+    Delivery,
+    DeliveryCallback,
+    wait_done,
+)
+from kafkalite.client.producer.pending_batch import (
+    RECORD_OVERHEAD_BYTES,
+    record_size,
+)
+from kafkalite.client.producer.placement import OutgoingRecord, Placement, own_bytes, own_headers
+from kafkalite.client.producer.sender import ProducerStatistics, Sender
+from kafkalite.client.producer.transaction_manager import (
+    GroupConsumer,
+    Offsets,
+    Transaction,
+    TransactionManager,
+)
+from kafkalite.clock import Clock
+from kafkalite.errors import (
+    BufferFullError,
+    ClientClosedError,
+    KafkaliteError,
+    RecordTooLargeError,
+    TransactionStateError,
+)
+from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.builder import RecordBatchBuilder
+from kafkalite.records.partitioners import PartitionFunction, make_partitioner
+from kafkalite.rng import Rng, system_rng
+
+logger = logging.getLogger(__name__)
+
+PartitionerChoice = str | PartitionFunction
+"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function (topic, key, value, partition count) ->
+partition.
+"""
+
+RecordHeaders = Sequence[tuple[str, bytes | None]]
+
+# When the body of ``async with`` raised, what was accepted gets this long to be delivered: enough for a
+# healthy cluster, and an exception or Ctrl-C is not held up by a sick one.
+CLOSE_AFTER_ERROR_MS: Final = 1_000
+
+
+class Producer:
+    """Sends records to topics.
+
+    ::
+
+        async with Producer("localhost:9092") as producer:
+            metadata = await producer.send("orders", b"...", key=b"42")     # acknowledged
+            delivery = producer.send_nowait("orders", b"...")               # batched; await it or flush()
+
+    Settings are those of ``config.PRODUCER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
+
+    Nothing is lost silently: ``flush`` and ``close`` raise DeliveryFailedError when records failed whose
+    failure nobody awaited and no callback was told. Leaving ``async with`` normally closes, which flushes.
+    Leaving it by an exception gives what was accepted CLOSE_AFTER_ERROR_MS, and notes on the exception how
+    many records were left undelivered.
+
+    With a ``transactional_id`` records are only sent in transactions (see ``transaction``): all of one are
+    seen by ``read_committed`` consumers, or none.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        partitioner: PartitionerChoice | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        config: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        named = partitioner if isinstance(partitioner, str) else None
+        self.config = producer_config(
+            merged(config, {"bootstrap_servers": bootstrap_servers, "partitioner": named, **settings})
+        )
+        rng = rng or system_rng()
+        chosen = partitioner if callable(partitioner) else self.config.partitioner
+        self._sender = Sender(self.config, on_delivery=on_delivery, on_change=self._on_change, rng=rng)
+        self._placement = Placement(self._sender, make_partitioner(chosen, rng))
+        self._bulk = BulkSender(self._sender, self._placement, self.check_may_send)
+        self._transactions: TransactionManager | None = None
+        if self.config.transactional_id is not None:
+            self._transactions = self._manager(self.config.transactional_id)
+        self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
+        self._state = "new"
+        self._sends_alone = False  # until the producer is open
+        # What the fast path looks at. The dicts live as long as the placement; closing empties them.
+        self._keyless = self._placement.keyless
+        self._keyed = self._placement.keyed
+
+    def _manager(self, transactional_id: str) -> TransactionManager:
+        return TransactionManager(self._sender, self._placement, transactional_id)
+
+    def __repr__(self) -> str:
+        brokers = len(self._sender.cluster.metadata.addresses)
+        waiting = len(self._sender.accumulator.incomplete)
+        topics = self._placement.topic_count
+        return f"<Producer {self._state}, {topics} topics @ {brokers} brokers, {waiting} batches waiting>"
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if getattr(self, "_state", "new") == "open":
+            _warn(f"{self!r} was never closed; use 'async with'", ResourceWarning, source=self, stacklevel=2)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this.
+
+        With a ``transactional_id``, end the open transaction of an earlier producer of that id, and shut it
+        out. Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
+        """
+        if self._state != "new":
+            raise ClientClosedError(f"a producer starts once; this one is {self._state}")
+        self._state = "starting"
+        try:
+            await self._sender.start()
+            if self._transactions is not None:
+                await self._transactions.initialize()
+        except BaseException as error:
+            self._state = "closed"
+            if self._transactions is not None:
+                await self._sender.close(ClientClosedError(f"the producer did not open: {error}"))
+            raise
+        self._state = "open"
+        self._sends_alone = self._placement.sends_alone and self._transactions is None
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close(timeout_ms=CLOSE_AFTER_ERROR_MS)
+        except KafkaliteError as undelivered:
+            error.add_note(f"kafkalite: {undelivered}")
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Deliver what was accepted, then close the connections. May be called twice.
+
+        ``timeout_ms`` bounds the wait (None: each record's delivery.timeout.ms does); what is undelivered
+        then fails with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError when
+        records failed and nobody has looked.
+        """
+        if self._state != "open":
+            return
+        self._state = "closing"
+        self._sends_alone = False
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                if self._transactions is not None:
+                    await self._close_transactions(self._transactions)
+                await self._wait_all()
+        except TimeoutError:
+            pass
+        finally:
+            self._state = "closed"
+            error = ClientClosedError("the producer was closed before the broker acknowledged the record")
+            self._placement.fail_all_parked(error)
+            await self._sender.close(error)
+            self._keyless.clear()
+            self._keyed.clear()
+        self._sender.failures.raise_unseen()
+
+    async def flush(self) -> None:
+        """Send all that was accepted until now without lingering, and return when it is acknowledged.
+
+        Raises DeliveryFailedError when records failed whose deliveries nobody awaited or gave a callback.
+        """
+        self._check_open()
+        await self._wait_all()
+        self._sender.failures.raise_unseen()
+
+    async def _wait_all(self) -> None:
+        while parked := self._placement.parked_batches:
+            await wait_done(parked[0])
+        accumulator = self._sender.accumulator
+        accumulator.close_all(self._sender.now_ms())
+        self._sender.drain()
+        for batch in list(accumulator.incomplete):
+            await wait_done(batch)
+
+    async def _close_transactions(self, transactions: TransactionManager) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_AFTER_ERROR_MS / 1000):
+                await transactions.close()
+        except (KafkaliteError, TimeoutError) as error:
+            logger.info(
+                "transactional_id=%s closed with a transaction open: its coordinator will abort it: %s",
+                self.config.transactional_id,
+                error or "no answer in time",
+            )
+
+    def statistics(self) -> ProducerStatistics:
+        return self._sender.statistics()
+
+    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions of ``topic``, in order. Raises its BrokerError when there is no such topic."""
+        self._check_open()
+        return [queue.tp for queue in (await self._placement.topic(topic)).queues]
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            hint = "open it with 'async with' or start()" if self._state in {"new", "starting"} else ""
+            raise ClientClosedError(f"the producer is {self._state}", hint=hint)
+
+    def check_may_send(self, number: int = 0) -> int:
+        """Raises what a send would now: ClientClosedError, or what the transaction says against it.
+
+        Returns the number of the transaction; given again after a wait, it must still be that one.
+        """
+        self._check_open()
+        return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
+
+    def _on_change(self) -> None:
+        """Metadata came, or a connection came, went or takes bytes again."""
+        if self._state in {"open", "closing"}:
+            self._placement.on_cluster_change()
+            self._sender.on_cluster_change()
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """A transaction: ``read_committed`` consumers see what is sent in the block at its end, or never.
+
+        ::
+
+            async with producer.transaction() as transaction:
+                producer.send_nowait("orders", b"...")
+                await transaction.send_offsets(consumer)
+
+        The end of the block commits, and raises TransactionAbortableError when a record failed: then it is
+        aborted, as it is when an exception or a cancellation leaves the block. Raises ProducerFencedError
+        when this producer is shut out for good, RequestTimeoutError when the outcome is not known.
+        """
+        manager = self._transactional()
+        return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
+
+    async def begin_transaction(self) -> None:
+        """What is sent from here on is part of it. Raises ProducerFencedError, TransactionStateError."""
+        transactions = self._transactional()
+        self._check_open()
+        await transactions.begin()
+        self._sends_alone = self._placement.sends_alone
+
+    async def commit_transaction(self) -> None:
+        """Deliver all that was sent in the transaction, and commit it.
+
+        Raises TransactionAbortableError when something failed: nothing is committed, call
+        ``abort_transaction``. Raises ProducerFencedError, TransactionStateError. Raises
+        RequestTimeoutError when the outcome is not known: call this again, which never commits twice.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        self._sends_alone = False
+        await transactions.commit(self._wait_all)
+
+    async def abort_transaction(self) -> None:
+        """End the transaction so that nothing of it is ever seen; what is not delivered yet is not sent.
+
+        Raises ProducerFencedError, TransactionStateError; RequestTimeoutError, then it may be called again.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        self._sends_alone = False
+        await transactions.abort()
+
+    async def send_offsets(
+        self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        """Commit consumed offsets with the open transaction: they take effect if it is committed (KIP-447).
+
+        ``offsets`` is a consumer with a group and without auto-commit, whose positions are sent in its name,
+        or a mapping of partitions to the next offset to be read; then ``group`` is what
+        ``Consumer.group_metadata()`` gave, or the name of a group without members. Raises CommitFailedError
+        when the consumer was expelled meanwhile, and else as ``commit_transaction``; after any error the
+        transaction can only be aborted.
+        """
+        transactions = self._transactional()
+        self._check_open()
+        await transactions.send_offsets(offsets, group)
+
+    def _transactional(self) -> TransactionManager:
+        if self._transactions is None:
+            raise TransactionStateError(
+                "this producer has no transactions", hint="give it a transactional_id of its own"
+            )
+        return self._transactions
+
+    # --- one record ----------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: RecordHeaders = (),
+    ) -> RecordMetadata:
+        """Send one record and return when it is acknowledged as ``acks`` says.
+
+        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the BrokerError
+        or DeliveryTimeoutError of its batch. Cancelling the wait does not take the record back.
+        """
+        if (
+            self._sends_alone
+            and partition is None
+            and timestamp_ms is None
+            and not headers
+            and value.__class__ is bytes
+            and (key is None or key.__class__ is bytes)
+        ):
+            batch = self._placement.send_alone(topic, value, key, self._time_ns() // 1_000_000)
+            if batch is not None:
+                return await Delivery(batch, 0)
+        while True:
+            try:
+                delivery = self.send_nowait(
+                    topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+                )
+            except BufferFullError:
+                number = self.check_may_send()
+                await self.wait_for_room()
+                self.check_may_send(number)
+            else:
+                return await delivery
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: RecordHeaders = (),
+    ) -> Delivery:
+        """Put one record into its partition's batch, which leaves after linger.ms or when it is full.
+
+        Returns at once. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
+        ClientClosedError, RecordError. All later failures are told by the delivery, or by flush() and
+        close().
+        """
+        if partition is None and timestamp_ms is None and not headers and value.__class__ is bytes:
+            try:
+                if key is None:
+                    batch: Any = self._keyless[topic]
+                    size_bytes = batch.size_bytes + len(value) + _OVERHEAD
+                else:
+                    batch = self._keyed[topic][key].open
+                    size_bytes = batch.size_bytes + len(value) + len(key) + _OVERHEAD
+                values = batch.values
+                index = len(values)
+                if size_bytes <= batch.limit_bytes and index < batch.limit_records and batch.is_plain:
+                    keys = batch.keys
+                    if keys is not None:
+                        keys.append(key)
+                    elif key is not None:
+                        batch.keys = [None] * index
+                        batch.keys.append(key)
+                    values.append(value)
+                    batch.timestamps.append(self._time_ns() // 1_000_000)
+                    batch.size_bytes = size_bytes
+                    delivery = _new(Delivery)
+                    delivery.batch = batch
+                    delivery.index = index
+                    return delivery
+            except (KeyError, AttributeError, TypeError):
+                pass  # a new topic or key, no open batch, a key that is no bytes: _put sees to it
+        return self._put(topic, value, key, partition, timestamp_ms, headers)
+
+    def _put(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: RecordHeaders,
+    ) -> Delivery:
+        """The whole of send_nowait: checks, unknown topics, opening and closing of batches, sending."""
+        if self._state != "open" or self._transactions is not None:
+            self.check_may_send()
+        if value.__class__ is not bytes:
+            value = own_bytes("value", value)
+        if key is not None and key.__class__ is not bytes:
+            key = own_bytes("key", key)
+        pairs = own_headers(headers) if headers else ()
+        size_bytes = record_size(value, key, pairs)
+        if size_bytes > self.config.max_request_size:
+            raise self._too_large(topic, size_bytes)
+        if timestamp_ms is None:
+            timestamp_ms = self._time_ns() // 1_000_000
+        record = OutgoingRecord(value, key, partition, timestamp_ms, pairs, size_bytes)
+        try:
+            return self._placement.put(topic, record)
+        finally:
+            self._sender.drain()
+
+    def _too_large(self, topic: str, size_bytes: int) -> RecordTooLargeError:
+        limit_bytes = self.config.max_request_size
+        return RecordTooLargeError(
+            f"a record of {size_bytes} bytes for topic {topic!r}; max.request.size is {limit_bytes}",
+            hint="raise max.request.size, and the topic's max.message.bytes with it",
+        )
+
+    def refuse(self, topic: str, error: Exception) -> Delivery:
+        """A delivery that failed before it was one: flush() and close() know of it as of any other."""
+        return self._placement.refuse(topic, error)
+
+    async def wait_for_room(self, timeout_ms: int | None = None) -> None:
+        """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
+        self._check_open()
+        await self._bulk.wait_for_bytes(self.config.batch_size, timeout_ms)
+
+    # --- many records --------------------------------------------------------------------------
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        *,
+        partition: int | None = None,
+        timestamps_ms: int | Sequence[int] | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> list[BatchMetadata]:
+        """Send columns of records, and return when all are acknowledged.
+
+        The fast path: records become batches of up to max.request.size without an object each. Keyless
+        records go to one partition per batch, keyed ones to the partition of their key, in order. Waits for
+        room as ``send``. Returns one entry per batch. Raises RecordError and RecordTooLargeError before
+        anything is sent, and the first batch's error when all batches are done: what the others sent is in
+        the log then.
+        """
+        number = self.check_may_send()
+        if timestamps_ms is None:
+            timestamps_ms = self._time_ns() // 1_000_000
+        columns = RecordColumns(values, keys, timestamps_ms, headers)
+        columns.check()
+        if not len(columns):
+            return []
+        return await self._bulk.send_columns(topic, columns, partition, number)
+
+    async def send_batch(
+        self,
+        topic: str,
+        partition: int,
+        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
+    ) -> BatchMetadata:
+        """Send one batch built elsewhere, as it is, and return when it is acknowledged.
+
+        Only the producer's identity in its header becomes this producer's, in a copy. The buffer must not
+        change before that. Raises CorruptBatchError when it is no batch,
+        RecordTooLargeError when it is above max.request.size, and else as ``send``.
+        """
+        return await (await self.queue_batch(topic, partition, batch))
+
+    async def queue_batch(
+        self,
+        topic: str,
+        partition: int,
+        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
+    ) -> BatchDelivery:
+        """As ``send_batch``, but return as soon as buffer.memory has room for the batch.
+
+        Its acknowledgement is told by the delivery, and failure also by flush() and close(). Batches of one
+        partition keep the order of the calls, each of which must have returned before the next.
+        """
+        return BatchDelivery(await self._bulk.queue(topic, partition, batch))
+
+
+# As module globals these cost the fast path one cached lookup.
+_OVERHEAD: Final = RECORD_OVERHEAD_BYTES
+_new: Final = object.__new__

@@ -1,0 +1,472 @@
+"""The producer's road to the brokers: what the accumulator says is due is sent, what comes back is told it.
+
+Owns the accumulator, the one timer, the waiters for room, and the ledger of failures nobody has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.config import ProducerConfig
+from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.producer.delivery import Delivery, DeliveryCallback, wake
+from kafkalite.client.producer.partition_queue import PartitionQueue, Shipment
+from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
+from kafkalite.errors import (
+    BufferFullError,
+    ClientClosedError,
+    ConnectionFailedError,
+    DeliveryFailedError,
+    DuplicateSequenceNumberError,
+    KafkaliteError,
+    UnknownServerError,
+    broker_error,
+)
+from kafkalite.model import NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from kafkalite.protocol.messages.data import (
+    InitProducerIdRequest,
+    ProducedPartition,
+    ProducePartition,
+    ProduceRequest,
+)
+from kafkalite.rng import Rng
+
+# Failed batches kept whole, so that a late look at a delivery still counts; of older ones only the counts
+# are.
+MAX_REMEMBERED_FAILURES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    requests: int  #: produce requests sent
+    batches: int  #: record batches in them, those sent again included
+    acknowledged_batches: int  #: batches as records were gathered in them; several may travel as one
+    failed_batches: int
+    retries: int
+    waiting_batches: int  #: accepted, neither acknowledged nor failed
+    free_bytes: int  #: of buffer.memory
+
+
+class FailureLedger:
+    """Failed batches, until flush() or close() reports those whose failure nobody has seen."""
+
+    def __init__(self) -> None:
+        self._batches: deque[PendingBatch] = deque()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._first_error: Exception | None = None
+
+    def add(self, batch: PendingBatch) -> None:
+        self._batches.append(batch)
+        if len(self._batches) > MAX_REMEMBERED_FAILURES:
+            self._count(self._batches.popleft())
+
+    def _count(self, batch: PendingBatch) -> None:
+        unobserved = batch.unobserved_count()
+        if unobserved:
+            self._counts[batch.topic, batch.partition] += unobserved
+            self._first_error = self._first_error or batch.error
+
+    def forget(self) -> None:
+        """Somebody has seen them all."""
+        for batch in self._batches:
+            batch.observe_all()
+        self._batches.clear()
+        self._counts, self._first_error = Counter(), None
+
+    def raise_unseen(self) -> None:
+        """Raise DeliveryFailedError for failures not seen so far.
+
+        They are seen by that; the ledger is empty then.
+        """
+        while self._batches:
+            self._count(self._batches.popleft())
+        counts, error = self._counts, self._first_error
+        self._counts, self._first_error = Counter(), None
+        if error is not None:
+            raise DeliveryFailedError(counts, error)
+
+
+class Sender:
+    """Invariant: whenever the accumulator has a deadline, a timer is set for it or for an earlier time."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        on_delivery: DeliveryCallback | None,
+        on_change: Callable[[], None],
+        rng: Rng,
+    ) -> None:
+        self.config = config
+        self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
+        self.accumulator = Accumulator(_limits(config))
+        self.failures = FailureLedger()
+        #: Told of each failure before those who wait for the batch are; it may fail others.
+        self.on_failure: Callable[[Exception], None] | None = None
+        #: What a failure is called to those who wait; None: by its own name.
+        self.named: Callable[[Exception], Exception] | None = None
+        self._on_delivery = on_delivery
+        self._rng = rng
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._generation = 0  # of the metadata, as seen last
+        self._acks = int(config.acks)
+        self._transactional_id = config.transactional_id
+        self._max_in_flight = config.max_in_flight_requests_per_connection
+        self._request_timeout_ms = config.request_timeout_ms
+        self._is_asking_for_id = False
+        self._requests = self._batches = self._acknowledged = self._failed = self._retries = 0
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.cluster.start()
+        if self.accumulator.needs_producer_id:
+            self._ask_for_producer_id()
+
+    async def close(self, error: Exception) -> None:
+        """Fail what is left with ``error``, wake everybody who waits, close the connections."""
+        self.finish(self.accumulator.abort_all(error, self.now_ms()))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._room_waiters:
+            wake(self._room_waiters.popleft())
+        await self.cluster.close()
+
+    def now_ms(self) -> int:
+        """The loop's monotonic clock, for every interval and deadline."""
+        assert self._loop is not None, "start() first"
+        return int(self._loop.time() * 1000)
+
+    @property
+    def request_count(self) -> int:
+        """Produce requests sent so far."""
+        return self._requests
+
+    def statistics(self) -> ProducerStatistics:
+        return ProducerStatistics(
+            requests=self._requests,
+            batches=self._batches,
+            acknowledged_batches=self._acknowledged,
+            failed_batches=self._failed,
+            retries=self._retries,
+            waiting_batches=len(self.accumulator.incomplete),
+            free_bytes=self.accumulator.free_bytes,
+        )
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def on_cluster_change(self) -> None:
+        """Send what waited for a connection or a leader, and if metadata changed what waits to be retried."""
+        generation = self.cluster.metadata.generation
+        if generation != self._generation:
+            self._generation = generation
+            for node_id in self.accumulator.deposed(self._leader_of):
+                self.cluster.give_up(node_id)
+            self.accumulator.retry_now()
+        self.drain()
+
+    def drain(self) -> None:
+        """Send what is due, as far as connections take it, and set the timer for what is not."""
+        accumulator = self.accumulator
+        ready = accumulator.ready
+        if len(ready) == 1:
+            for queue in ready:
+                self._drain_one(queue)
+                break
+        elif ready:
+            drained = accumulator.drain(self.now_ms(), self._leader_of, self._room)
+            for node_id, shipments in drained.requests:
+                self._send(self.cluster.connection_now(node_id), shipments)
+            if drained.leaderless:
+                self.cluster.request_refresh()
+        if accumulator.needs_producer_id and not self._is_asking_for_id:
+            self._ask_for_producer_id()
+        if self._timer is None or not accumulator.deadlines_only_recede:
+            self.arm_timer()
+
+    def _drain_one(self, queue: PartitionQueue) -> None:
+        """``drain`` for the commonest case, one partition ready, without the sorting by broker."""
+        node_id = self._leader_of(queue.tp)
+        if node_id < 0:
+            self.cluster.request_refresh()
+            return
+        while queue in self.accumulator.ready:
+            connection = self.cluster.connection_now(node_id)
+            if connection is None or not self.has_room(connection):
+                return
+            shipment = self.accumulator.take(queue, self.now_ms(), node_id)
+            if shipment is None:
+                return
+            self._send(connection, [shipment])
+
+    def _leader_of(self, tp: TopicPartition) -> int:
+        return self.cluster.metadata.leader(tp).node_id
+
+    def _room(self, node_id: int) -> int:
+        """How many more requests this broker takes.
+
+        0 while it is being dialled; ``on_change`` drains again.
+        """
+        connection = self.cluster.connection_now(node_id)
+        if connection is None or not connection.can_write:
+            return 0
+        return self.config.max_in_flight_requests_per_connection - connection.in_flight
+
+    def has_room(self, connection: Connection) -> bool:
+        return connection.can_write and len(connection.pending) < self._max_in_flight
+
+    def _send(self, connection: Connection | None, shipments: list[Shipment]) -> None:
+        config = self.config
+        sendable: list[Shipment] = []
+        parts: list[Encoded] = []
+        entries: list[ProducePartition] = []
+        for shipment in shipments:
+            try:
+                encoded = shipment.encode(config.codec, config.compression_level)
+            except (
+                Exception
+            ) as error:  # a codec that is not installed, headers that are none: of these records
+                self._failed_shipment(shipment, error, has_left=False)
+                continue
+            sendable.append(shipment)
+            parts.append(encoded)
+            topic, partition = shipment.queue.tp
+            entries.append(ProducePartition(topic, partition, len(encoded)))
+        if not sendable:
+            return
+        self._request(connection, sendable, parts, entries)
+
+    def send_alone(self, connection: Connection, shipment: Shipment) -> None:
+        """``_send`` of one shipment whose bytes are there."""
+        encoded = shipment.encoded
+        assert encoded is not None, "encoded by the caller"
+        topic, partition = shipment.queue.tp
+        self._request(connection, [shipment], [encoded], [ProducePartition(topic, partition, len(encoded))])
+
+    def _request(
+        self,
+        connection: Connection | None,
+        shipments: list[Shipment],
+        parts: list[Encoded],
+        entries: list[ProducePartition],
+    ) -> None:
+        timeout_ms = self._request_timeout_ms
+        on_answer = partial(self._on_answer, shipments) if self._acks else _ignore
+        try:
+            if connection is None:  # open when drain looked, lost since
+                raise ConnectionFailedError("the connection was lost")
+            connection.request(
+                ProduceRequest(self._acks, timeout_ms, self._transactional_id, entries),
+                on_answer,
+                timeout_ms,
+                parts,
+            )
+        except KafkaliteError as error:
+            for shipment in shipments:
+                self._failed_shipment(shipment, error, has_left=False)
+            return
+        self._requests += 1
+        self._batches += len(shipments)
+        if not self._acks:
+            for shipment in shipments:
+                self._acknowledge(shipment, NO_OFFSET, NO_TIMESTAMP)
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def _on_answer(
+        self, shipments: list[Shipment], message: Any, _: memoryview, error: Exception | None
+    ) -> None:
+        if error is not None:
+            for shipment in shipments:
+                self._failed_shipment(shipment, error)
+        else:
+            outcomes = message.partitions
+            if len(shipments) != 1 or len(outcomes) != 1:
+                outcomes = _outcomes(shipments, outcomes)
+            for shipment, outcome in zip(shipments, outcomes, strict=True):
+                self._on_outcome(shipment, outcome)
+        if self.accumulator.ready or not self.accumulator.deadlines_only_recede:
+            self.drain()
+
+    def _on_outcome(self, shipment: Shipment, outcome: ProducedPartition) -> None:
+        topic, partition, error_code, error_message, base_offset, log_append_time_ms, _ = outcome
+        if (topic, partition) != shipment.queue.tp:
+            error_code, error_message = int(UnknownServerError.code), "the answer leaves this partition out"
+        if error_code in _WRITTEN:
+            self._acknowledge(shipment, base_offset, log_append_time_ms)
+        else:
+            error = broker_error(error_code, error_message or "", about=str(shipment.queue.tp))
+            self._failed_shipment(shipment, error)
+
+    def _acknowledge(self, shipment: Shipment, base_offset: int, log_append_time_ms: int) -> None:
+        done = self.accumulator.on_acknowledged(shipment, base_offset, log_append_time_ms, self.now_ms())
+        self._acknowledged += len(done)
+        self.finish(done)
+
+    def _failed_shipment(self, shipment: Shipment, error: Exception, *, has_left: bool = True) -> None:
+        if needs_metadata(error):
+            self.cluster.request_refresh()
+        if self.named is not None:
+            error = self.named(error)
+        failed = self.accumulator.on_failed(
+            shipment, error, self.now_ms(), self._rng.random(), has_left=has_left
+        )
+        if not failed:
+            self._retries += 1
+        self.finish(failed)
+
+    # --- identity ------------------------------------------------------------------------------
+
+    def _ask_for_producer_id(self) -> None:
+        """Idempotent batches can't leave without; the first is asked for while the producer starts."""
+        self._is_asking_for_id = True
+        self.cluster.spawn(self._get_producer_id())
+
+    async def _get_producer_id(self) -> None:
+        request = InitProducerIdRequest(None, 0, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        failures = 0
+        while True:
+            try:
+                answer = await self.cluster.call(request)
+            except KafkaliteError as error:
+                if self.cluster.is_closed:
+                    return
+                if not is_retriable(error):  # it will not get better: who waits must know
+                    self.finish(self.accumulator.abort_all(error, self.now_ms()))
+                failures += 1
+                pause_ms = self.accumulator.limits.backoff.delay_ms(failures, self._rng.random())
+                await asyncio.sleep(pause_ms / 1000)
+            else:
+                self.accumulator.on_producer_id(answer.message.producer_id)
+                self._is_asking_for_id = False
+                self.drain()
+                return
+
+    def finish(self, batches: list[PendingBatch]) -> None:
+        """Tell everybody who waits for these batches, which are done; then whoever waits for room."""
+        if self.on_failure is not None:
+            for batch in batches:
+                if batch.error is not None:
+                    self.on_failure(batch.error)
+        for batch in batches:
+            if batch.error is not None:
+                self._failed += 1
+                self.failures.add(batch)
+            listeners, batch.listeners = batch.listeners, []
+            for _, listener in listeners:
+                self._tell(listener)
+            if self._on_delivery is not None:
+                batch.observe_all()
+                for index in range(batch.record_count):
+                    self._tell(partial(self._on_delivery, Delivery(batch, index)))
+        if batches and self._room_waiters:
+            self._wake_for_room()
+
+    def _tell(self, listener: Callable[[], Any]) -> None:
+        try:
+            listener()
+        except Exception as error:
+            assert self._loop is not None
+            self._loop.call_exception_handler({"message": "a delivery callback failed", "exception": error})
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def arm_timer(self) -> None:
+        """One timer for all lingering, retries and delivery timeouts: for the earliest."""
+        deadline_ms = self.accumulator.next_deadline_ms()
+        if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._loop is not None
+        self._timer_at_ms = deadline_ms
+        self._timer = self._loop.call_at(deadline_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.finish(self.accumulator.on_tick(self.now_ms()))
+        self.drain()
+
+    # --- room ----------------------------------------------------------------------------------
+
+    async def wait_for_bytes(self, size_bytes: int, timeout_ms: int) -> None:
+        """Return when ``size_bytes`` of buffer.memory are free; first come, first served.
+
+        Raises BufferFullError after ``timeout_ms``, ClientClosedError when the producer is closed meanwhile.
+        """
+        assert self._loop is not None
+        deadline_ms = self.now_ms() + timeout_ms
+        has_waited = False
+        while not self.accumulator.has_room(size_bytes) or (self._room_waiters and not has_waited):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            if has_waited:  # woken, but not enough: keep the place in the line
+                self._room_waiters.appendleft(waiter)
+            else:
+                self._room_waiters.append(waiter)
+            has_waited = True
+            try:
+                async with asyncio.timeout(max(0, deadline_ms - self.now_ms()) / 1000):
+                    await waiter
+            except TimeoutError:
+                raise BufferFullError(
+                    f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for {timeout_ms} ms",
+                    hint="the brokers take less than is sent; raise buffer.memory or max.block.ms",
+                ) from None
+            finally:
+                if waiter in self._room_waiters:
+                    self._room_waiters.remove(waiter)
+            if self.cluster.is_closed:
+                raise ClientClosedError("the producer was closed while a record waited for room")
+        self._wake_for_room()
+
+    def _wake_for_room(self) -> None:
+        """Wake the first in the line; it wakes the next when it has what it needs."""
+        while self._room_waiters:
+            waiter = self._room_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+def _outcomes(shipments: list[Shipment], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
+    """The outcome of each shipment, in their order; a partition that the broker left out has another's."""
+    by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
+    return [by_partition.get(shipment.queue.tp, _NO_OUTCOME) for shipment in shipments]
+
+
+_NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
+
+
+#: The second: a repetition of something so old that its offset is not known any more.
+_WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
+
+
+def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
+    """With acks=0 the answer has nothing to say to anybody."""
+
+
+def _limits(config: ProducerConfig) -> Limits:
+    return Limits(
+        batch_size=config.batch_size,
+        batch_max_messages=config.batch_max_messages,
+        max_request_size=config.max_request_size,
+        buffer_memory=config.buffer_memory,
+        linger_ms=config.linger_ms,
+        delivery_timeout_ms=config.delivery_timeout_ms,
+        retries=config.retries,
+        backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
+        is_idempotent=config.enable_idempotence,
+        max_in_flight=config.max_in_flight_requests_per_connection,
+        is_transactional=config.transactional_id is not None,
+    )

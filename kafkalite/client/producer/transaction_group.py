@@ -1,0 +1,269 @@
+"""Transaction groups: one unit of work written by many processes, seen as a whole or not at all.
+
+For outside systems that count their work in batches and run each on many machines (Spark): every writer of
+(application id, batch id) joins with a name of its own and writes what is its share; whoever leads them names
+the winners, in one call that may be repeated. Records of winners are committed, those of all others aborted::
+
+    async with TransactionGroupWriter("app", 7, "task-3-attempt-0", "localhost:9092") as writer:
+        await writer.send_many("orders", values)
+        prepared = await writer.prepare()                   # to whoever leads, by its own way
+
+    async with TransactionGroup("app", "localhost:9092") as group:
+        await group.finish(7, [prepared, ...])
+
+A batch that is decided stays decided: finishing it again answers the first result, and its writers are told
+by ``is_finished`` that there is nothing to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self, Unpack
+
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.coordinator import TRANSACTION_KEY, CoordinatorLink
+from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF
+from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSettings, admin_config, merged
+from kafkalite.client.producer.placement import Placement
+from kafkalite.client.producer.producer import Producer
+from kafkalite.client.producer.sender import Sender
+from kafkalite.client.producer.transaction import Phase
+from kafkalite.client.producer.transaction_manager import TransactionManager, ask
+from kafkalite.clock import Clock
+from kafkalite.errors import FinishedBatchError, TransactionalIdNotFoundError, TransactionStateError
+from kafkalite.protocol.messages.transactions import (
+    DescribeTxnGroupRequest,
+    EndTxnGroupRequest,
+    JoinTxnGroupRequest,
+    RetireTxnGroupRequest,
+    TxnWinner,
+)
+from kafkalite.rng import Rng
+
+NO_BATCH = -1
+
+
+class PreparedWriter(NamedTuple):
+    """A writer all of whose records are in the logs: this very attempt, no later one of the same name."""
+
+    member: str
+    producer_id: int
+    producer_epoch: int
+
+
+class GroupResult(NamedTuple):
+    """What became of a batch."""
+
+    batch_id: int
+    winners: tuple[str, ...]  #: as the call that decided named them
+    is_repeated: bool  #: it was decided before
+    is_complete: bool  #: every partition has its markers
+
+
+class _Membership(TransactionManager):
+    """A transaction that somebody else ends."""
+
+    def __init__(
+        self, sender: Sender, placement: Placement, application_id: str, batch_id: int, member: str
+    ) -> None:
+        super().__init__(sender, placement, application_id)
+        self.batch_id = batch_id
+        self.member = member
+        self.is_finished = False
+        self.is_prepared = False
+
+    async def initialize(self) -> None:
+        """Join. What an earlier writer of the same name wrote is aborted."""
+        timeout_ms = self._config.transaction_timeout_ms
+        request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.member, timeout_ms)
+        answer = await ask(self._cluster, self.coordinator, request)
+        if answer.is_finished:
+            self.is_finished = True
+            self.state.on_finished(
+                FinishedBatchError(
+                    f"batch {self.batch_id} of {self.state.transactional_id!r} is decided: the last one is "
+                    f"{answer.last_batch_id}",
+                    hint="look at is_finished before writing",
+                )
+            )
+        else:
+            self.state.on_initialized(answer.producer_id, answer.producer_epoch)
+            await super().begin()
+
+    async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
+        """Deliver everything; from here nothing more goes in. Raises as ``check_may_commit``."""
+        if not self.is_prepared:
+            self.state.check_may_commit()
+            self.state.is_flushing = True
+            try:
+                await self._flush(flush)
+                self.state.raise_if_doomed()
+                self.is_prepared = True
+            finally:
+                self.state.is_flushing = self.is_prepared
+        return PreparedWriter(self.member, self.state.producer_id, self.state.producer_epoch)
+
+    async def close(self) -> None:
+        """A writer that has prepared is the group's to decide; of any other nothing shall be seen."""
+        if not self.is_prepared and self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
+            await self.abort()
+
+
+class TransactionGroupWriter(Producer):
+    """Writes one share of a batch, in one transaction that ``TransactionGroup.finish`` ends.
+
+    A producer with the same settings, but for ``transactional_id``, which is the application's. ``member`` is
+    unique to the attempt: the same name again is the same attempt, begun anew. Left without ``prepare``, it
+    aborts what it wrote; abandoned, the group aborts it after transaction.timeout.ms.
+    """
+
+    def __init__(
+        self,
+        application_id: str,
+        batch_id: int,
+        member: str,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        self.application_id = application_id
+        self.batch_id = batch_id
+        self.member = member
+        settings["transactional_id"] = application_id
+        super().__init__(bootstrap_servers, config=config, clock=clock, rng=rng, **settings)
+
+    def _manager(self, transactional_id: str) -> TransactionManager:
+        self._membership = _Membership(
+            self._sender, self._placement, transactional_id, self.batch_id, self.member
+        )
+        return self._membership
+
+    async def start(self) -> Self:
+        """Join the batch. Raises as ``Producer.start``."""
+        await super().start()
+        self._sends_alone = self._placement.sends_alone and not self.is_finished
+        return self
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the batch was decided before this writer joined: then sending raises FinishedBatchError."""
+        return self._membership.is_finished
+
+    async def prepare(self) -> PreparedWriter | None:
+        """Deliver all that was sent, and tell what ``TransactionGroup.finish`` wants to know; then close.
+
+        None when the batch is finished. Raises TransactionAbortableError when a record failed,
+        ProducerFencedError when this attempt has been replaced or aborted.
+        """
+        self._check_open()
+        self._sends_alone = False
+        return None if self.is_finished else await self._membership.prepare(self._wait_all)
+
+    async def begin_transaction(self) -> NoReturn:
+        """There is one already. Raises TransactionStateError."""
+        self._not_here("begin another transaction")
+
+    async def commit_transaction(self) -> NoReturn:
+        """Not this writer's to say. Raises TransactionStateError."""
+        self._not_here("commit")
+
+    async def send_offsets(self, offsets: Any, group: Any = None) -> NoReturn:
+        """Raises TransactionStateError."""
+        self._not_here("send offsets")
+
+    def _not_here(self, what: str) -> NoReturn:
+        raise TransactionStateError(
+            f"writer {self.member!r} of {self.application_id!r} can't {what}: its group ends its transaction",
+            hint="prepare(), then TransactionGroup.finish()",
+        )
+
+
+class TransactionGroup:
+    """Decides over the batches of one application. Settings are those of an Admin."""
+
+    def __init__(
+        self,
+        application_id: str,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        rng: Rng | None = None,
+        **settings: Unpack[CommonSettings],
+    ) -> None:
+        self.application_id = application_id
+        self._cluster = ClusterClient(
+            admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings})), rng=rng
+        )
+        self._coordinator = CoordinatorLink(self._cluster, TRANSACTION_KEY, application_id)
+
+    def __repr__(self) -> str:
+        return f"<TransactionGroup {self.application_id!r}>"
+
+    async def start(self) -> Self:
+        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        await self._cluster.start()
+        return self
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def finish(
+        self, batch_id: int, winners: Iterable[PreparedWriter | None], *, wait_ms: int = 0
+    ) -> GroupResult:
+        """Commit what the winners wrote for the batch, and abort what all others did.
+
+        The call may be repeated: of a batch that is decided the first result is told, whoever the winners are
+        now. None among them is a writer that found the batch finished. Waits up to ``wait_ms`` for the result
+        to stand in every partition.
+
+        Raises InvalidTxnStateError when a winner is none any more (aborted by time-out, or begun anew):
+        nothing is decided, run the batch again. FinishedBatchError when a later batch is decided already.
+        """
+        request = EndTxnGroupRequest(
+            self.application_id, batch_id, [TxnWinner(*winner) for winner in winners if winner is not None]
+        )
+        deadline_ms = self._cluster.now_ms() + wait_ms
+        answer = await ask(self._cluster, self._coordinator, request)
+        is_repeated, rounds = answer.is_repeated, 0
+        while not answer.is_complete and self._cluster.now_ms() < deadline_ms:
+            rounds += 1
+            await asyncio.sleep(CONCURRENT_BACKOFF.delay_ms(rounds, self._cluster.rng.random()) / 1000)
+            answer = await ask(self._cluster, self._coordinator, request)
+        return GroupResult(answer.batch_id, tuple(answer.winners), is_repeated, answer.is_complete)
+
+    async def last_batch_id(self) -> int:
+        """The last batch decided; NO_BATCH (-1) before any. What follows it has to be written."""
+        try:
+            answer = await ask(self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id))
+        except TransactionalIdNotFoundError:
+            return NO_BATCH
+        last: int = answer.last_batch_id
+        return last
+
+    async def retire(self) -> int:
+        """Say that no batch follows the last one, which is returned: the name will not be used again.
+
+        Nothing else changes at once: the last batch repeated is answered as ever, and one that follows takes
+        this back. When nobody has used the name for transactional.id.expiration.ms, the brokers forget all of
+        it, and who uses it then begins anew. Without this a decision is kept for ever. May be repeated.
+
+        Raises InvalidTxnStateError when no batch is decided, or when writers of a next one are at work;
+        TransactionalIdNotFoundError when there is nothing to forget.
+        """
+        request = RetireTxnGroupRequest(self.application_id)
+        answer = await ask(self._cluster, self._coordinator, request)
+        last: int = answer.last_batch_id
+        return last

@@ -1,0 +1,426 @@
+"""A producer's transactions: what ``transaction`` allows, carried out with the coordinator.
+
+Begin costs nothing. Records go to the leaders, which have the coordinator add their partitions; offsets go to
+the coordinator of their group. The end is one request, which may be sent twice: the coordinator answers a
+repetition as it did the first (R32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from kafkalite.client.cluster.client import ABORT_LANE, MAIN_LANE, ClusterClient
+from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
+from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF
+from kafkalite.client.group.committed_offsets import to_commit
+from kafkalite.client.producer.placement import Placement
+from kafkalite.client.producer.sender import Sender
+from kafkalite.client.producer.transaction import Phase, TransactionState, is_fencing
+from kafkalite.errors import (
+    BrokerError,
+    ClientClosedError,
+    CommitFailedError,
+    ConcurrentTransactionsError,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    KafkaliteError,
+    ProducerFencedError,
+    RequestTimeoutError,
+    StaleMemberEpochError,
+    TransactionAbortableError,
+    TransactionAbortedError,
+    TransactionStateError,
+    UnknownMemberIdError,
+    UnstableOffsetCommitError,
+    broker_error,
+)
+from kafkalite.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    GroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from kafkalite.protocol.messages.data import InitProducerIdRequest
+from kafkalite.protocol.messages.groups import TxnOffsetCommitRequest
+from kafkalite.protocol.messages.transactions import EndTxnRequest
+
+T = TypeVar("T")
+
+# How long leaving ``async with producer.transaction()`` by an exception waits for the abort, which goes on
+# alone: a sick cluster must not hold up an exception or Ctrl-C, and the next transaction waits for it anyway.
+ABORT_AFTER_ERROR_MS: Final = 1_000
+
+# Offsets that a coordinator refuses for what may pass soon are sent again for so long. A member whose epoch
+# is older than the coordinator's has the newer one on the way to it.
+OFFSETS_PATIENCE_MS: Final = 5_000
+OFFSETS_PAUSE_MS: Final = 20
+
+#: The member may not commit any more: what it holds may be another's by now (R35, KIP-447).
+_EXPELLED: Final = (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+)
+
+
+class GroupConsumer(Protocol):
+    """What ``send_offsets`` needs of a consumer: where it stands and who it is."""
+
+    def positions(self) -> Mapping[TopicPartition, int | OffsetAndMetadata]: ...
+    def group_metadata(self) -> GroupMetadata: ...
+
+
+Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
+
+
+async def ask(cluster: ClusterClient, link: CoordinatorLink, request: Any, *, lane: int = MAIN_LANE) -> Any:
+    """A coordinator's answer within default.api.timeout.ms, another transaction's end waited for."""
+    deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
+    collisions = 0
+    while True:
+        try:
+            return await link.call(request, timeout_ms=max(1, deadline_ms - cluster.now_ms()), lane=lane)
+        except (ConcurrentTransactionsError, UnstableOffsetCommitError) as error:
+            collisions += 1
+            pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, cluster.rng.random())
+            if cluster.now_ms() + pause_ms >= deadline_ms:
+                raise RequestTimeoutError(
+                    f"the transaction before this one of {link.key!r} is still being ended: {error}",
+                    hint="see whether all brokers that it wrote to are up",
+                ) from error
+            await asyncio.sleep(pause_ms / 1000)
+
+
+class TransactionManager:
+    """Invariant: while no transaction is open, the accumulator is empty and has no identity to send under."""
+
+    def __init__(self, sender: Sender, placement: Placement, transactional_id: str) -> None:
+        self.state = TransactionState(transactional_id)
+        self._sender = sender
+        self._placement = placement
+        self._cluster = sender.cluster
+        self._config = sender.config
+        self.coordinator = CoordinatorLink(self._cluster, TRANSACTION_KEY, transactional_id)
+        self._groups: dict[str, CoordinatorLink] = {}
+        self._ending: asyncio.Task[KafkaliteError | None] | None = None
+        self._sent_before = 0  # produce requests, when the transaction began
+        self._has_offsets = False
+        self._offsets_under_way = 0
+        self._end_lane = MAIN_LANE
+        sender.on_failure = self._on_failure
+        sender.named = self.state.named
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def initialize(self) -> None:
+        """Become the one producer of the transactional id; what an earlier one has open is aborted (R34).
+
+        Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
+        """
+        config = self._config
+        request = InitProducerIdRequest(
+            self.state.transactional_id, config.transaction_timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+        )
+        answer = await ask(self._cluster, self.coordinator, request)
+        self.state.on_initialized(answer.producer_id, answer.producer_epoch)
+
+    async def close(self) -> None:
+        """Abort what is open, as far as that goes."""
+        if self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
+            await self.abort()
+        elif self._ending is not None:
+            await asyncio.wait({self._ending})
+
+    # --- a transaction ---------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Raises ProducerFencedError, TransactionStateError; what the abort before this one ran into."""
+        if self._ending is not None:  # whoever waited for it has been cancelled
+            await asyncio.wait({self._ending})
+        if self.state.phase is Phase.ABORTING:
+            await self._end(is_commit=False)
+        self.state.begin()
+        self._sender.accumulator.begin_transaction(self.state.producer_id, self.state.producer_epoch)
+        self._sent_before = self._sender.request_count
+        self._has_offsets = False
+        self._end_lane = MAIN_LANE
+
+    async def commit(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """Have ``flush`` deliver all records, then end the transaction.
+
+        Raises TransactionAbortableError when something of it failed: then nothing is committed, and it must
+        be aborted. Raises ProducerFencedError, TransactionStateError; RequestTimeoutError when the outcome
+        is not known: commit again.
+        """
+        try:
+            await self._deliver(flush)
+            await self._end(is_commit=True)
+        except (ProducerFencedError, TransactionAbortableError):
+            self._sender.failures.forget()  # this tells of them
+            raise
+
+    async def _deliver(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """All of the transaction into the logs. Raises as ``commit``."""
+        state = self.state
+        state.check_may_commit()
+        if self._offsets_under_way:
+            raise TransactionStateError("send_offsets() has not returned yet", hint="await it first")
+        if state.phase is Phase.OPEN:
+            state.is_flushing = True
+            try:
+                await self._flush(flush)
+            finally:
+                state.is_flushing = False
+        state.commit()
+
+    async def _flush(self, flush: Callable[[], Awaitable[None]]) -> None:
+        while self._placement.parked_batches or self._sender.accumulator.incomplete:
+            await flush()
+
+    async def abort(self) -> None:
+        """Let nothing of the transaction be seen; what is under way fails with TransactionAbortedError.
+
+        Raises ProducerFencedError, TransactionStateError, RequestTimeoutError.
+        """
+        self._let_go()
+        await self._end(is_commit=False)
+
+    async def abort_for(self, error: BaseException) -> None:
+        """Abort because of ``error``, which matters more than what becomes of this; a note on it tells."""
+        if self.state.phase not in {Phase.OPEN, Phase.ABORTABLE}:
+            if self.state.phase is Phase.FENCED:
+                self._sender.failures.forget()
+            return
+        self._let_go()
+        ending = asyncio.ensure_future(self._end(is_commit=False))
+        await asyncio.wait({ending}, timeout=ABORT_AFTER_ERROR_MS / 1000)
+        problem = ending.exception() if ending.done() and not ending.cancelled() else None
+        if not ending.done():
+            ending.cancel()  # the waiting only: the abort goes on
+            error.add_note("kafkalite: the transaction's abort takes a while and goes on in the background")
+        elif problem is not None:
+            error.add_note(f"kafkalite: the transaction could not be aborted: {problem}")
+
+    def _let_go(self) -> None:
+        """From here on the transaction is aborted, whatever comes back of it."""
+        self.state.abort()
+        self._drop(
+            TransactionAbortedError(
+                f"the transaction of {self.state.transactional_id!r} was aborted before this was acknowledged"
+            )
+        )
+        self._sender.failures.forget()  # the abort is the answer to them
+
+    def _drop(self, error: Exception) -> None:
+        if self._sender.accumulator.any_in_flight or self._offsets_under_way:
+            self._end_lane = ABORT_LANE  # answers come in order, and those may take long
+        self._placement.fail_all_parked(error)
+        self._sender.finish(self._sender.accumulator.end_transaction(error))
+
+    def _on_failure(self, error: Exception) -> None:
+        """A batch failed for good: the rest of the transaction need not leave any more."""
+        rest = self.state.on_failure(error)
+        if rest is not None:
+            self._drop(rest)
+
+    # --- its end ---------------------------------------------------------------------------------
+
+    async def _end(self, *, is_commit: bool) -> None:
+        """Ask the coordinator; the asking goes on if the caller is cancelled."""
+        if self._ending is None:
+            self._ending = self._cluster.spawn(self._end_in_background(is_commit))
+        error = await self._finished(self._ending)
+        if error is not None:
+            raise error.with_traceback(None)
+
+    async def _end_in_background(self, is_commit: bool) -> KafkaliteError | None:
+        state = self.state
+        try:
+            producer_id, producer_epoch = state.producer_id, state.producer_epoch
+            if self._has_offsets or self._sender.request_count != self._sent_before:
+                request = EndTxnRequest(state.transactional_id, producer_id, producer_epoch, is_commit)
+                answer = await ask(self._cluster, self.coordinator, request, lane=self._end_lane)
+                producer_id, producer_epoch = answer.producer_id, answer.producer_epoch
+        except KafkaliteError as error:
+            return state.on_end_failed(error)
+        else:
+            self._drop(TransactionAbortedError("the transaction had ended when this came"))
+            state.on_ended(producer_id, producer_epoch)
+            return None
+        finally:
+            self._ending = None
+
+    async def _finished(self, task: asyncio.Task[T]) -> T:
+        """What ``task`` of the cluster's returns. Raises ClientClosedError when the client is closed."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._cluster.is_closed:
+                raise ClientClosedError("the producer was closed while a transaction ended") from None
+            raise
+
+    # --- offsets ---------------------------------------------------------------------------------
+
+    async def send_offsets(self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None) -> None:
+        """See ``Producer.send_offsets``."""
+        state = self.state
+        state.check_may_send()
+        who, positions = _who_and_where(offsets, group)
+        number = state.number
+        self._offsets_under_way += 1
+        try:
+            if positions:
+                await self._send_offsets(who, positions)
+        except BaseException as error:
+            # Also when cancelled: whether the offsets are part of the transaction is not known then.
+            if state.number == number:
+                self._on_failure(_failure(error))
+            if is_fencing(error):
+                state.check_may_send()
+            raise
+        finally:
+            self._offsets_under_way -= 1
+
+    async def _send_offsets(self, who: Callable[[], GroupMetadata], positions: Offsets) -> None:
+        cluster = self._cluster
+        # Of this transaction, also if it is aborted meanwhile and the next one begins.
+        identity = (self.state.transactional_id, self.state.producer_id, self.state.producer_epoch)
+        offsets = [to_commit(tp, position) for tp, position in positions.items()]
+        patience_until_ms = cluster.now_ms() + OFFSETS_PATIENCE_MS
+        while True:
+            member = who()
+            link = self._groups.get(member.group_id)
+            if link is None:
+                link = self._groups[member.group_id] = CoordinatorLink(cluster, GROUP_KEY, member.group_id)
+            self._has_offsets = True
+            request = TxnOffsetCommitRequest(
+                *identity,
+                member.group_id,
+                member.member_id,
+                member.member_epoch,
+                member.instance_id,
+                offsets,
+            )
+            try:
+                answer = await ask(cluster, link, request)
+                for outcome in answer.offsets:
+                    if outcome.error_code:
+                        where = f"{outcome.topic}-{outcome.partition}"
+                        raise broker_error(outcome.error_code, outcome.error_message or "", about=where)
+                return
+            except BrokerError as error:
+                is_stale = isinstance(error, StaleMemberEpochError)  # the newer epoch is on its way to us
+                if cluster.now_ms() >= patience_until_ms or not (error.retriable or is_stale):
+                    refused = _offsets_refused(member, error)
+                    raise refused from (error if refused is not error else None)
+                if is_stale and who() != member:
+                    continue
+            await asyncio.sleep(OFFSETS_PAUSE_MS / 1000)
+
+
+def _offsets_refused(member: GroupMetadata, error: BrokerError) -> KafkaliteError:
+    if not isinstance(error, _EXPELLED):
+        return error
+    return CommitFailedError(
+        f"offsets of group {member.group_id!r} were refused: {error.message}",
+        hint="abort the transaction; what it read is another consumer's to process now",
+    )
+
+
+def _failure(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    return TransactionStateError(
+        "send_offsets() was cancelled: whether they are in the transaction is not known"
+    )
+
+
+def _who_and_where(
+    offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
+) -> tuple[Callable[[], GroupMetadata], Offsets]:
+    """Who commits, to be asked anew for each attempt, and what."""
+    if isinstance(offsets, Mapping):
+        if group is None:
+            raise TransactionStateError(
+                "send_offsets() of a mapping needs the group", hint="give its group_id"
+            )
+        member: GroupMetadata = GroupMetadata(group) if isinstance(group, str) else group
+        return lambda: member, offsets
+    consumer: Any = offsets
+    config = getattr(consumer, "config", None)
+    if config is not None and config.enable_auto_commit:
+        raise TransactionStateError(
+            "this consumer commits by itself, also what an aborted transaction has read",
+            hint="open it with enable_auto_commit=False",
+        )
+    if group is not None:
+        given: GroupMetadata = GroupMetadata(group) if isinstance(group, str) else group
+        return lambda: given, _known(consumer.positions())
+    return consumer.group_metadata, _known(consumer.positions())
+
+
+def _known(positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> Offsets:
+    return {tp: position for tp, position in positions.items() if position is not None}
+
+
+class Transaction:
+    """One transaction: ``async with producer.transaction() as transaction``.
+
+    Commits at the end of the block. Aborts when it is left by an exception, cancellation included, or when
+    the commit is refused.
+    """
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        commit: Callable[[], Coroutine[Any, Any, None]],
+        abort: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._manager = manager
+        self._begin, self._commit, self._abort = begin, commit, abort
+        self._number = 0
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self._number}, {self._manager.state!r}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes records and offsets."""
+        state = self._manager.state
+        return state.phase is Phase.OPEN and state.number == self._number
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        self._number = self._manager.state.number
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        state = self._manager.state
+        if state.number != self._number or kind is GeneratorExit:  # nothing can be awaited any more
+            return
+        if error is not None:
+            await self._manager.abort_for(error)
+        elif state.phase is not Phase.READY:  # else it was ended inside the block
+            try:
+                await self._commit()
+            except BaseException as refused:
+                await self._manager.abort_for(refused)
+                raise
+
+    async def send_offsets(
+        self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        """See ``Producer.send_offsets``."""
+        await self._manager.send_offsets(offsets, group)
+
+    async def abort(self) -> None:
+        """End it without an exception; the block goes on, and nothing more can be sent in it."""
+        await self._abort()

@@ -1,0 +1,1 @@
+"""The core model: one partition's real replicas and the real controller, without an event loop."""

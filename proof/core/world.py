@@ -1,0 +1,541 @@
+"""The world of the core model: three brokers, their controller, a network, two producers; what may never be.
+
+Real are ``replication.Partition`` on a real ``storage.Log`` over a disk that forgets what was not synced,
+and ``metadata.controller.decide`` with its images; played are the network (messages lost, doubled,
+overtaken), metadata that arrives late and in leaps, producers that retry, processes that are killed, lose
+power, stop in order. min.insync.replicas is 2. ``check`` looks at the invariants I1 to I8 of the rules,
+``check_producers`` at I9. Who decides what happens next is ``core_model`` (chance) or ``core_directed``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from kafkalite.errors import BrokerError, CorruptBatchError, ErrorCode, OffsetOutOfRangeError
+from kafkalite.metadata.broker_commands import FenceBroker, UnfenceBroker
+from kafkalite.metadata.controller import ControllerSettings, decide
+from kafkalite.metadata.decision import edit_records
+from kafkalite.metadata.delta import Delta
+from kafkalite.metadata.election import PartitionEdit
+from kafkalite.metadata.image import ClusterImage, PartitionState, partition_record
+from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, TopicRecord
+from kafkalite.protocol.messages.cluster import (
+    AlterPartitionRequest,
+    ChangedPartition,
+    PartitionChange,
+    RegisterBrokerRequest,
+    ReplicaFetchedPartition,
+)
+from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, check
+from kafkalite.replication.follower import FetchPosition
+from kafkalite.storage.log_config import FSYNC, PAGE_CACHE, LogConfig
+from kafkalite.storage.producer_state import ProducerStates
+from proof import mutants
+from proof.core.parts import (
+    MIN_ISR,
+    TOPIC_ID,
+    TP,
+    Broker,
+    Entry,
+    Message,
+    Producer,
+    ViolationError,
+    Waiting,
+    make_batch,
+)
+
+BROKERS: Final = (1, 2, 3)
+HEALING_ROUNDS: Final = 80
+NEVER_MS: Final = 10**9
+
+
+class World:
+    """All of it. ``step`` lets one thing happen, chosen by the seed's own weights."""
+
+    def __init__(
+        self, seed: int, *, fsync: bool = True, duplicates: float = 0.0, losses: float = 0.0
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.fsync = fsync
+        self.duplicates, self.losses = duplicates, losses
+        self.power_losses_left = NEVER_MS if fsync else 1
+        self.now_ms = 1
+        self.settings = ControllerSettings()
+        config = LogConfig(
+            durability=FSYNC if fsync else PAGE_CACHE,
+            segment_bytes=self.rng.choice([1024, 3000, 1 << 20]),
+            index_interval_bytes=100,
+            preallocate_min_bytes=0,
+            preallocate_max_bytes=256,
+            file_delete_delay_ms=0,
+        )
+        self.brokers = {node_id: Broker(node_id, config) for node_id in BROKERS}
+        self.network: list[Message] = []
+        self.producers = [Producer(7), Producer(8)]
+        self.values = 0
+        self.sent: dict[int, tuple[int, int]] = {}  # {value: (sequence, record count)}
+        self.acknowledged: dict[int, int] = {}
+        self.consumed: list[int | None] = []
+        self.written: dict[tuple[int, int], Entry] = {}
+        self.leaders: dict[int, tuple[int, int]] = {}
+        self.images = [ClusterImage()]
+        self._begin()
+
+    def _begin(self) -> None:
+        for broker in self.brokers.values():
+            broker.boot()
+            self.register(broker)
+        for broker in self.brokers.values():
+            self.command(UnfenceBroker(broker.node_id, broker.broker_epoch))
+        first = PartitionState(BROKERS, BROKERS, BROKERS[0], leader_epoch=0, partition_epoch=0)
+        self.commit(
+            [
+                TopicRecord(TOPIC_ID, TP.topic),
+                partition_record(TOPIC_ID, 0, first),
+                ConfigRecord(TOPIC, TP.topic, "min.insync.replicas", str(MIN_ISR)),
+            ]
+        )
+        for broker in self.brokers.values():
+            self.publish(broker, len(self.images) - 1)
+
+    # --- the controller --------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.images[-1]
+
+    @property
+    def state(self) -> PartitionState:
+        state = self.image.partition(*TP)
+        assert state is not None
+        return state
+
+    def commit(self, records: list[MetadataRecord] | tuple[MetadataRecord, ...]) -> None:
+        if not records:
+            return
+        delta = Delta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.images.append(delta.apply(self.image.metadata_offset + 1))
+
+    def command(self, command: Any) -> Any:
+        step = decide(self.image, command, now_ms=self.now_ms, rng=self.rng, settings=self.settings)
+        self.commit(step.records)
+        return step.replies[0][1]
+
+    def register(self, broker: Broker) -> None:
+        incarnation = f"{broker.node_id:016x}{broker.life:016x}"
+        answer = self.command(
+            RegisterBrokerRequest(
+                broker.node_id,
+                incarnation,
+                f"{broker.node_id:032x}",
+                ["inproc://x"],
+                None,
+                broker.clean_epoch,
+                self.fsync,
+                [],
+            )
+        )
+        assert answer.error_code == 0, answer
+        broker.broker_epoch = broker.last_epoch = answer.broker_epoch
+        broker.clean_epoch = -1
+        broker.registration_offset = self.image.brokers[broker.node_id].registration_offset
+
+    def fence(self, node_id: int) -> None:
+        known = self.image.brokers[node_id]
+        if not known.is_fenced:
+            self.command(FenceBroker(node_id, known.broker_epoch))
+
+    def unfence(self, node_id: int) -> None:
+        broker, known = self.brokers[node_id], self.image.brokers[node_id]
+        is_alive = broker.is_registered and broker.broker_epoch == known.broker_epoch
+        if known.is_fenced and is_alive and broker.replayed >= broker.registration_offset:
+            self.command(UnfenceBroker(node_id, known.broker_epoch))
+
+    def move_leader(self, node_id: int) -> None:
+        """Let a live member of the ISR lead, as a preferred-leader election does."""
+        edit = PartitionEdit(self.state, MIN_ISR)
+        if node_id in self.state.isr and self.image.brokers[node_id].is_live:
+            edit.lead(node_id)
+            self.commit(edit_records(self.image, TOPIC_ID, 0, edit))
+
+    # --- brokers ---------------------------------------------------------------------------------------
+
+    def publish(self, broker: Broker, number: int) -> None:
+        """The metadata up to ``images[number]`` arrives, whatever lies between at once."""
+        broker.replayed = self.images[number].metadata_offset
+        is_before = broker.replayed < broker.registration_offset
+        if is_before and "R22-stale-metadata" not in mutants.ACTIVE:
+            return
+        state = self.images[number].partition(*TP)
+        if state is None:
+            return
+        partition, epoch = broker.partition, broker.partition.leader_epoch
+        if state.leader == broker.node_id:
+            known = self.images[number].high_watermarks.get((TOPIC_ID, 0), 0)
+            moved = partition.become_leader(state, now_ms=self.now_ms, known_high_watermark=known)
+            who = (broker.node_id, broker.life)
+            if self.leaders.setdefault(state.leader_epoch, who) != who:
+                raise ViolationError("I5: two leaders in one epoch")
+            if moved:
+                self.acknowledge(broker)
+        else:
+            partition.become_follower(state)
+        if partition.leader_epoch != epoch:
+            broker.waiting.clear()
+
+    def send(self, kind: str, to: int, *body: Any) -> None:
+        self.network.append(Message(kind, to, self.brokers[to].life if to else 0, body))
+
+    def deliver(self, message: Message) -> None:
+        if message.kind == "alter":
+            self.on_alter(*message.body)
+            return
+        broker = self.brokers[message.to]
+        if broker.is_registered and broker.life == message.life:
+            handlers: dict[str, Callable[..., None]] = {
+                "fetch": self.on_fetch,
+                "fetched": self.on_fetched,
+                "altered": self.on_altered,
+                "produce": self.on_produce,
+            }
+            handlers[message.kind](broker, *message.body)
+
+    def fetch(self, broker: Broker) -> None:
+        partition = broker.partition
+        if partition.role == "follower" and partition.leader_id > 0:
+            position = partition.fetch_position()
+            self.send(
+                "fetch", partition.leader_id, broker.node_id, broker.life, broker.broker_epoch, position
+            )
+
+    def on_fetch(
+        self, broker: Broker, source: int, life: int, broker_epoch: int, position: FetchPosition
+    ) -> None:
+        partition, answer = (
+            broker.partition,
+            ReplicaFetchedPartition(TOPIC_ID, 0, 0, None, 0, 0, 0, -1, -1, 0),
+        )
+        epoch = position.leader_epoch if "R3-epoch-unchecked" in mutants.ACTIVE else partition.leader_epoch
+        data = b""
+        try:
+            result = partition.on_replica_fetch(
+                source, broker_epoch=broker_epoch, now_ms=self.now_ms, **_asked(position)
+            )
+            diverging = result.diverging or (-1, -1)
+            if result.moved:
+                self.acknowledge(broker)
+            if result.may_join:
+                self.propose(broker, NEVER_MS)
+            if result.diverging is None:
+                found = partition.read_for_replica(position.fetch_offset, self.rng.choice([1, 150, 400]))
+                data = b"".join(found.buffers)
+            answer = answer._replace(diverging_epoch=diverging[0], diverging_end_offset=diverging[1])
+        except OffsetOutOfRangeError:
+            answer = answer._replace(error_code=int(ErrorCode.OFFSET_OUT_OF_RANGE))
+        except BrokerError:
+            return
+        answer = answer._replace(
+            leader_epoch=epoch,
+            high_watermark=partition.high_watermark,
+            log_start_offset=broker.log.log_start_offset,
+            length_bytes=len(data),
+        )
+        self.network.append(Message("fetched", source, life, (position, answer, data)))
+
+    def on_fetched(
+        self, broker: Broker, position: FetchPosition, answer: ReplicaFetchedPartition, data: bytes
+    ) -> None:
+        with suppress(BrokerError, CorruptBatchError):  # refused: it will be fetched again
+            broker.partition.on_fetched(answer, memoryview(data), now_ms=self.now_ms, asked=position)
+
+    def propose(self, broker: Broker, lag_time_max_ms: int) -> None:
+        image = next(one for one in reversed(self.images) if one.metadata_offset <= broker.replayed)
+
+        def live(node_id: int) -> int | None:
+            known = image.brokers.get(node_id)
+            return known.broker_epoch if known is not None and known.is_live else None
+
+        if broker.partition.end_waits(self.now_ms):
+            self.acknowledge(broker)
+        change = broker.partition.propose_isr(self.now_ms, lag_time_max_ms=lag_time_max_ms, live=live)
+        if change is not None:
+            self.send_alter(broker, change)
+
+    def send_alter(self, broker: Broker, change: PartitionChange) -> None:
+        self.send("alter", 0, broker.node_id, broker.life, broker.broker_epoch, change)
+
+    def on_alter(self, source: int, life: int, broker_epoch: int, change: PartitionChange) -> None:
+        answer = self.command(AlterPartitionRequest(source, broker_epoch, [change]))
+        changed = answer.partitions[0] if not answer.error_code and answer.partitions else None
+        self.network.append(Message("altered", source, life, (changed,)))
+
+    def on_altered(self, broker: Broker, answer: ChangedPartition | None) -> None:
+        if broker.partition.on_partition_changed(answer):
+            self.acknowledge(broker)
+
+    # --- clients ---------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        """A producer sends a new batch, or one again of which it has heard nothing, to who claims to lead."""
+        producer = self.rng.choice(self.producers)
+        waiting = len(producer.unacknowledged)
+        if not waiting or (waiting < 3 and self.rng.random() < 0.8):
+            value = self.new_value(producer, self.rng.choice([1, 1, 1, 2, 3]))
+        else:
+            value = self.rng.choice(list(producer.unacknowledged))
+        leaders = [broker.node_id for broker in self.brokers.values() if broker.leads]
+        if leaders:
+            self.send("produce", self.rng.choice(leaders), producer, value)
+
+    def new_value(self, producer: Producer, count: int = 1) -> int:
+        self.values += 1
+        self.sent[self.values] = (producer.next_sequence, count)
+        producer.next_sequence += count
+        producer.unacknowledged[self.values] = None
+        return self.values
+
+    def on_produce(self, broker: Broker, producer: Producer, value: int) -> None:
+        sequence, count = self.sent[value]
+        batch = make_batch(value, count, producer.producer_id, sequence)
+        partition = broker.partition
+        try:
+            appended = partition.append(batch, check(batch), self.now_ms)
+        except BrokerError:
+            return
+        base_offset, last_offset = appended.base_offset, appended.last_offset
+        broker.waiting.append(Waiting(last_offset, base_offset, value, producer))
+        self.acknowledge(broker)
+
+    def acknowledge(self, broker: Broker) -> None:
+        """Answer every batch that the high watermark has passed; an answer may get lost."""
+        partition = broker.partition
+        if partition.acknowledgement_error is not None:
+            broker.waiting.clear()
+            return
+        left: list[Waiting] = []
+        for one in broker.waiting:
+            if one.last_offset >= partition.high_watermark:
+                left.append(one)
+                continue
+            base_offset = one.base_offset if one.base_offset >= 0 else self._find(broker, one.value)
+            if (
+                base_offset is not None
+                and self.acknowledged.setdefault(one.value, base_offset) != base_offset
+            ):
+                raise ViolationError("R28: a batch acknowledged at two offsets")
+            if self.rng.random() >= self.losses:
+                one.producer.unacknowledged.pop(one.value, None)
+        broker.waiting = left
+
+    def _find(self, broker: Broker, value: int) -> int | None:
+        """Where a batch stands that was acknowledged without its offset, as too old a repetition."""
+        self.look(broker)
+        for offset, entry in enumerate(broker.contents):
+            if _value(entry) == value:
+                return offset
+        if broker.log.log_start_offset == 0:
+            raise ViolationError("R28: acknowledged as a repetition, and nowhere in the log")
+        return None
+
+    def consume(self) -> None:
+        for broker in self.brokers.values():
+            state = self.state
+            if broker.leads and state.leader == broker.node_id == broker.partition.leader_id:
+                if broker.partition.leader_epoch != state.leader_epoch:
+                    continue
+                self.look(broker)
+                known = broker.contents[len(self.consumed) : broker.partition.high_watermark]
+                self.consumed += [None if entry is None else entry[1] for entry in known]
+
+    # --- faults ----------------------------------------------------------------------------------------
+
+    def crash(self, broker: Broker, kind: str) -> None:
+        """``kill``: the page cache lives; ``power``: what was not synced may be gone; ``stop``: in order."""
+        if kind == "stop":
+            if broker.is_registered:
+                self.fence(broker.node_id)
+                broker.log.close(clean=True)
+                broker.clean_end, broker.clean_epoch = broker.log.clean_end, broker.broker_epoch
+            elif "R21-marker-unregistered" in mutants.ACTIVE:
+                broker.log.close(clean=True)
+                broker.clean_end, broker.clean_epoch = broker.log.clean_end, broker.last_epoch
+        else:
+            broker.clean_epoch = -1
+            if kind == "power":
+                broker.fs.crash(self.rng)
+        broker.is_up = False
+
+    # --- what may never be -----------------------------------------------------------------------------
+
+    def look(self, broker: Broker) -> None:
+        """Bring ``contents`` up to what the log holds now, and check each new batch against all history."""
+        log = broker.log
+        version = (broker.life, log.recovery_point.truncations)
+        end, contents = log.log_end_offset, broker.contents
+        if version != broker.seen:
+            broker.seen, broker.verified = version, None
+            contents.clear()
+            broker.sequences.clear()
+        elif end == len(contents):
+            return
+        start = log.log_start_offset
+        contents += [None] * (start - len(contents))
+        while len(contents) < end:
+            found = log.read(len(contents), max_bytes=1 << 20, up_to=end)
+            for view in found.buffers:
+                self._take(broker, view)
+
+    def _take(self, broker: Broker, view: memoryview) -> None:
+        contents, position = broker.contents, 0
+        while position < len(view):
+            header = HEADER.unpack_from(view, position)
+            base, size, epoch, producer_id, sequence, count = (*header[:3], header[9], header[11], header[12])
+            value = int.from_bytes(view[position + HEADER_BYTES : position + HEADER_BYTES + 8], "big")
+            position += size + LENGTH_OVERHEAD_BYTES
+            expected = broker.sequences.get(producer_id)
+            if sequence != (expected or 0) and (expected is not None or base == 0):
+                raise ViolationError(f"R28: sequence {sequence} of producer {producer_id} after {expected}")
+            broker.sequences[producer_id] = sequence + count
+            for number in range(len(contents) - base, count):
+                entry = (epoch, value, producer_id, sequence, number)
+                if self.written.setdefault((base + number, epoch), entry) != entry:
+                    raise ViolationError("I3: same offset and epoch, other bytes")
+                contents.append(entry)
+
+    def check(self) -> None:
+        state = self.state
+        up = [broker for broker in self.brokers.values() if broker.is_registered]
+        for broker in up:
+            self.look(broker)
+            log = broker.log
+            if not log.synced_end_offset <= log.log_end_offset >= broker.partition.high_watermark:
+                raise ViolationError(f"I8: high watermark beyond the end of {log}")
+        for broker in up:
+            is_candidate = broker.node_id in state.isr or broker.node_id in state.elr
+            if is_candidate and broker.broker_epoch == self.image.brokers[broker.node_id].broker_epoch:
+                self._check_complete(broker)
+        for number, one in enumerate(up):
+            for other in up[number + 1 :]:
+                low = max(one.log.log_start_offset, other.log.log_start_offset)
+                high = min(one.partition.high_watermark, other.partition.high_watermark)
+                if one.contents[low:high] != other.contents[low:high]:
+                    raise ViolationError("I3: logs differ below both high watermarks")
+        for broker in up:
+            partition = broker.partition
+            if partition.is_leader and (partition.leader_epoch, broker.node_id) == (
+                state.leader_epoch,
+                state.leader,
+            ):
+                self._check_consumed(broker)
+
+    def _check_complete(self, broker: Broker) -> None:
+        key = (len(broker.contents), broker.seen, len(self.acknowledged))
+        if key == broker.verified:
+            return
+        broker.verified = key
+        contents, start = broker.contents, broker.log.log_start_offset
+        for value, offset in self.acknowledged.items():
+            if offset >= start and not (offset < len(contents) and _value(contents[offset]) == value):
+                raise ViolationError(f"I2: {broker.node_id} is eligible, and lacks what was acknowledged")
+
+    def _check_consumed(self, broker: Broker) -> None:
+        start, contents = broker.log.log_start_offset, broker.contents
+        if len(contents) < len(self.consumed):
+            raise ViolationError("I6: consumed records are gone")
+        for offset in range(start, len(self.consumed)):
+            value = self.consumed[offset]
+            if value is not None and _value(contents[offset]) != value:
+                raise ViolationError("I6: a consumed record has changed")
+
+    def check_producers(self) -> None:
+        """I9: what a log knows of its producers is what a replay of its batches gives."""
+        for broker in self.brokers.values():
+            if not broker.is_registered or broker.log.log_start_offset:
+                continue
+            self.look(broker)
+            states, position = ProducerStates(), 0
+            while position < len(broker.contents):
+                entry = broker.contents[position]
+                assert entry is not None
+                _, value, producer_id, sequence, _ = entry
+                count = self.sent[value][1]
+                states.note(producer_id, 0, sequence, position, position + count - 1, 1, 1)
+                position += count
+            if broker.log.producers != states and "R27-no-rebuild" not in mutants.ACTIVE:
+                raise ViolationError(f"I9: the producers of {broker.node_id} are not those of its log")
+
+    # --- healing ---------------------------------------------------------------------------------------
+
+    def heal(self) -> str | None:
+        """No more faults: everything must come together (L1), every producer get through (L2)."""
+        self.duplicates = self.losses = 0.0
+        for number in range(HEALING_ROUNDS):
+            self.now_ms += 1
+            for broker in self.brokers.values():
+                if not broker.is_up:
+                    broker.boot()
+                if not broker.is_registered:
+                    self.register(broker)
+            self._publish_all()
+            for broker in self.brokers.values():
+                self.unfence(broker.node_id)
+            self._publish_all()
+            for broker in self.brokers.values():
+                if broker.sync():
+                    self.acknowledge(broker)
+                self.fetch(broker)
+            self._retry_all()
+            messages, self.network = self.network, []
+            for message in messages:
+                self.deliver(message)
+            for broker in self.brokers.values():
+                if broker.leads:
+                    if number % 4 == 3:
+                        broker.partition.on_partition_changed(None)
+                    self.propose(broker, NEVER_MS)
+            self.check()
+            if self._is_whole():
+                return None
+        state = self.state
+        if state.leader < 0 and not state.isr and not state.elr and not self.fsync:
+            return None  # page cache lost the last complete replica: an operator must decide
+        return f"L1: no convergence after healing: {state}"
+
+    def _publish_all(self) -> None:
+        for broker in self.brokers.values():
+            if broker.replayed < self.image.metadata_offset:
+                self.publish(broker, len(self.images) - 1)
+
+    def _retry_all(self) -> None:
+        for producer in self.producers:
+            for value in producer.unacknowledged:
+                if self.state.leader > 0 and self.brokers[self.state.leader].leads:
+                    self.send("produce", self.state.leader, producer, value)
+
+    def _is_whole(self) -> bool:
+        state = self.state
+        leader = self.brokers.get(state.leader)
+        if leader is None or not leader.leads or len(state.isr) < len(BROKERS):
+            return False
+        end = leader.log.log_end_offset
+        start = max(broker.log.log_start_offset for broker in self.brokers.values())
+        are_equal = all(
+            broker.contents[start:] == leader.contents[start:] for broker in self.brokers.values()
+        )
+        gets_through = start > 0 or not any(one.unacknowledged for one in self.producers)
+        return are_equal and leader.partition.high_watermark == end and gets_through
+
+
+def _value(entry: Entry | None) -> int | None:
+    return None if entry is None else entry[1]
+
+
+def _asked(position: FetchPosition) -> dict[str, int]:
+    asked = position._asdict()
+    del asked["version"]
+    return asked

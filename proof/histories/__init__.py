@@ -1,0 +1,1 @@
+"""Histories of what clients did and saw, and their checkers."""

@@ -1,0 +1,1 @@
+"""Raft voters without network, clock or disk: schedules and random runs."""

@@ -1,0 +1,403 @@
+"""Random schedules for the Raft voters, judged by what must always hold (I11).
+
+``python -m proof.raft.fuzz --seeds 100`` (``--first``, ``--steps``)
+
+One schedule: messages delivered one by one, links cut and healed, processes killed, power lost, disks
+replaced, logs compacted, decisions made on stale states, reads asked for; at the end everything is healed.
+A seed replays exactly. What is checked, after each step or at the end:
+
+- one leader in each term; the term of a node never goes back, and it votes once in each
+- what took effect is the same everywhere, and never changes
+- logs that agree in one entry agree in all before it
+- what was acknowledged is there in the end, once; what was said to be undone is not
+- a read sees all that was acknowledged before it
+- in the end there is a leader, all voters vote, and all have the same state
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.raft.wall import LEADER
+from kafkalite.rng import Rng, seeded_rng
+from proof.raft.world import Link, Member, World
+
+SETTINGS = RaftSettings(
+    election_timeout_ms=500,
+    fetch_timeout_ms=1_000,
+    heartbeat_ms=100,
+    snapshot_min_bytes=3_000,
+    retained_entries=5,
+    append_bytes=400,  # several messages to catch up
+    chunk_bytes=700,
+)
+STEPS = 3_000
+
+
+class ViolationError(Exception):
+    pass
+
+
+@dataclass
+class Plan:
+    """How often what happens, in thousandths of a step."""
+
+    deliver: int = 550
+    tick: int = 295
+    propose: int = 90
+    stale: int = 4
+    read: int = 12
+    kill: int = 4
+    power: int = 2
+    wipe: int = 1
+    cut: int = 6
+    heal: int = 20
+    compact: int = 6
+    duplicate: int = 0
+    downtimes: Sequence[float] = (0.0, 0.01, 1.0, 3.0)
+
+
+CALM = Plan()
+HARSH = Plan(kill=8, power=4, wipe=2, cut=12, heal=24, duplicate=20, downtimes=(0.0, 0.01, 0.5, 1.5))
+
+
+@dataclass
+class Run:
+    """One schedule under way. Invariant: ``truth`` is every effect ever seen, in order."""
+
+    seed: int
+    count: int
+    plan: Plan
+    settings: RaftSettings
+    rng: Rng = field(init=False)
+    world: World = field(init=False)
+    truth: list[str] = field(default_factory=list)
+    leaders: dict[int, int] = field(default_factory=dict)
+    votes: dict[tuple[int, int], int] = field(default_factory=dict)
+    terms: dict[int, int] = field(default_factory=dict)
+    down_until: dict[int, float] = field(default_factory=dict)
+    recovering: set[int] = field(default_factory=set)
+    stats: Counter[str] = field(default_factory=Counter)
+    proposed: int = 0
+    steps_done: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = seeded_rng(self.seed)
+        self.world = World(self.count, self.rng, self.settings)
+
+    def run(self, steps: int) -> None:
+        """Raises ViolationError."""
+        actions = self._actions()
+        for _ in range(steps):
+            self.steps_done += 1
+            self.world.clock[0] += self.rng.random() * 0.008
+            self._start_those_due()
+            choice = self.rng.randrange(len(actions))
+            getattr(self, f"_{actions[choice]}")()
+            self._check()
+        self._heal_everything()
+        self._check_end()
+
+    def _actions(self) -> list[str]:
+        names = ("deliver", "tick", "propose", "stale", "read", "kill", "power", "wipe", "cut", "heal")
+        weights = {name: getattr(self.plan, name) for name in (*names, "compact", "duplicate")}
+        return [name for name, weight in weights.items() for _ in range(weight)]
+
+    def _pick(self) -> Member | None:
+        up = list(self.world.up)
+        return self.world.up[up[self.rng.randrange(len(up))]] if up else None
+
+    def _pick_link(self) -> tuple[tuple[int, int], Link] | None:
+        loaded = [(ends, link) for ends, link in self.world.links.items() if link.queue]
+        return loaded[self.rng.randrange(len(loaded))] if loaded else None
+
+    # --- what may happen -------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        picked = self._pick_link()
+        if picked is not None:
+            self.world.deliver(*picked[0], 1 + self.rng.randrange(3))
+
+    def _duplicate(self) -> None:
+        """Harsher than any connection: a message again, or too late."""
+        picked = self._pick_link()
+        if picked is not None:
+            queue = picked[1].queue
+            message = queue[self.rng.randrange(len(queue))]
+            if self.rng.randrange(2):
+                queue.remove(message)
+            queue.insert(self.rng.randrange(len(queue) + 1), message)
+
+    def _tick(self) -> None:
+        member = self._pick()
+        if member is not None:
+            member.tick()
+
+    def _propose(self) -> None:
+        for member in list(self.world.up.values()):
+            if member.is_leader:
+                for _ in range(1 + self.rng.randrange(4)):
+                    self.proposed += 1
+                    padding = "x" * (0, 0, 150)[self.rng.randrange(3)]
+                    member.propose(f"{self.proposed} {padding}")
+                    if self.rng.randrange(2):
+                        member.tick()
+
+    def _stale(self) -> None:
+        """Somebody decides on a state that was."""
+        member = self._pick()
+        if member is not None and member.is_leader:
+            self.proposed += 1
+            member.propose(f"{self.proposed} stale", after_offset=self.rng.randrange(member.offset + 1))
+            self.stats["stale"] += 1
+
+    def _read(self) -> None:
+        member = next((member for member in self.world.up.values() if member.is_leader), None)
+        if member is None:
+            return
+        known = max(self.world.acked.values(), default=0)
+
+        def on_answer(is_current: bool) -> None:
+            if is_current:
+                self.stats["reads"] += 1
+                if member.offset < known:
+                    raise ViolationError(
+                        f"node {member.node_id} reads at {member.offset}, {known} was acknowledged"
+                    )
+
+        member.node.read_index(on_answer)
+
+    def _kill(self) -> None:
+        member = self._pick()
+        if member is not None:
+            self.world.kill(member.node_id)
+            self._leave_down(member.node_id)
+
+    def _power(self) -> None:
+        member = self._pick()
+        if member is not None:
+            self.world.lose_power(member.node_id)
+            self._leave_down(member.node_id)
+
+    def _wipe(self) -> None:
+        """One disk at a time: not before the last one that was replaced votes again."""
+        member = self._pick()
+        if member is None or self.recovering - {member.node_id}:
+            return
+        i = member.node_id
+        self.world.wipe(i)
+        self.recovering.add(i)
+        for vote in [key for key in self.votes if key[0] == i]:
+            del self.votes[vote]
+        self.terms.pop(i, None)
+        self._leave_down(i)
+        self.stats["wiped"] += 1
+
+    def _leave_down(self, i: int) -> None:
+        downtimes = self.plan.downtimes
+        self.down_until[i] = self.world.clock[0] + downtimes[self.rng.randrange(len(downtimes))]
+        self.stats["killed"] += 1
+
+    def _start_those_due(self) -> None:
+        for i, until in list(self.down_until.items()):
+            if until < self.world.clock[0]:
+                del self.down_until[i]
+                self.world.restart(i)
+
+    def _cut(self) -> None:
+        a = 1 + self.rng.randrange(self.count)
+        b = 1 + self.rng.randrange(self.count)
+        if a != b and (a, b) not in self.world.cut:
+            self.world.unlink(a, b)
+            self.stats["cut"] += 1
+
+    def _heal(self) -> None:
+        cut = sorted(self.world.cut)
+        if cut:
+            self.world.link(*cut[self.rng.randrange(len(cut))])
+
+    def _compact(self) -> None:
+        member = self._pick()
+        if member is not None and member.index > 2:
+            member.take_snapshot()
+            self.stats["compacted"] += 1
+
+    # --- what must hold --------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.world.failures:
+            node_id, error = self.world.failures[0]
+            raise ViolationError(f"node {node_id} failed: {error!r}") from error
+        for i, member in self.world.up.items():
+            self._check_term(i, member)
+            self._check_effects(i, member)
+            if member.is_leader:
+                self._check_matches(i, member)
+            if i in self.recovering and _votes(member):
+                self.recovering.discard(i)
+        if self.rng.randrange(50) == 0:
+            self._check_logs()
+
+    def _check_term(self, i: int, member: Member) -> None:
+        wall, term = member.node.wall, member.term
+        if wall.raft_state() == LEADER and self.leaders.setdefault(term, i) != i:
+            raise ViolationError(f"nodes {self.leaders[term]} and {i} lead in term {term}")
+        if term < self.terms.get(i, 0):
+            raise ViolationError(f"node {i} went back from term {self.terms[i]} to {term}")
+        self.terms[i] = term
+        vote = wall.voted_for()
+        if vote is not None and self.votes.setdefault((i, term), vote) != vote:
+            raise ViolationError(f"node {i} voted for {self.votes[i, term]} and {vote} in term {term}")
+
+    def _check_matches(self, i: int, leader: Member) -> None:
+        """What a leader counts on a follower's disk is there."""
+        for peer, (match, _) in leader.node.wall.matches().items():
+            follower = self.world.up.get(peer)
+            if follower is None or follower.term != leader.term or match == 0:
+                continue
+            entry, own = follower.node.journal.entry(match), leader.node.journal.entry(match)
+            if match > follower.node.journal.last_index or (entry and own and entry[2] != own[2]):
+                raise ViolationError(f"leader {i} counts entry {match} on node {peer}, which has it not")
+
+    def _check_effects(self, i: int, member: Member) -> None:
+        known = min(len(self.truth), member.seen_to)
+        names, base = member.values, len(member.snapshot_values)
+        if member.fresh_snapshot:
+            member.fresh_snapshot = False
+            if member.snapshot_values[: len(self.truth)] != self.truth[:base]:
+                raise ViolationError(f"the snapshot of node {i} differs from what took effect")
+            self.truth.extend(member.snapshot_values[len(self.truth) :])
+            known = base
+        for at in range(max(known, base), base + len(names)):
+            name = names[at - base][1]
+            if at == len(self.truth):
+                self.truth.append(name)
+            elif self.truth[at] != name:
+                raise ViolationError(f"effect {at} is {self.truth[at][:9]!r}, and on node {i} {name[:9]!r}")
+        member.seen_to = base + len(names)
+
+    def _check_logs(self) -> None:
+        logs = {
+            i: {entry[1]: entry for entry in member.node.journal[:]} for i, member in self.world.up.items()
+        }
+        for a in logs:
+            for b in logs:
+                agree = False
+                for index in sorted(logs[a].keys() & logs[b].keys(), reverse=True) if a < b else ():
+                    agree = agree or logs[a][index][2] == logs[b][index][2]
+                    if agree and logs[a][index] != logs[b][index]:
+                        raise ViolationError(f"the logs of {a} and {b} agree behind {index}, and not there")
+
+    def _heal_everything(self) -> None:
+        world = self.world
+        for i in world.ids:
+            if i not in world.up:
+                world.start(i)
+        world.cut.clear()
+        world.link_all()
+        for _ in range(1_500):
+            world.clock[0] += 0.005
+            for i in world.ids:
+                world.up[i].runner.hand_loop.run()
+            for a, b in list(world.links):
+                world.deliver(a, b)
+            self._check()
+            if self._is_settled():
+                return
+
+    def _is_settled(self) -> bool:
+        members = list(self.world.up.values())
+        leader = next((member for member in members if member.leader[0] == member.node_id), None)
+        if leader is None or not all(_votes(member) for member in members):
+            return False
+        last = leader.node.journal.last_index
+        return all(member.index == last and member.node.journal.last_index == last for member in members)
+
+    def _check_end(self) -> None:
+        if not self._is_settled():
+            state = [(member.leader, member.index, _votes(member)) for member in self.world.up.values()]
+            raise ViolationError(f"does not settle: {state}")
+        for i, member in self.world.up.items():
+            if member.names != self.truth:
+                raise ViolationError(f"node {i} has not the state of the others")
+        if len(set(self.truth)) != len(self.truth):
+            raise ViolationError("something took effect twice")
+        present = set(self.truth)
+        lost = [name for name in self.world.acked if name not in present]
+        if lost:
+            raise ViolationError(f"{len(lost)} acknowledged entries are lost, among them {lost[0][:9]!r}")
+        undone = [
+            name
+            for name, outcome in self.world.outcomes.items()
+            if name in present and name not in self.world.acked and outcome is not None
+        ]
+        if undone:
+            raise ViolationError(f"{undone[0][:9]!r} was said to be void and took effect")
+        self.stats["acked"] += len(self.world.acked)
+        self.stats["elections"] += len(self.leaders)
+
+
+def _votes(member: Member) -> bool:
+    return member.failure is None and not member.node.wall.abstains()
+
+
+def run_raft_seed(
+    seed: int,
+    *,
+    steps: int = STEPS,
+    count: int = 3,
+    plan: Plan = CALM,
+    is_prevote_used: bool = True,
+    stats: Counter[str] | None = None,
+) -> str | None:
+    """Run one schedule; returns what was violated, or None."""
+    run = Run(seed, count, plan, replace(SETTINGS, is_prevote_used=is_prevote_used))
+    try:
+        run.run(steps)
+    except ViolationError as violation:
+        return f"{violation} (seed {seed}, step {run.steps_done})"
+    finally:
+        if stats is not None:
+            stats.update(run.stats)
+    return None
+
+
+def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None = None) -> str | None:
+    """Like ``run_raft_seed``, in one of several moods."""
+    plan = HARSH if seed % 2 else CALM
+    count = 5 if seed % 5 == 0 else 3
+    if seed % 17 == 0:
+        count = 1 + seed % 2
+        plan = replace(plan, wipe=0)  # nobody else would have what is lost
+    return run_raft_seed(
+        seed, steps=steps, count=count, plan=plan, is_prevote_used=seed % 3 != 0, stats=stats
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m proof.raft.fuzz")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    stats: Counter[str] = Counter()
+    begun, bad = time.monotonic(), 0
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        violation = run_varied_seed(seed, steps=arguments.steps, stats=stats)
+        if violation is not None:
+            bad += 1
+            print(violation, flush=True)  # noqa: T201
+    spent = time.monotonic() - begun
+    print(f"{arguments.seeds} schedules, {bad} violations, {spent:.1f} s; {dict(stats)}")  # noqa: T201
+    raise SystemExit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

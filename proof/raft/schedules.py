@@ -1,0 +1,481 @@
+"""The schedules by which Raft as shipped loses data, one by one, and those against rules of our own.
+
+Each plays a history on a ``World`` by hand and returns what was violated, or None. ``DIRECTED`` names the
+schedule that finds each mutant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from kafkalite.errors import LogOfflineError
+from kafkalite.raft.raft_messages import Message
+from kafkalite.rng import seeded_rng
+from proof.mutants import without
+from proof.raft.world import DIRECTORY, STILL, World
+
+Schedule = Callable[[], str | None]
+
+
+def _world(count: int = 3, **settings: Any) -> World:
+    """A founded cluster, lead by node 1 in term 1."""
+    world = World(count, seeded_rng(1), replace(STILL, retained_entries=0, **settings))
+    world.found()
+    return world
+
+
+def _two_leaders(world: World) -> str | None:
+    terms = [term for _, term in world.leaders()]
+    return f"leaders (node, term): {world.leaders()}" if len(set(terms)) < len(terms) else None
+
+
+def _lost(world: World, i: int) -> str | None:
+    lost = [name for name in world.acked if name not in world.names(i)]
+    return f"acknowledged and lost: {lost}" if lost else None
+
+
+def s1_a_voter_that_restarts_votes_again() -> str | None:
+    world = _world()
+    world.unlink(2, 3)
+    world.elect(2)
+    world.deliver(2, 1)
+    world.deliver(1, 2)
+    world.lose_power(1)
+    world.start(1)
+    world.unlink(1, 2)
+    world.link(1, 3)
+    world.elect(3)
+    world.deliver(3, 1)
+    world.deliver(1, 3)
+    return _two_leaders(world)
+
+
+def s2_a_leader_whose_disk_is_full_steps_aside() -> str | None:
+    world = _world()
+    world.unlink(1, 3)
+    world.elect(3)
+    world.link(1, 3)
+    world.disks[1].capacity_bytes = 0
+    term = world.up[3].term
+    world.inject(3, 1, {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 1})
+    world.deliver(3, 2)
+    world.deliver(2, 3)
+    if not isinstance(world.up[1].failure, LogOfflineError):
+        return f"node 1 goes on with a full disk: {world.up[1].failure!r}"
+    return _two_leaders(world)
+
+
+def s3_a_kill_between_snapshot_and_compaction_keeps_the_tail() -> str | None:
+    world = _world(1)
+    world.propose(1, [f"a{n}" for n in range(50)])
+    world.settle()
+    world.up[1].node.journal.compact = lambda first_index: None  # type: ignore[method-assign]
+    world.up[1].take_snapshot()
+    world.settle()
+    world.propose(1, [f"b{n}" for n in range(30)])
+    world.settle()
+    world.lose_power(1)
+    world.start(1)
+    world.settle()
+    return _lost(world, 1) if len(world.acked) == 80 else "nothing was acknowledged"
+
+
+def s4_a_kill_within_compaction_keeps_the_log() -> str | None:
+    world = _world(1)
+    world.propose(1, [f"a{n}" for n in range(50)])
+    world.settle()
+    disk = world.disks[1]
+    rename = disk.rename
+
+    def die(old: str, new: str) -> None:
+        if new.endswith("raft.log"):
+            raise OSError(5, "the machine is gone")
+        rename(old, new)
+
+    disk.rename = die  # type: ignore[method-assign]
+    world.up[1].take_snapshot()
+    world.settle()
+    disk.rename = rename  # type: ignore[method-assign]
+    world.lose_power(1)
+    world.start(1)
+    world.settle()
+    return _lost(world, 1) if len(world.acked) == 50 else "nothing was acknowledged"
+
+
+def s5_an_answer_on_its_way_cuts_nothing() -> str | None:
+    """The leader hears of the first of many appends; what it sends again must not cut the follower's log."""
+    world = _world(append_bytes=1_000)
+    world.isolate(3)
+    for n in range(6):
+        world.propose(1, [f"{n}" + "x" * 600])
+        world.heartbeat(1)
+    world.deliver(1, 2)
+    for _ in range(len(world.pending(2, 1))):
+        world.deliver(2, 1, 1)
+        world.heartbeat(1)
+    world.tick(1)
+    acked, lowest = len(world.acked), world.up[2].log()[-1]
+    while world.pending(1, 2):
+        world.deliver(1, 2, 1)
+        lowest = min(lowest, world.up[2].log()[-1])
+    if acked != 6:
+        return f"only {acked} were acknowledged"
+    return None if lowest == world.up[2].log()[-1] else f"the follower's log went back to {lowest}"
+
+
+def s5b_an_old_append_cuts_nothing() -> str | None:
+    """The same, played to the loss: an append of long ago arrives once more, and the leader dies."""
+    world = _world()
+    world.isolate(3)
+    world.propose(1, ["0"])
+    old = world.pending(1, 2)[-1]
+    world.propose(1, ["1", "2", "3"])
+    world.settle(1, 2)
+    if len(world.acked) != 4:
+        return f"only {len(world.acked)} were acknowledged"
+    world.inject(1, 2, old)
+    world.kill(1)
+    world.restart(2)
+    world.link(2, 3)
+    world.elect(2)
+    world.settle(2, 3)
+    return _lost(world, 2)
+
+
+def s7_a_damaged_snapshot_is_not_acknowledged() -> str | None:
+    world = _world()
+    world.isolate(1)
+    world.propose(1, [f"divergent{n}" for n in range(30)])
+    world.elect(2)
+    world.settle(2, 3)
+    world.propose(2, [f"good{n}" for n in range(5)])
+    world.settle(2, 3)
+    world.unlink(2, 3)
+    world.up[2].take_snapshot()
+    world.tick(2)
+    world.propose(2, ["new0", "new1"])
+    world.link(1, 2)
+    world.up[2].node.wall.send_snapshot_to(1)
+    world.heartbeat(2)
+    pieces = [message for message in world.pending(2, 1) if message.get("serialized")]
+    world.forget(2, 1)
+    for piece in pieces:
+        data, is_first, is_last = piece["serialized"]
+        middle = len(data) // 2
+        rotten = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+        world.inject(2, 1, {**piece, "serialized": (rotten, is_first, is_last)})
+    world.deliver(1, 2)
+    world.tick(2)
+    if not pieces:
+        return "no snapshot was sent"
+    return "acknowledged with one copy" if "new0" in world.acked else None
+
+
+def s8_an_acknowledgement_of_another_term_does_not_count() -> str | None:
+    world = _world(5)
+    for i in (3, 4, 5):
+        world.unlink(1, i)
+    world.propose(1, [f"old{n}" for n in range(20)])
+    world.deliver(1, 2)
+    late = world.pending(2, 1)
+    world.isolate(2)
+    world.elect(3)
+    world.settle(3, 4, 5)
+    for i in (3, 4, 5):
+        world.link(1, i)
+    world.settle(1, 3, 4, 5)
+    for i in (1, 4, 5):
+        world.unlink(3, i)
+    world.elect(1)
+    world.settle(1, 4, 5)
+    world.unlink(1, 5)
+    world.link(1, 2)
+    world.forget(1, 2)
+    world.propose(1, [f"new{n}" for n in range(3)])
+    for message in late:  # an answer to something sent since the link began, but for its term
+        world.inject(2, 1, {**message, "seq": world.up[1].node.wall.last_append_seq(2)})
+    for _ in range(3):
+        world.deliver(1, 4)
+        world.deliver(4, 1)
+        world.tick(1)
+    return f"acknowledged with 2 copies of 5: {world.acked}" if world.acked else None
+
+
+def s9_a_vote_counts_once() -> str | None:
+    world = _world(5)
+    world.isolate(1)
+    world.elect(2)
+    world.deliver(2, 3)
+    (vote,) = [message for message in world.pending(3, 2) if message["type"] == "response_vote"]
+    world.inject(3, 2, dict(vote))
+    world.inject(3, 2, dict(vote))
+    return "elected by two of five" if world.up[2].is_leader else None
+
+
+def s11_what_is_committed_is_not_taken_from_memory() -> str | None:
+    """All disks lose the same tail, as a power cut without syncs would do: a leader must not commit alone."""
+    world = _world()
+    before = {i: dict(world.disks[i].tree()) for i in world.ids}
+    world.propose(1, [f"a{n}" for n in range(20)])
+    world.settle()
+    for i in world.ids:
+        world.kill(i)
+        world.disks[i] = world.disks[i].from_tree(before[i], [f"/{DIRECTORY}"])
+    for i in world.ids:
+        world.start(i)
+    world.link_all()
+    world.elect(2)
+    world.deliver(2, 1)
+    world.deliver(1, 2)
+    world.isolate(2)
+    world.propose(2, ["alone"])
+    world.tick(2)
+    return "acknowledged alone" if "alone" in world.acked else None
+
+
+def _replaced_disk(world: World) -> None:
+    """``precious`` is on nodes 1 and 2 when node 2's disk is replaced."""
+    world.isolate(3)
+    world.propose(1, ["precious"])
+    world.settle(1, 2)
+    assert "precious" in world.acked
+    world.wipe(2)
+    world.start(2)
+
+
+def s13_a_new_disk_does_not_vote() -> str | None:
+    world = _world()
+    _replaced_disk(world)
+    world.kill(1)
+    world.link(2, 3)
+    world.elect(3)
+    world.settle(2, 3)
+    return f"node 3 leads without it: {world.names(3)}" if world.up[3].is_leader else None
+
+
+def s13b_a_new_disk_votes_again_when_it_has_everything() -> str | None:
+    world = _world()
+    _replaced_disk(world)
+    world.link(1, 3)
+    world.link(2, 3)
+    world.link(1, 2)
+    for _ in range(4):
+        world.settle()
+        world.clock[0] += 2 * STILL.election_timeout_ms / 1000
+    if world.up[2].node.wall.abstains():
+        return "it abstains for ever"
+    vote = world.up[2].node.journal.getVotedForNodeId()
+    world.isolate(1)
+    world.elect(2)
+    world.settle(2, 3)
+    if not world.up[2].is_leader or world.names(2) != ["precious"]:
+        return f"leaders {world.leaders()}, its state {world.names(2)}"
+    return None if vote == -1 else f"it could vote a second time in its term: {vote}"
+
+
+def s14_nobody_injects_commands() -> str | None:
+    import msgpack
+
+    world = _world()
+    refused = world.up[1].node.transport.refused_count
+    for command in (b"\x02membership", b"\x03version", b"\x00command"):
+        world.inject(2, 1, msgpack.packb({"type": "apply_command", "command": command}))
+        world.inject(2, 1, msgpack.packb([14, command]))
+        world.inject(2, 1, msgpack.packb([1, 1, 2, 99, 2, 1, [[command, 3, 1], [b"\x02", 4, 1]]]))
+    world.settle()
+    if world.up[1].node.transport.refused_count != refused + 9:
+        return "something was taken"
+    return None if [len(member.log()) for member in world.up.values()] == [2, 2, 2] else "the log has grown"
+
+
+def s16_a_late_answer_does_not_roll_back_the_state() -> str | None:
+    world = _world()
+    world.propose(1, [f"a{n}" for n in range(10)])
+    world.settle()
+    world.up[1].take_snapshot()
+    world.tick(1)
+    world.isolate(3)
+    world.propose(1, [f"b{n}" for n in range(5)])
+    world.settle(1, 2)
+    top, acked = world.up[2].log()[-1], len(world.acked)
+    world.forget(1, 2)
+    answer: Message = {"type": "next_node_idx", "next_node_idx": 2, "reset": True, "success": False}
+    answer |= {"stamp": 1, "counts": True, "seq": world.up[1].node.wall.last_append_seq(2)}
+    world.inject(2, 1, answer)
+    world.heartbeat(1)
+    pieces = [message for message in world.pending(1, 2) if message.get("serialized")]
+    for piece in pieces:
+        world.inject(1, 2, piece)
+    if acked != 15 or not pieces:
+        return f"{acked} acknowledged, {len(pieces)} pieces sent"
+    if world.up[2].log()[-1] < top or len(world.names(2)) < acked:
+        return f"log from {top} back to {world.up[2].log()[-1]}, {len(world.names(2))} of {acked} effects"
+    return None
+
+
+def s16b_a_snapshot_from_before_the_acknowledged_end_cuts_nothing() -> str | None:
+    """The follower has acknowledged more than the snapshot holds, though it has not heard of the commit."""
+    world = _world()
+    world.propose(1, [f"a{n}" for n in range(10)])
+    world.settle(1, 3)
+    world.up[1].take_snapshot()
+    world.tick(1)
+    world.isolate(3)
+    world.up[1].node.wall.enter()
+    world.settle(1, 2, rounds=1)
+    world.propose(1, [f"b{n}" for n in range(5)])
+    for _ in range(3):
+        world.deliver(1, 2)
+        world.deliver(2, 1)
+        world.tick(1)
+    top = world.up[2].log()[-1]
+    world.forget(1, 2)
+    world.up[1].node.wall.send_snapshot_to(2)
+    world.heartbeat(1)
+    world.deliver(1, 2)
+    return (
+        None if world.up[2].log()[-1] >= top else f"the log went back from {top} to {world.up[2].log()[-1]}"
+    )
+
+
+def s17_a_piece_of_a_snapshot_commits_nothing() -> str | None:
+    world = _world(chunk_bytes=100)
+    world.isolate(1)
+    world.propose(1, [f"never{n}" for n in range(5)])
+    world.elect(2)
+    world.settle(2, 3)
+    world.propose(2, [f"good{n}" for n in range(20)])
+    world.settle(2, 3)
+    world.up[2].take_snapshot()
+    world.tick(2)
+    world.link(1, 2)
+    world.forget(2, 1)
+    world.up[2].node.wall.send_snapshot_to(1)
+    world.heartbeat(2)
+    world.deliver(2, 1, 1)
+    world.tick(1)
+    wrong = [name for name in (*world.acked, *world.names(1)) if name.startswith("never")]
+    return f"took effect without a commit: {wrong}" if wrong else None
+
+
+def s18_a_new_disk_does_not_count() -> str | None:
+    """A deposed leader finds a voter that has forgotten the election it was deposed by."""
+    world = _world()
+    world.isolate(1)
+    world.elect(3)
+    world.settle(2, 3)
+    world.propose(3, ["committed"])
+    world.settle(2, 3)
+    assert "committed" in world.acked
+    world.wipe(2)
+    world.unlink(2, 3)
+    world.start(2)
+    world.link(1, 2)
+    world.propose(1, ["conflicting"])
+    world.settle(1, 2)
+    return "two entries are committed at one place" if "conflicting" in world.acked else None
+
+
+def s19_what_a_lost_disk_acknowledged_does_not_count() -> str | None:
+    world = _world(5)
+    for i in (3, 4, 5):
+        world.unlink(1, i)
+    world.propose(1, ["x"])
+    world.settle(1, 2)
+    world.wipe(2)
+    world.start(2)
+    world.link(1, 2)
+    match, last = world.up[1].node.wall.matches()[2][0], world.up[2].node.journal.last_index
+    return None if match <= last else f"the leader counts {match} on a log that ends at {last}"
+
+
+def s20_an_entry_decided_on_another_state_is_void() -> str | None:
+    world = _world()
+    world.propose(1, ["first"])
+    world.settle()
+    offset = world.up[1].offset
+    world.up[1].propose("second", after_offset=offset)
+    world.up[1].propose("late", after_offset=offset)
+    world.settle()
+    names = [world.names(i) for i in world.ids]
+    return None if names == [["first", "second"]] * 3 and "late" not in world.acked else f"effects {names}"
+
+
+def s21_a_deposed_leader_does_not_read() -> str | None:
+    world = _world()
+    world.isolate(1)
+    world.elect(2)
+    world.settle(2, 3)
+    world.propose(2, ["new"])
+    world.settle(2, 3)
+    answers: list[bool] = []
+    world.up[1].node.read_index(answers.append)
+    world.tick(1)
+    return "it read, and had not seen what was acknowledged" if answers == [True] else None
+
+
+def s22_nothing_is_acknowledged_before_it_is_on_disk() -> str | None:
+    world = _world()
+    world.isolate(3)
+    synced = [world.disks[i].sync_count for i in (1, 2)]
+    world.propose(1, ["a"])
+    world.deliver(1, 2)
+    acks = [
+        message
+        for message in world.pending(2, 1)
+        if message["type"] == "next_node_idx" and message["success"]
+    ]
+    if acks and world.disks[2].sync_count == synced[1]:
+        return "acknowledged without a sync"
+    world.deliver(2, 1)
+    world.tick(1)
+    if "a" not in world.acked:
+        return "not acknowledged"
+    return "counted by the leader without a sync" if world.disks[1].sync_count == synced[0] else None
+
+
+def s23_pre_vote_leaves_a_leader_alone() -> str | None:
+    """A node that was cut off does not depose the leader when it comes back."""
+    world = _world()
+    world.isolate(3)
+    for _ in range(5):
+        world.clock[0] += 3 * STILL.election_timeout_ms / 1000
+        world.tick(3)
+        world.settle(1, 2, rounds=2)
+    world.link(1, 3)
+    world.link(2, 3)
+    world.settle()
+    return None if world.leaders() == [(1, 1)] else f"leaders (node, term): {world.leaders()}"
+
+
+SCHEDULES: Final[dict[str, Schedule]] = {
+    name: value for name, value in list(globals().items()) if name[0] == "s" and name[1].isdigit()
+}
+
+DIRECTED: Final[dict[str, Schedule]] = {
+    "RAFT-ack-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
+    "RAFT-ack-unstamped": s8_an_acknowledgement_of_another_term_does_not_count,
+    "RAFT-commit-unclamped": s17_a_piece_of_a_snapshot_commits_nothing,
+    "RAFT-fresh-acks": s18_a_new_disk_does_not_count,
+    "RAFT-fresh-votes": s13_a_new_disk_does_not_vote,
+    "RAFT-leader-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
+    "RAFT-match-kept": s19_what_a_lost_disk_acknowledged_does_not_count,
+    "RAFT-no-compare": s20_an_entry_decided_on_another_state_is_void,
+    "RAFT-read-unconfirmed": s21_a_deposed_leader_does_not_read,
+    "RAFT-stale-snapshot": s16_a_late_answer_does_not_roll_back_the_state,
+    "RAFT-tail-dropped": s3_a_kill_between_snapshot_and_compaction_keeps_the_tail,
+    "RAFT-truncate-overlap": s5b_an_old_append_cuts_nothing,
+    "RAFT-vote-forgotten": s1_a_voter_that_restarts_votes_again,
+    "RAFT-vote-twice": s9_a_vote_counts_once,
+}
+
+
+def finds(mutant: str) -> str | None:
+    """What the schedule for this mutant says when its rule is gone."""
+    with without(mutant):
+        try:
+            return DIRECTED[mutant]()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"

@@ -1,0 +1,110 @@
+"""I3 and I6 for logs that each replica compacts on its own: by record, for their batches differ.
+
+Compaction may take a record away, but never put another one in its place, nor move it. That nothing that
+counts was taken away is seen at rest: what a coordinator knows is what every replica's log tells
+(``Coordination``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kafkalite.errors import KafkaliteError
+from kafkalite.model import TopicPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.header import BatchHeader, parse_header, total_length
+from kafkalite.testing.sim.simulation import Violation
+
+READ_BYTES = 1 << 20
+
+
+class Told(NamedTuple):
+    """One record, as a log tells it."""
+
+    offset: int
+    leader_epoch: int
+    content: int  #: a hash of key and value
+
+
+class CompactedLogs:
+    """What has been seen in any replica of any such partition."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, int, int], int] = {}
+        self._committed: dict[tuple[Any, int], Told] = {}
+
+    def check(self, where: str, key: Any, batch: RecordBatch) -> list[Told]:
+        """I3. Returns the batch's records. Raises Violation."""
+        header = batch.header
+        if header.is_control:  # a marker, or what compaction has left of removed records
+            return []
+        columns = batch.columns()
+        keys = columns.keys or [None] * header.record_count
+        found: list[Told] = []
+        for number, record in enumerate(zip(keys, columns.values, strict=True)):
+            told = Told(header.base_offset + number, header.leader_epoch, hash(record))
+            if self._seen.setdefault((key, *told[:2]), told.content) != told.content:
+                raise Violation(
+                    "I3",
+                    f"{where}: offset {told.offset} of epoch {told.leader_epoch} is another record than"
+                    " elsewhere",
+                )
+            found.append(told)
+        return found
+
+    def check_committed(self, where: str, key: Any, told: Told) -> None:
+        """I6, of a record below a high watermark. Raises Violation."""
+        known = self._committed.setdefault((key, told.offset), told)
+        if known != told:
+            raise Violation(
+                "I6",
+                f"{where}: offset {told.offset} is of epoch {told.leader_epoch}, and another record of epoch"
+                f" {known.leader_epoch} was committed there",
+            )
+
+
+def read_buffers(log: Any, start: int, end: int) -> Iterator[tuple[memoryview, int]]:
+    """(buffer, position) of each batch in [start, end); ends early at what can't be read."""
+    offset = start
+    while offset < end:
+        try:
+            chunk = log.read(offset, max_bytes=READ_BYTES, up_to=end)
+        except KafkaliteError:
+            return
+        if not chunk.size_bytes:
+            return
+        for buffer in chunk.buffers:
+            position = 0
+            while position < len(buffer):
+                yield buffer, position
+                position += total_length(buffer, position)
+        offset = chunk.next_offset
+
+
+def read_headers(log: Any, start: int, end: int) -> Iterator[BatchHeader]:
+    """The headers of all batches in [start, end)."""
+    for buffer, position in read_buffers(log, start, end):
+        yield parse_header(buffer, position)
+
+
+def read_batches(log: Any, start: int, end: int) -> Iterator[RecordBatch]:
+    """All batches in [start, end)."""
+    for buffer, position in read_buffers(log, start, end):
+        yield RecordBatch(buffer[position : position + total_length(buffer, position)])
+
+
+def replayed(machine: Any, hosted: Any, now: Any) -> Any:
+    """``machine`` after all that is in the log of ``hosted``, from its start to its end."""
+    from kafkalite.broker.coordination.loader import replay_batches
+
+    log = hosted.log
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        chunk = log.read(offset, max_bytes=READ_BYTES, up_to=log.log_end_offset)
+        assert chunk.next_offset > offset, f"{TopicPartition(*hosted.key)} has nothing at {offset}"
+        for buffer in chunk.buffers:
+            replay_batches(machine, buffer, now)
+        offset = chunk.next_offset
+    machine.on_loaded(now)
+    return machine

@@ -1,0 +1,394 @@
+"""Groups and transactions in a simulated cluster: the programs that use them, and what must hold of them.
+
+Checked while things break: no partition is owned by two members (R38). When all is healed: every group is
+stable and every partition owned once (L3), no transaction is open and nothing is held back from readers (L4).
+At the end: transactions are whole, the exactly-once job made one record of each, and every record of the load
+was read by its group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from kafkalite.broker.coordination.internal_topics import GROUP, KINDS, TRANSACTION
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.errors import KafkaliteError
+from kafkalite.groups.group import STABLE
+from kafkalite.model import TopicPartition
+from kafkalite.testing.sim.simulation import Violation
+from proof.histories.transaction_history import (
+    Place,
+    TransactionHistory,
+    TransformHistory,
+    check_transactions,
+    check_transform,
+)
+from proof.sim.compacted_logs import replayed
+from proof.sim.group_clients import JOBS, LEDGER, OUTPUT, READERS, WATCHED, WATCHERS, make_clients
+from proof.sim.nodes import SimNode
+from proof.sim.workload import CLIENT_SETTINGS, Client, Workload
+
+READ_PATIENCE_MS: Final = 5_000
+
+
+class Holder(NamedTuple):
+    """Who believes to hold a partition."""
+
+    client: str
+    member_id: str
+    consumer: Consumer
+
+
+class Coordination:
+    """What all such programs of a run share."""
+
+    def __init__(self, workload: Workload, nodes: Sequence[SimNode]) -> None:
+        self.workload = workload
+        self.nodes = nodes
+        self.transactions = TransactionHistory()
+        self.processed: set[tuple[str, int, int]] = set()  #: what the readers' group was given
+        self.output_partitions = 2
+        self.ledger_partitions = 2
+        self.is_over = False
+        self.on_decided: Callable[[], None] = lambda: None  #: a client was told that it is committed
+        self._epochs: dict[TopicPartition, int] = {}  # the latest coordinator of each partition
+        #: What was committed once, and does not go back: offsets, epochs of groups and of members.
+        self._reached: dict[tuple[Any, ...], int] = {}
+        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  #: as the clients believe
+        self.clients: list[Client] = make_clients(self, workload)
+
+    @property
+    def written(self) -> list[TopicPartition]:
+        """What transactions write to, in order."""
+        return [
+            *(TopicPartition(OUTPUT, number) for number in range(self.output_partitions)),
+            *(TopicPartition(LEDGER, number) for number in range(self.ledger_partitions)),
+        ]
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.clients)
+
+    def start(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    async def create_topics(self, replication_factor: int, configs: dict[str, str]) -> None:
+        """On the client host it is called on."""
+        settings: dict[str, Any] = CLIENT_SETTINGS | {"default_api_timeout_ms": 20_000}
+        rng = self.workload.simulation.rng("admin of groups")
+        count = self.nodes[0].settings["offsets_topic_num_partitions"]
+        self.workload.coordinator_keys = [
+            TopicPartition(topic, number) for topic in KINDS for number in range(count)
+        ]
+        async with Admin(self.workload.bootstrap, rng=rng, **settings) as admin:
+            for topic, partitions in ((OUTPUT, self.output_partitions), (LEDGER, self.ledger_partitions)):
+                await admin.create_topic(topic, partitions, replication_factor, configs=configs)
+
+    # --- what clients tell
+
+    def on_assigned(self, client: str, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """A member has taken partitions. Nobody who is a member too may believe to hold them."""
+        group_id = consumer.config.group_id
+        assert group_id is not None
+        member_id = consumer.group_metadata().member_id
+        for tp in partitions:
+            holder = self._holders.get((group_id, tp))
+            if holder is not None and holder.member_id != member_id and self._holds(group_id, holder):
+                self.workload.simulation.violate(
+                    Violation(
+                        "D1", f"{client} was given {tp} of {group_id}, which {holder.client} still holds"
+                    )
+                )
+            self._holders[group_id, tp] = Holder(client, member_id, consumer)
+        self.workload.simulation.probe("assigned")
+
+    def on_given_back(self, client: str, partitions: Sequence[TopicPartition]) -> None:
+        """It holds them no more."""
+        for key in [key for key, holder in self._holders.items() if holder.client == client]:
+            if key[1] in partitions:
+                del self._holders[key]
+                self.workload.simulation.probe("given-back")
+
+    def forget(self, client: str) -> None:
+        """It is gone, or begins anew."""
+        for key in [key for key, holder in self._holders.items() if holder.client == client]:
+            del self._holders[key]
+
+    def forget_host(self, name: str) -> None:
+        """All of a host is gone."""
+        for key in [key for key, holder in self._holders.items() if holder.client.startswith(f"{name}.")]:
+            del self._holders[key]
+
+    def _holds(self, group_id: str, holder: Holder) -> bool:
+        """Whether it is a member, and not one that was expelled, joined again and has yet to be told so."""
+        group = self._group(group_id)
+        if group is None or holder.member_id not in group.members:
+            return False
+        try:
+            holder.consumer.group_metadata()
+        except KafkaliteError:
+            return False
+        return True
+
+    # --- what brokers hold
+
+    def _machines(self, kind: int) -> Iterator[Any]:
+        """Each partition's machine, of its latest coordinator."""
+        for shard in self._shards(kind):
+            yield shard.machine
+
+    def _shards(self, kind: int) -> Iterator[Any]:
+        """Each partition's latest coordinator, while it is loaded."""
+        latest: dict[int, Any] = {}
+        for node in self.nodes:
+            broker = node.live
+            if broker is None or not node.is_broker:
+                continue
+            for shard in broker.coordinators.shards(kind):
+                key, epoch = shard.hosted.key, shard.coordinator_epoch
+                if epoch >= self._epochs.get(key, 0):
+                    self._epochs[key] = epoch
+                    latest[key.partition] = shard
+        for number in sorted(latest):
+            shard = latest[number]
+            if shard.is_loaded and shard.coordinator_epoch == self._epochs[shard.hosted.key]:
+                yield shard
+
+    def _group(self, group_id: str) -> Any:
+        for machine in self._machines(GROUP):
+            if group_id in machine.groups:
+                return machine.groups[group_id]
+        return None
+
+    def check(self) -> None:
+        """What holds at every moment. Raises Violation."""
+        if not self.is_used:
+            return
+        for shard in self._shards(GROUP):
+            for group_id, group in shard.machine.groups.items():
+                self._check_owners(group_id, group.members)
+            if shard.high_watermark >= shard.end_offset:
+                self._check_progress(shard)
+        for shard in self._shards(TRANSACTION):
+            self._note_failover(shard)
+
+    def _check_owners(self, group_id: str, members: dict[str, Any]) -> None:
+        owners: dict[Any, str] = {}
+        for member_id, member in members.items():
+            for partition in member.current.assigned | member.current.revoking:
+                other = owners.setdefault(partition, member_id)
+                if other != member_id:
+                    raise Violation("R38", f"{partition} of {group_id}: {other} and {member_id} own it")
+
+    def _check_progress(self, shard: Any) -> None:
+        """What is committed does not go back: everything that this coordinator knows is. What is not may."""
+        groups = shard.machine.groups
+        for group_id in (READERS, JOBS, WATCHERS):
+            group = groups.get(group_id)
+            if group is None:
+                continue
+            self._note_generation(group)
+            self._reach("R39", group.group_epoch, "epoch of group", group_id)
+            for tp in self.workload.keys:
+                committed = group.offsets.get(*tp)
+                if committed is not None:
+                    self._reach("R39", committed.offset, "offset of group", group_id, tp)
+            for member_id, member in group.members.items():
+                epoch = member.current.member_epoch
+                if epoch > group.group_epoch:
+                    raise Violation("R38", f"{member_id} of {group_id} is ahead of its group: {epoch}")
+                if epoch >= 0:  # else a static member that is away
+                    self._reach("R38", epoch, "epoch of member", group_id, member_id)
+
+    def _reach(self, rule: str, value: int, *what: Any) -> None:
+        known = self._reached.get(what, value)
+        if value < known:
+            raise Violation(rule, f"{' '.join(map(str, what))} was {known}, and is {value}")
+        self._reached[what] = value
+
+    def _note_generation(self, group: Any) -> None:
+        """Count what rarely happens."""
+        known = self._reached.get(("epoch of group", group.group_id), 0)
+        if group.group_epoch > known:
+            self.workload.simulation.probe("rebalance")
+            for event in group.journal:
+                if event.group_epoch > known and event.cause in ("MemberExpired", "MemberFenced"):
+                    self.workload.simulation.probe("member-expelled")
+
+    def _note_failover(self, shard: Any) -> None:
+        what = ("coordinator", shard.hosted.key)
+        before = self._reached.get(what)
+        if before is not None and shard.coordinator_epoch > before:
+            self.workload.simulation.probe("coordinator-failover")
+            if any(transaction.is_open for transaction in shard.machine._table):
+                self.workload.simulation.probe("failover-in-transaction")
+        self._reached[what] = shard.coordinator_epoch
+
+    # --- at rest
+
+    def unsettled(self) -> str | None:
+        """Why groups or transactions are not at rest; None when they are (L3, L4)."""
+        for group_id, clients in ((READERS, "g"), (JOBS, "x"), (WATCHERS, "v")):
+            if not any(client.host.name.startswith(clients) for client in self.clients):
+                continue
+            group = self._group(group_id)
+            if group is None:
+                return f"group {group_id} has no coordinator"
+            if group.describe_state() != STABLE:
+                return f"group {group_id} is {group.describe_state()}"
+            owned = sorted(
+                partition for member in group.members.values() for partition in member.current.assigned
+            )
+            wanted = self._partitions(WATCHED if group_id == WATCHERS else self.workload.keys[0].topic)
+            if owned != wanted:
+                return f"group {group_id} owns {owned} of {wanted}"
+        return None
+
+    def _partitions(self, pattern: str) -> list[tuple[str, int]]:
+        """(topic id, partition) of every topic there is whose name matches."""
+        broker = next(node.live for node in self.nodes if node.live is not None and node.is_broker)
+        return sorted(
+            (shape.topic_id, number)
+            for name, shape in broker.coordinators.topics.items()
+            if re.fullmatch(pattern, name)
+            for number in range(shape.partition_count)
+        )
+
+    def uncommitted(self) -> str | None:
+        """What the job has not consumed yet, or the readers not processed, of all that there is."""
+        for tp in self.workload.keys:
+            end = self._end(tp)
+            if end is None:
+                return f"{tp} has no leader"
+            if any(client.host.name.startswith("x") for client in self.clients):
+                group = self._group(JOBS)
+                value = None if group is None else group.offsets.get(*tp)
+                done = 0 if value is None else value.offset
+                if done < end:
+                    return f"group {JOBS} is at {done} of {end} in {tp}"
+            if any(client.host.name.startswith("g") for client in self.clients) and not self._trims:
+                missing = next((n for n in range(end) if (*tp, n) not in self.processed), None)
+                if missing is not None:
+                    return f"group {READERS} was not given {tp}@{missing}, of {end}"
+        return None
+
+    @property
+    def _trims(self) -> bool:
+        return self.workload.load.deletes_records
+
+    def _end(self, tp: TopicPartition) -> int | None:
+        for partition in self._led(tp.topic):
+            if partition.key == tp:
+                end: int = partition.high_watermark
+                return end
+        return None
+
+    def _led(self, *topics: str) -> Iterator[Any]:
+        for node in self.nodes:
+            broker = node.live
+            if broker is None or not node.is_broker:
+                continue
+            for hosted in broker.partitions:
+                if hosted.partition.is_leader and hosted.key.topic in topics:
+                    yield hosted
+
+    def open_transactions(self) -> str | None:
+        """A transaction that nobody has ended, or what readers wait behind; None when all is at rest (L4)."""
+        for machine in self._machines(TRANSACTION):
+            for pending in machine.pending_markers():
+                return f"markers of {pending.name!r} are not written in {pending.partitions}"
+        for hosted in self._led(OUTPUT, LEDGER, "__consumer_offsets"):
+            if hosted.last_stable_offset < hosted.high_watermark:
+                return f"{hosted.key} is held back at {hosted.last_stable_offset} of {hosted.high_watermark}"
+        return None
+
+    def check_rest(self) -> None:
+        """R36: what each coordinator knows is what every replica of its partition tells. Raises Violation."""
+        for kind in (GROUP, TRANSACTION):
+            for shard in self._shards(kind):
+                known = _durable(shard.machine)
+                for node in self.nodes:
+                    hosted = node.live.partitions.find(shard.hosted.key) if node.live is not None else None
+                    if hosted is None or hosted.log.log_end_offset != shard.end_offset:
+                        continue
+                    machine = replayed(type(shard.machine)(), hosted, shard.now())
+                    if _durable(machine) != known:
+                        raise Violation(
+                            "R36",
+                            f"{hosted.key} on {node.node_id} tells another state than the coordinator's: "
+                            + _difference(known, _durable(machine)),
+                        )
+                    self.workload.simulation.probe("replayed")
+
+    # --- at the end
+
+    async def read_everything(self) -> None:
+        """The final read of what transactions wrote, with read_committed."""
+        self.transactions.read_finally_at(await self._read(self.written))
+
+    async def _read(self, keys: Sequence[TopicPartition]) -> dict[Place, str]:
+        read: dict[Place, str] = {}
+        settings: dict[str, Any] = CLIENT_SETTINGS
+        async with Consumer(
+            bootstrap_servers=self.workload.bootstrap,
+            rng=self.workload.simulation.rng("final reader of transactions"),
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            **settings,
+        ) as consumer:
+            consumer.assign(keys)
+            ends = await consumer.end_offsets(keys)
+            for key in keys:
+                await consumer.seek(key, 0)
+            while any((consumer.position(key) or 0) < ends[key] for key in keys):
+                before = {key: consumer.position(key) for key in keys}
+                records = await consumer.get_many(timeout_ms=READ_PATIENCE_MS)
+                if not records and before == {key: consumer.position(key) for key in keys}:
+                    raise Violation("final-read", f"nothing came, of {ends}", kind="liveness")
+                for record in records:
+                    assert record.value is not None
+                    read[record.topic, record.partition, record.offset] = record.value.decode()
+        return read
+
+    def judge(self) -> None:
+        """Raises Violation for the first anomaly of the whole run."""
+        found = check_transactions(self.transactions)
+        if any(client.host.name.startswith("x") for client in self.clients) and not self._trims:
+            found += check_transform(self._transformed())
+        if found:
+            raise Violation(found[0].kind, f"{found[0].message} (and {len(found) - 1} more)")
+
+    def _transformed(self) -> TransformHistory:
+        history = TransformHistory()
+        for tp in self.workload.keys:
+            end = self._end(tp)
+            history.inputs[tp.topic, tp.partition] = list(range(end or 0))
+        for (topic, partition, _), value in sorted((self.transactions.final_places or {}).items()):
+            if topic == OUTPUT:
+                history.outputs.setdefault(partition, []).append(_source(value))
+        return history
+
+
+def _source(value: str) -> tuple[str, int, int]:
+    topic, partition, offset = value.rsplit("/", 2)
+    return topic, int(partition), int(offset)
+
+
+def _durable(machine: Any) -> Any:
+    """What another coordinator must arrive at from the same records."""
+    return machine.durable() if hasattr(machine, "durable") else machine.durable_state()
+
+
+def _difference(one: Any, other: Any) -> str:
+    """What is the first thing that differs."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            if one.get(key) != other.get(key):
+                return f"{key}: {_difference(one.get(key), other.get(key))}"
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return next(_difference(*pair) for pair in zip(one, other, strict=True) if pair[0] != pair[1])
+    return f"{one!r} and {other!r}"

@@ -1,0 +1,326 @@
+"""Schedules for the rules of coordinators in a cluster: real brokers and clients, cut off and killed at the
+worst moment. Each breaks a promise when its rule is removed, and none otherwise.
+
+``DIRECTED`` is {mutant: schedule}; a schedule returns None, or what was violated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kafkalite.broker.coordination.shard import settled
+from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.producer.producer import Producer
+from kafkalite.errors import BrokerError, KafkaliteError
+from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.groups import OffsetFetchRequest
+from proof.sim.compacted_logs import read_batches
+from proof.sim.nodes import SimNode
+from proof.sim.stage import Stage, play
+from proof.sim.workload import CLIENT_SETTINGS
+
+KEY: Final = TopicPartition("t", 0)
+GROUP_ID: Final = "g"
+TIMEOUT_MS: Final = 2_000  #: of a transaction, and of who wants an answer
+_READ: Final = OffsetFetchRequest(GROUP_ID, "", -1, False, None)
+
+
+# --- groups (R36) ------------------------------------------------------------------------------------------
+
+
+async def _commit(stage: Stage, offset: int, bootstrap: list[str]) -> bool:
+    """Whether it was told as committed."""
+    settings = CLIENT_SETTINGS | {"default_api_timeout_ms": TIMEOUT_MS}
+    async with Admin(bootstrap, rng=stage.simulation.rng(f"commit {offset}"), **settings) as admin:
+        try:
+            await admin.alter_group_offsets(GROUP_ID, {KEY: offset})
+        except KafkaliteError:
+            return False
+    return True
+
+
+async def _committed(stage: Stage, bootstrap: list[str]) -> int:
+    async with Admin(bootstrap, rng=stage.simulation.rng("committed"), **CLIENT_SETTINGS) as admin:
+        found = (await admin.committed_offsets(GROUP_ID)).get(KEY)
+    return -1 if found is None else found.offset
+
+
+def _ask(coordinators: Any) -> Answer | Pending | None:
+    """What a broker answers when it is asked for what is committed; None: that it is no coordinator."""
+    try:
+        answer: Answer | Pending = coordinators.groups(GROUP_ID).submit(_READ)
+    except BrokerError:
+        return None
+    return answer
+
+
+async def _told(answer: Answer | Pending | None) -> int | None:
+    """The offset in the answer, -1 for none; None when it is a refusal."""
+    if answer is None:
+        return None
+    try:
+        found = await settled(answer)
+    except BrokerError:
+        return None
+    return next((one.offset for one in found.offsets), -1)
+
+
+async def _ask_inside(node: SimNode) -> int | None:
+    broker = node.live
+    return None if broker is None else await _told(_ask(broker.coordinators))
+
+
+async def answer_uncommitted(stage: Stage) -> str | None:
+    """A coordinator that is cut off from the others takes a commit, and is replaced."""
+    await stage.open(KEY.topic)
+    assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
+    old = stage.led(OFFSETS_TOPIC)
+    stage.isolate(old)
+    is_told = await stage.on("writer", _commit(stage, 20, [old.address]))
+    await stage.succeeded(old, OFFSETS_TOPIC)
+    found = await stage.on("reader", _committed(stage, [node.address for node in stage.others(old)]))
+    if is_told and found != 20:
+        return f"R36: offset 20 was told as committed, and after a failover it is {found}"
+    return None
+
+
+async def keep_serving(stage: Stage) -> str | None:
+    """A coordinator that was cut off and replaced is back, and somebody asks it."""
+    await stage.open(KEY.topic)
+    assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
+    old = stage.led(OFFSETS_TOPIC)
+    stage.isolate(old)
+    await stage.succeeded(old, OFFSETS_TOPIC)
+    assert await stage.on("writer", _commit(stage, 20, [node.address for node in stage.others(old)]))
+    await stage.whole()
+    for node in stage.nodes:
+        found = await stage.inside(node, _ask_inside(node))
+        if found not in (None, 20):
+            return f"R36: offset 20 is committed, and node {node.node_id} goes on with {found}"
+    return None
+
+
+async def serve_unloaded(stage: Stage) -> str | None:
+    """A request arrives in the very moment in which a broker becomes the coordinator."""
+    await stage.open(KEY.topic)
+    assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
+    old = stage.led(OFFSETS_TOPIC)
+    asked: list[asyncio.Task[int | None]] = []
+    for node in stage.others(old):
+        assert node.live is not None
+        coordinators: Any = node.live.coordinators
+        coordinators._begin = partial(_begin_and_ask, coordinators, coordinators._begin, asked)
+    old.kill()
+    await stage.succeeded(old, OFFSETS_TOPIC)
+    await stage.until(lambda: asked and all(task.done() for task in asked))
+    for task in asked:
+        if task.result() not in (None, 10):
+            return f"R36: offset 10 is committed, and a new coordinator begins with {task.result()}"
+    return None
+
+
+def _begin_and_ask(
+    coordinators: Any,
+    begin: Callable[..., None],
+    asked: list[asyncio.Task[int | None]],
+    *arguments: Any,
+) -> None:
+    begin(*arguments)
+    asked.append(asyncio.ensure_future(_told(_ask(coordinators))))
+
+
+# --- transactions (R31-R33) --------------------------------------------------------------------------------
+
+
+def _producer(stage: Stage, host: str, bootstrap: list[str] | None = None) -> Producer:
+    settings: dict[str, Any] = CLIENT_SETTINGS | {
+        "default_api_timeout_ms": TIMEOUT_MS,
+        "delivery_timeout_ms": 2 * TIMEOUT_MS,
+        "transaction_timeout_ms": TIMEOUT_MS,
+    }
+    return Producer(
+        bootstrap or stage.bootstrap,
+        transactional_id="app",
+        clock=stage.simulation.host(host).clock,
+        rng=stage.simulation.rng(host),
+        **settings,
+    )
+
+
+class _Writer:
+    """A program that writes one transaction, and waits before it commits."""
+
+    def __init__(self, stage: Stage, partition: int = 0) -> None:
+        self.stage = stage
+        self.partition = partition
+        self.has_written = asyncio.Event()
+        self.may_commit = asyncio.Event()
+        self.is_told: bool | None = None  #: None: not yet
+
+    async def run(self) -> None:
+        async with _producer(self.stage, "writer") as producer:
+            await producer.begin_transaction()
+            await producer.send(KEY.topic, b"whole", partition=self.partition)
+            self.has_written.set()
+            await self.may_commit.wait()
+            try:
+                await producer.commit_transaction()
+            except KafkaliteError:
+                self.is_told = False
+            else:
+                self.is_told = True
+
+
+def _begin(stage: Stage, partition: int = 0) -> _Writer:
+    writer = _Writer(stage, partition)
+    stage.simulation.host("writer").run(writer.run())
+    return writer
+
+
+async def answer_early(stage: Stage) -> str | None:
+    """A coordinator that is cut off from the others is asked to commit, and is replaced."""
+    await stage.open(KEY.topic)
+    writer = _begin(stage)
+    await writer.has_written.wait()
+    old = stage.led(TRANSACTIONS_TOPIC)
+    stage.isolate(old)
+    writer.may_commit.set()
+    await stage.until(lambda: writer.is_told is not None)
+    old.kill()
+    await stage.succeeded(old, TRANSACTIONS_TOPIC)
+    await stage.whole()
+    await stage.until(lambda: stage.held_back(KEY.topic) is None)  # aborted by timeout, if not committed
+    if writer.is_told and not await stage.on("reader", stage.read_committed(KEY)):
+        return "R32: a transaction was told as committed, and after a failover it is aborted"
+    return None
+
+
+async def marker_uncommitted(stage: Stage) -> str | None:
+    """A partition's leader takes a marker that its follower never gets, and dies for good."""
+    await stage.open(KEY.topic, partitions=3, replication_factor=2)
+    await stage.on("warm-up", _commit_nothing(stage))
+    coordinator = stage.led(TRANSACTIONS_TOPIC)
+    states = stage.observer.image.topics[KEY.topic].partitions
+    number = next(n for n, state in enumerate(states) if coordinator.node_id not in state.replicas)
+    leader = stage.led(KEY.topic, number)
+    follower = stage.others(coordinator, leader)[0]
+    writer = _begin(stage, number)
+    await writer.has_written.wait()
+    stage.cut(leader.host.name, follower.host.name)
+    writer.may_commit.set()
+    await stage.until(lambda: writer.is_told is not None)
+    await asyncio.sleep(0.2)  # markers
+    leader.lose_power()
+    await stage.succeeded(leader, KEY.topic, number)
+    await stage.whole()
+    await asyncio.sleep(2 * TIMEOUT_MS / 1000)
+    held = stage.held_back(KEY.topic)
+    return held and f"R33: a marker was acknowledged, and is gone: readers are held back in {held}"
+
+
+async def _commit_nothing(stage: Stage) -> None:
+    async with _producer(stage, "warm-up") as producer:
+        await producer.begin_transaction()
+        await producer.commit_transaction()
+
+
+async def unverified(stage: Stage) -> str | None:
+    """A transaction's first batch is under way when another producer takes over its transactional id."""
+    await stage.open(KEY.topic)
+    await stage.on("warm-up", _commit_nothing(stage))
+    leader = stage.led(KEY.topic)
+    link = stage.simulation.network.link("zombie", leader.host.name)
+    is_sending = asyncio.Event()
+
+    async def send_late() -> None:
+        async with _producer(stage, "zombie") as producer:
+            await producer.begin_transaction()
+            link.cut()
+            producer.send_nowait(KEY.topic, b"late", partition=0)
+            is_sending.set()
+            await producer.flush()
+
+    zombie = stage.simulation.host("zombie").run(send_late())
+    await is_sending.wait()
+    await stage.on("warm-up", _commit_nothing(stage))
+    link.heal()
+    await asyncio.wait((zombie,))
+    zombie.exception()  # it is refused: what matters is what the partition took
+    await asyncio.sleep(5 * TIMEOUT_MS / 1000)
+    held = stage.held_back(KEY.topic)
+    return held and f"R31: a batch began a transaction that nobody will end: readers are held back in {held}"
+
+
+# --- compacted logs (R41) ----------------------------------------------------------------------------------
+
+_RETENTION_MS: Final = 60_000
+_COMPACTED: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "4096",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": str(_RETENTION_MS),
+}
+
+
+async def forgets_unheard(stage: Stage) -> str | None:
+    """A replica is away when a key is deleted, and for longer than the others keep the tombstone for."""
+    stage.observer.compacted_topics = (KEY.topic,)
+    await stage.open(KEY.topic, configs=_COMPACTED)
+    await stage.on("writer", _write(stage, b"deleted", b"old"))
+    away = stage.others(stage.led(KEY.topic))[0]
+    away.kill()
+    await stage.on("writer", _write(stage, b"deleted", None))
+    await _pass_time(stage)
+    await stage.whole()
+    for node in stage.nodes:
+        if _last_value(node, b"deleted") is not None:
+            return f"R41: a key that was deleted is back on node {node.node_id}, which may lead"
+    await _pass_time(stage)
+    for node in stage.nodes:
+        assert not _values(node, b"deleted"), f"node {node.node_id} keeps a tombstone that all have seen"
+    return None
+
+
+async def _pass_time(stage: Stage) -> None:
+    """Enough of it, with enough to compact, for a tombstone to go."""
+    for number in range(4):
+        await asyncio.sleep(1.1 * _RETENTION_MS / 1000)
+        await stage.on("writer", _write(stage, b"other", b"%d" % number))
+
+
+async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
+    """That record, and what makes its segment a closed one."""
+    clock, rng = stage.simulation.host("writer").clock, stage.simulation.rng("writer")
+    async with Producer(stage.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
+        await producer.send(KEY.topic, value, key=key, partition=0)
+        for number in range(5):
+            await producer.send(KEY.topic, bytes(1_000), key=b"%d" % number, partition=0)
+
+
+def _values(node: SimNode, key: bytes) -> list[bytes | None]:
+    """All that a reader of that replica's log is told of the key."""
+    assert node.live is not None
+    (hosted,) = (one for one in node.live.partitions if one.key == KEY)
+    batches = read_batches(hosted.log, hosted.log.log_start_offset, hosted.log.log_end_offset)
+    records = (record for batch in batches if not batch.header.is_control for record in batch)
+    return [record.value for record in records if record.key == key]
+
+
+def _last_value(node: SimNode, key: bytes) -> bytes | None:
+    return next(reversed(_values(node, key)), None)
+
+
+DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
+    "R31-unverified": partial(play, unverified),
+    "R32-answer-early": partial(play, answer_early),
+    "R33-marker-uncommitted": partial(play, marker_uncommitted, settings={"replica_lag_time_max_ms": 30_000}),
+    "R36-answer-uncommitted": partial(play, answer_uncommitted),
+    "R36-keep-serving": partial(play, keep_serving),
+    "R36-serve-unloaded": partial(play, serve_unloaded),
+    "R41-forgets-unheard": partial(play, forgets_unheard, settings={"log_cleaner_backoff_ms": 1_000}),
+}

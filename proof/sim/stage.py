@@ -1,0 +1,160 @@
+"""Three brokers in a simulation, and hands to move things: for schedules told step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.model import TopicPartition
+from kafkalite.testing.sim.simulation import Simulation, Violation
+from proof.sim.nodes import SimNode, make_nodes
+from proof.sim.observer import Observer
+from proof.sim.workload import CLIENT_SETTINGS
+
+T = TypeVar("T")
+
+SETTINGS: Final[dict[str, Any]] = {
+    "broker_session_timeout_ms": 2_000,
+    "offsets_topic_num_partitions": 1,
+    "transaction_state_log_num_partitions": 1,
+    "auto_leader_rebalance_enable": False,
+}
+PATIENCE_S: Final = 30.0
+_STEP_S: Final = 0.02
+
+
+class Stage:
+    """Nodes 1 to 3 are brokers and controllers. What is run on a host is a program there."""
+
+    def __init__(self, simulation: Simulation, settings: Mapping[str, Any]) -> None:
+        self.simulation = simulation
+        self.nodes = make_nodes(simulation, 3, SETTINGS | dict(settings))
+        self.observer = Observer(simulation, self.nodes)
+        self.bootstrap = [node.address for node in self.nodes]
+
+    async def open(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replication_factor: int = 3,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start everything, and create a topic; ``configs`` beside two replicas in sync, and fsync."""
+        for node in self.nodes:
+            node.start()
+        await self.until(lambda: all(node.is_running for node in self.nodes))
+        settings = {"min.insync.replicas": "2", "durability": "fsync"} | dict(configs or {})
+        await self.on("admin", self._create(topic, partitions, replication_factor, settings))
+        await self.until(lambda: self.observer.unconverged() is None)
+
+    async def _create(self, *arguments: Any) -> None:
+        *shape, configs = arguments
+        async with Admin(self.bootstrap, **CLIENT_SETTINGS) as admin:
+            await admin.create_topic(*shape, configs=configs)
+
+    async def on(self, host: str, call: Coroutine[Any, Any, T]) -> T:
+        """Run ``call`` as a program of ``host``, and wait for it."""
+        machine = self.simulation.host(host)
+        machine.kill()
+        result: T = await machine.run(call)
+        return result
+
+    async def inside(self, node: SimNode, call: Coroutine[Any, Any, T]) -> T:
+        """Run ``call`` within the program that runs on ``node``, and wait for it."""
+        process = node.host.process
+        assert process is not None
+        result: T = await self.simulation.loop.spawn(process, call)
+        return result
+
+    async def until(self, holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+        """Let time pass until ``holds``, checking the invariants of replication. Raises Violation."""
+        end_s = self.simulation.loop.time() + seconds
+        while True:
+            self.observer.check()
+            if holds():
+                return
+            if self.simulation.loop.time() > end_s:
+                raise Violation("stage", f"it did not come to pass in {seconds} s", kind="liveness")
+            await asyncio.sleep(_STEP_S)
+
+    async def whole(self) -> None:
+        """Heal all links, start whoever is down, and wait until every replica is in sync."""
+        self.simulation.network.heal()
+        for node in self.nodes:
+            if node.state == "down":
+                node.start()
+        await self.until(lambda: self.observer.unconverged_isr() is None)
+
+    def leader(self, topic: str, partition: int = 0) -> SimNode | None:
+        """By the metadata; None while nobody leads."""
+        state = self.observer.image.partition(topic, partition)
+        return None if state is None else self.observer.node_of(state.leader)
+
+    def led(self, topic: str, partition: int = 0) -> SimNode:
+        """The leader that there must be."""
+        self.observer.check()
+        leader = self.leader(topic, partition)
+        assert leader is not None, f"nobody leads {topic}-{partition}"
+        return leader
+
+    async def succeeded(self, before: SimNode, topic: str, partition: int = 0) -> SimNode:
+        """Wait until another one leads."""
+        await self.until(lambda: self.leader(topic, partition) not in (None, before))
+        return self.led(topic, partition)
+
+    def others(self, *nodes: SimNode) -> list[SimNode]:
+        return [node for node in self.nodes if node not in nodes]
+
+    def cut(self, one: str, *others: str) -> None:
+        """Both directions between ``one`` and each of ``others``."""
+        for other in others:
+            self.simulation.network.link(one, other).cut()
+            self.simulation.network.link(other, one).cut()
+
+    def isolate(self, node: SimNode) -> None:
+        """From the other brokers, not from clients."""
+        self.cut(node.host.name, *(other.host.name for other in self.others(node)))
+
+    def held_back(self, topic: str) -> str | None:
+        """A partition in which readers of committed records wait behind something; None: nowhere (L4)."""
+        for node in self.nodes:
+            for hosted in node.live.partitions if node.live is not None else ():
+                if hosted.key.topic != topic or not hosted.partition.is_leader:
+                    continue
+                if hosted.last_stable_offset < hosted.log.log_end_offset:
+                    return f"{hosted.key} at {hosted.last_stable_offset} of {hosted.log.log_end_offset}"
+        return None
+
+    async def read_committed(self, *keys: TopicPartition) -> list[str]:
+        """All that read_committed readers are given."""
+        found: list[str] = []
+        async with Consumer(
+            bootstrap_servers=self.bootstrap,
+            rng=self.simulation.rng("reader"),
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            **CLIENT_SETTINGS,
+        ) as consumer:
+            consumer.assign(keys)
+            ends = await consumer.end_offsets(keys)
+            while any((consumer.position(key) or 0) < ends[key] for key in keys):
+                for record in await consumer.get_many(timeout_ms=500):
+                    found.append((record.value or b"").decode())
+        return found
+
+
+Story = Callable[[Stage], Coroutine[Any, Any, str | None]]
+
+
+def play(story: Story, *, seed: int = 1, settings: Mapping[str, Any] | None = None) -> str | None:
+    """What ``story`` finds violated, or None. Raises Violation when something else is."""
+    with Simulation(seed) as simulation:
+        stage = Stage(simulation, settings or {})
+        found = simulation.run(story(stage))
+        if simulation.violations:
+            raise simulation.violations[0]
+    return found

@@ -1,0 +1,326 @@
+"""What clients do meanwhile: producers, consumers and a final reader, each noting what it sees.
+
+They are the package's own Producer, Consumer and Admin, on hosts of their own, and may be killed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.consumer.consumer import Consumer
+from kafkalite.client.producer.delivery import Delivery
+from kafkalite.client.producer.producer import Producer
+from kafkalite.errors import BrokerError, BufferFullError, KafkaliteError, NoOffsetError, RecordTooLargeError
+from kafkalite.model import LATEST, Record, TopicPartition
+from kafkalite.testing.sim.host import Host
+from kafkalite.testing.sim.simulation import Simulation, Violation
+from proof.histories.history import History, Poll, Send
+
+#: What clients wait for at most, in tests that take seconds of virtual time.
+CLIENT_SETTINGS: Final[dict[str, Any]] = {
+    "request_timeout_ms": 2_000,
+    "default_api_timeout_ms": 8_000,
+    "socket_connection_setup_timeout_ms": 1_000,
+    "retry_backoff_ms": 50,
+    "retry_backoff_max_ms": 500,
+    "reconnect_backoff_ms": 20,
+    "reconnect_backoff_max_ms": 300,
+    "metadata_max_age_ms": 5_000,
+}
+#: Topics that come and go begin with this; nobody's records are in them.
+SIDE_TOPIC: Final = "side-"
+DELIVERY_TIMEOUT_MS: Final = 6_000
+RESTART_S: Final = 0.3
+
+
+@dataclass
+class Load:
+    """How much and how: part of what a seed draws."""
+
+    producers: int = 2
+    consumers: int = 2
+    pause_s: float = 0.08  #: the mean between two bursts of a producer
+    burst: int = 4  #: records at most
+    value_bytes: int = 40
+    deletes_records: bool = False  #: somebody does, now and then
+    changes_min_isr: bool = False  #: somebody sets min.insync.replicas to 1 and to 2
+    group_readers: int = 0  #: members of one consumer group
+    transformers: int = 0  #: of an exactly-once job: consume, produce and commit in one transaction
+    transactors: int = 0  #: producers of transactions, with zombies
+    batch_teams: int = 0  #: writers of transaction groups
+    watchers: int = 0  #: members of a group that reads topics that come and go
+    committed_readers: int = 0  #: of what all of these write
+    producer_settings: dict[str, Any] = field(default_factory=dict)
+    consumer_settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """A program on a host of its own that is started again when it has been killed or has failed."""
+
+    def __init__(self, workload: Workload, name: str) -> None:
+        self.workload = workload
+        self.simulation = workload.simulation
+        self.host: Host = self.simulation.host(name)
+        self.rng = self.simulation.rng(f"client {name}")
+        self.run_count = 0
+        self.is_done = False
+
+    def start(self) -> None:
+        self.host.kill()
+        self.run_count += 1
+        self.host.run(self._main(f"{self.host.name}.{self.run_count}"))
+
+    def crash(self) -> None:
+        """Kill it; another one takes its place."""
+        self.simulation.note(f"crash {self.host}")
+        self.start()
+
+    async def _main(self, client: str) -> None:
+        while not self.is_over:
+            try:
+                await self.run(client)
+            except KafkaliteError as error:
+                self.simulation.note(f"{client} failed: {error!r}")
+                self.on_error(client, error)
+                await asyncio.sleep(RESTART_S)
+                self.run_count += 1
+                client = f"{self.host.name}.{self.run_count}"
+        self.is_done = True
+
+    @property
+    def is_over(self) -> bool:
+        return self.workload.is_over
+
+    def on_error(self, client: str, error: KafkaliteError) -> None:
+        """What a client could not go on after; mostly that nobody answered."""
+
+    async def run(self, client: str) -> None:
+        raise NotImplementedError
+
+
+class ProducerClient(Client):
+    """Sends bursts of values that occur once, to partitions of its choice."""
+
+    number = 0
+
+    async def run(self, client: str) -> None:
+        workload, load, rng = self.workload, self.workload.load, self.rng
+        settings = CLIENT_SETTINGS | {"delivery_timeout_ms": DELIVERY_TIMEOUT_MS} | load.producer_settings
+        async with Producer(
+            workload.bootstrap, clock=self.host.clock, rng=self.simulation.rng(client), **settings
+        ) as producer:
+            while not self.is_over:
+                for _ in range(1 + rng.randrange(load.burst)):
+                    self._send(producer, client, workload.keys[rng.randrange(len(workload.keys))])
+                await asyncio.sleep(load.pause_s * 2 * rng.random())
+
+    def _send(self, producer: Producer, client: str, key: TopicPartition) -> None:
+        workload = self.workload
+        self.number += 1
+        number = self.number
+        value = f"{client}/{key.partition}/{number}/".ljust(workload.load.value_bytes, "x")
+        send = Send(client, *key, value, number, self.simulation.now_ms)
+        send.acks = int(producer.config.acks)
+        send.is_idempotent = workload.is_idempotent(producer)
+        try:
+            delivery = producer.send_nowait(key.topic, value.encode(), partition=key.partition)
+        except (BufferFullError, RecordTooLargeError):
+            return
+        workload.history.send(send)
+        delivery.add_callback(lambda done: self._on_delivery(send, done))
+
+    def _on_delivery(self, send: Send, delivery: Delivery) -> None:
+        history, now_ms = self.workload.history, self.simulation.now_ms
+        error = delivery.exception()
+        if error is None:
+            offset = delivery.result().offset
+            history.ok(send, offset if offset >= 0 else None, now_ms)
+            self.workload.on_ok(send)
+        else:
+            history.info(send, repr(error), now_ms)
+        self.simulation.trace(f"{send.value.rstrip('x')} {send.outcome} {send.offset}")
+
+
+class ConsumerClient(Client):
+    """Reads every partition from the beginning, now and then from anywhere again."""
+
+    async def run(self, client: str) -> None:
+        workload, rng = self.workload, self.rng
+        settings = CLIENT_SETTINGS | {"auto_offset_reset": "none"} | workload.load.consumer_settings
+        async with Consumer(
+            bootstrap_servers=workload.bootstrap, rng=self.simulation.rng(client), **settings
+        ) as consumer:
+            consumer.assign(workload.keys)
+            starts = await consumer.beginning_offsets(workload.keys) if workload.load.deletes_records else {}
+            for key in workload.keys:
+                await consumer.seek(key, starts.get(key, 0))
+            session = 0
+            while not self.is_over:
+                records = await consumer.get_many(timeout_ms=500)
+                self._note(f"{client}-{session}", records)
+                if rng.random() < 0.02:
+                    session += 1
+                    for key in workload.keys:
+                        await consumer.seek(key, rng.randrange((consumer.position(key) or 0) + 1))
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0.3 * rng.random())
+
+    def _note(self, session: str, records: Sequence[Record]) -> None:
+        polls: dict[int, Poll] = {}
+        now_ms = self.simulation.now_ms
+        for record in records:
+            poll = polls.get(record.partition)
+            if poll is None:
+                poll = polls[record.partition] = Poll(session, record.topic, record.partition, now_ms)
+                self.workload.history.poll(poll)
+            assert record.value is not None
+            poll.records.append((record.offset, record.value.decode()))
+        if records:
+            self.simulation.trace(f"{session} read {len(records)}")
+
+    def on_error(self, client: str, error: KafkaliteError) -> None:
+        if isinstance(error, NoOffsetError) and not self.workload.load.deletes_records:
+            self.simulation.violate(Violation("lost-position", f"{client}: {error}"))
+
+
+class AdministratorClient(Client):
+    """Creates, changes and deletes topics of its own, and asks about everything."""
+
+    def __init__(self, workload: Workload, name: str, pause_s: float, replication_factor: int) -> None:
+        super().__init__(workload, name)
+        self._pause_s = pause_s
+        self._replication_factor = replication_factor
+
+    async def run(self, client: str) -> None:
+        workload, rng = self.workload, self.rng
+        rng_of_client = self.simulation.rng(client)
+        async with Admin(workload.bootstrap, rng=rng_of_client, **CLIENT_SETTINGS) as admin:
+            while not self.is_over:
+                await asyncio.sleep(self._pause_s * 2 * rng.random())
+                try:
+                    await self._act(admin, f"{SIDE_TOPIC}{rng.randrange(3)}", rng.randrange(8))
+                except BrokerError as error:
+                    self.simulation.trace(f"{client} {type(error).__name__}")
+
+    async def _act(self, admin: Admin, topic: str, choice: int) -> None:
+        simulation, rng = self.simulation, self.rng
+        if choice == 0:
+            await admin.create_topic(
+                topic, partitions=1 + rng.randrange(4), replication_factor=self._replication_factor
+            )
+            simulation.probe("topic-created")
+        elif choice == 1:
+            await admin.delete_topics([topic])
+            simulation.probe("topic-deleted")
+        elif choice == 2:
+            await admin.describe_topics([self.workload.keys[0].topic])
+        elif choice == 3:
+            await admin.describe_cluster()
+        elif choice == 4 and self._replication_factor > 1:
+            await admin.elect_leaders([*self.workload.keys, *self.workload.coordinator_keys])
+            simulation.probe("leaders-elected")
+        elif choice == 5 and self.workload.load.deletes_records:
+            key = self.workload.keys[rng.randrange(len(self.workload.keys))]
+            found = (await admin.list_offsets([key], LATEST))[key]
+            end = found.offset if found is not None else 0
+            await admin.delete_records({key: rng.randrange(end + 1)})
+            simulation.probe("records-deleted")
+        elif choice == 6 and self.workload.load.changes_min_isr:
+            minimum = str(1 + rng.randrange(2))
+            await admin.alter_configs("topic", self.workload.keys[0].topic, {"min.insync.replicas": minimum})
+            simulation.probe("min-isr-changed")
+        else:
+            await admin.list_topics()
+
+
+class Workload:
+    """All clients of a run, and the history they write."""
+
+    def __init__(
+        self, simulation: Simulation, bootstrap: Sequence[str], keys: Sequence[TopicPartition], load: Load
+    ) -> None:
+        self.simulation = simulation
+        self.bootstrap = list(bootstrap)
+        self.keys = list(keys)
+        self.load = load
+        self.history = History()
+        self.is_over = False
+        self.on_ok: Callable[[Send], None] = lambda send: None
+        self.others: list[Client] = []
+        self.coordinator_keys: list[TopicPartition] = []  #: of internal topics, once they are there
+        self.producers = [ProducerClient(self, f"p{number}") for number in range(1, load.producers + 1)]
+        self.consumers = [ConsumerClient(self, f"c{number}") for number in range(1, load.consumers + 1)]
+
+    @property
+    def clients(self) -> list[Client]:
+        return [*self.producers, *self.consumers, *self.others]
+
+    def add_administrator(self, pause_s: float, replication_factor: int) -> None:
+        self.others.append(AdministratorClient(self, "a1", pause_s, replication_factor))
+
+    @staticmethod
+    def is_idempotent(producer: Producer) -> bool:
+        return bool(getattr(producer.config, "enable_idempotence", False))
+
+    def start(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    async def create_topics(self, replication_factor: int, configs: dict[str, str]) -> None:
+        """On the client host it is called on; retried until it is there."""
+        topics: dict[str, int] = {}
+        for topic, _ in self.keys:
+            topics[topic] = topics.get(topic, 0) + 1
+        settings = CLIENT_SETTINGS | {"default_api_timeout_ms": 20_000}
+        async with Admin(self.bootstrap, rng=self.simulation.rng("admin"), **settings) as admin:
+            for topic, partitions in topics.items():
+                await admin.create_topic(
+                    topic, partitions=partitions, replication_factor=replication_factor, configs=configs
+                )
+
+    async def probe(self) -> None:
+        """One record to every partition: a healthy cluster takes it. Raises KafkaliteError."""
+        settings = CLIENT_SETTINGS | {"delivery_timeout_ms": DELIVERY_TIMEOUT_MS}
+        async with Producer(
+            self.bootstrap,
+            clock=self.simulation.host("admin").clock,
+            rng=self.simulation.rng("probe"),
+            **settings,
+        ) as producer:
+            for key in self.keys:
+                value = f"probe/{key.partition}"
+                send = self.history.send(Send("probe", *key, value, key.partition, self.simulation.now_ms))
+                send.is_idempotent = self.is_idempotent(producer)
+                done = await producer.send(key.topic, value.encode(), partition=key.partition)
+                self.history.ok(send, done.offset, self.simulation.now_ms)
+
+    async def read_everything(self) -> None:
+        """The final read: every partition from its first record to its end."""
+        async with Consumer(
+            bootstrap_servers=self.bootstrap,
+            rng=self.simulation.rng("final reader"),
+            auto_offset_reset="none",
+            **CLIENT_SETTINGS,
+        ) as consumer:
+            consumer.assign(self.keys)
+            ends = await consumer.end_offsets(self.keys)
+            records: dict[TopicPartition, list[tuple[int, str]]] = {key: [] for key in self.keys}
+            starts = await consumer.beginning_offsets(self.keys)
+            for key in self.keys:
+                if starts[key] > 0 and not self.load.deletes_records:
+                    raise Violation("final-read", f"{key} begins at {starts[key]}: nobody deleted records")
+                await consumer.seek(key, starts[key])
+            while any((consumer.position(key) or 0) < ends[key] for key in self.keys):
+                batch = await consumer.get_many(timeout_ms=5_000)
+                if not batch:
+                    raise Violation("final-read", f"nothing came for 5 s, of {ends}", kind="liveness")
+                for record in batch:
+                    assert record.value is not None
+                    key = TopicPartition(record.topic, record.partition)
+                    records[key].append((record.offset, record.value.decode()))
+        for key in self.keys:
+            self.history.read_finally(key, records[key], start=starts[key])

@@ -1,0 +1,1 @@
+"""Spark queries killed at named points, clusters of real processes."""

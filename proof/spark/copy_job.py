@@ -1,0 +1,88 @@
+"""A driver that copies one topic to another, changing each record; a program of its own, to be killed.
+
+::
+
+    python -m proof.spark.copy_job '{"master": "local[2,4]"}' < orders
+
+Reads orders on standard input, a line of JSON each (``Order``), and answers each with a line that begins with
+``ANSWER``. The session starts before the first order comes, so that the next driver can be kept ready. The
+end of the input ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proof.spark.copying import ANSWER, TRANSFORM
+from proof.spark.faulty import FORMAT, FaultyDataSource
+from sparkbridge.local.spark_session import session
+
+_END_LIMIT_S: Final = 5.0
+
+
+def run(spark: Any, order: Mapping[str, Any]) -> str:
+    """Run one query to the end that the order names. Raises what ended it instead.
+
+    An order has ``source`` and ``sink`` (options), ``checkpoint`` and ``until``: "available-now",
+    "processed" (a query without end, stopped when it has everything), or a number: stopped as soon as
+    that batch has ended, whatever it is doing then. It may name another ``format`` and ``transform``.
+    """
+    name = order.get("format", FORMAT)
+    frame = spark.readStream.format(name).options(**order["source"]).load()
+    frame = frame.selectExpr(*order.get("transform", TRANSFORM))
+    writer = frame.writeStream.format(name).options(**order["sink"])
+    writer = writer.option("checkpointLocation", order["checkpoint"])
+    until = order["until"]
+    if until == "available-now":
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+    else:
+        query = writer.start()
+        if until == "processed":
+            query.processAllAvailable()
+        else:
+            while query.isActive and ((query.lastProgress or {}).get("batchId", -1) < until):
+                query.awaitTermination(0.02)  # raises what ended the query
+        query.stop()
+    progress = query.lastProgress
+    return f"ended after batch {progress['batchId'] if progress else None}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{ANSWER}{text}\n")
+    sys.stdout.flush()
+
+
+def _is_gone(spark: Any, error: Exception) -> bool:
+    """Whether the error is that of a dead JVM."""
+    if type(error).__module__.startswith("pyspark."):
+        return False  # an answer
+    try:
+        spark.sparkContext._gateway.proc.wait(timeout=_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    spark = session("copy", is_short_lived=True, settings=settings)
+    spark.dataSource.register(FaultyDataSource)
+    _say(spark.sparkContext.applicationId)
+    for line in sys.stdin:
+        try:
+            _say(run(spark, json.loads(line)))
+        except Exception as error:
+            if _is_gone(spark, error):
+                os._exit(3)
+            _say(f"failed: {type(error).__name__}: {' '.join(str(error).split())[:2000]}")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

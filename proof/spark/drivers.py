@@ -1,0 +1,96 @@
+"""Drivers as processes: started ahead of time, given orders, dead when a plan says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from proof.spark.copying import ANSWER
+from sparkbridge.local import fast_start
+
+START_LIMIT_S: Final = 120.0
+QUERY_LIMIT_S: Final = 240.0
+DIED: Final = "died"
+
+
+class Driver:
+    """One ``copy_job``; its output goes to ``log``. Wherever it stands, ``close`` ends it."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        self._settings = dict(settings)
+        self._environment = dict(environment or {})
+        self._process: asyncio.subprocess.Process | None = None
+        self._application_id = ""  #: known when the session stands
+
+    async def start(self) -> None:
+        """Start the process; it may take orders at once, and is quicker when it had time."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "proof.spark.copy_job",
+                json.dumps(self._settings),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+                limit=1 << 20,
+            )
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None, "start() first"
+        return self._process.pid
+
+    async def run(self, order: Mapping[str, Any], limit_s: float = QUERY_LIMIT_S) -> str:
+        """Give an order; the answer, or DIED. Raises TimeoutError with the end of the log."""
+        assert self._process is not None and self._process.stdin is not None, "start() first"
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            if not self._application_id:
+                async with asyncio.timeout(START_LIMIT_S):
+                    self._application_id = await self._answer()
+            async with asyncio.timeout(limit_s):
+                return await self._answer()
+        except TimeoutError:
+            raise TimeoutError(f"a driver said nothing for too long:\n{self.tail()}") from None
+
+    async def _answer(self) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        with self.log.open("ab") as log:
+            while line := await self._process.stdout.readline():
+                text = line.decode(errors="replace")
+                if text.startswith(ANSWER):
+                    return text.removeprefix(ANSWER).strip()
+                log.write(line)
+        await self.close()
+        return DIED
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    async def close(self) -> None:
+        """Kill it and all that it started and did not send elsewhere."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        home = fast_start.shadow_home()
+        if home is not None and self._application_id.startswith("app-"):
+            # Where the executors of a local cluster work, whatever spark.local.dir says.
+            shutil.rmtree(home / "work" / self._application_id, ignore_errors=True)
+        if self._process.stdin is not None:
+            self._process.stdin.close()

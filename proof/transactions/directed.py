@@ -1,0 +1,307 @@
+"""Schedules for the rules of a transaction's coordinator: each breaks a promise when its rule is removed.
+
+The coordinator is the real machine on its records, the partitions are real replicas that lead alone, and what
+is late, lost or repeated between them is up to the schedule. ``DIRECTED`` is {mutant: schedule}; a schedule
+returns None, or what was violated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from kafkalite.coordination import Caller, Decision, Instant
+from kafkalite.errors import BrokerError, ConcurrentTransactionsError
+from kafkalite.metadata.image import PartitionState
+from kafkalite.model import NO_PRODUCER_EPOCH
+from kafkalite.protocol.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    EndTxnGroupRequest,
+    EndTxnRequest,
+    JoinTxnGroupRequest,
+    RetireTxnGroupRequest,
+    TxnPartition,
+    TxnWinner,
+)
+from kafkalite.records.builder import build_batch
+from kafkalite.records.header import check
+from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithSpareId
+from kafkalite.transactions.machine import TransactionMachine
+from proof.transactions.log import Node, read_committed
+
+CALLER: Final = Caller("app", "10.0.0.1")
+PARTITIONS: Final = (TxnPartition("orders", 0), TxnPartition("orders", 1))
+TIMEOUT_MS: Final = 1_000
+_LONG_MS: Final = 8 * 24 * 3_600_000  # longer than transactional.id.expiration.ms
+NAME: Final = "app"
+
+
+class Writer:
+    """A producer, as it knows itself."""
+
+    def __init__(self, identity: tuple[int, int]) -> None:
+        self.identity = identity
+        self.sequences = dict.fromkeys(PARTITIONS, 0)
+
+    def batch(self, partition: TxnPartition) -> bytearray:
+        """The next one. It may arrive much later."""
+        sequence = self.sequences[partition]
+        self.sequences[partition] += 1
+        return build_batch(
+            [b"%d %d %d" % (*self.identity, sequence)],
+            timestamps_ms=1,
+            producer_id=self.identity[0],
+            producer_epoch=self.identity[1],
+            base_sequence=sequence,
+            transactional=True,
+        )
+
+
+class World:
+    """One coordinator, and the leaders of the partitions it writes markers to."""
+
+    def __init__(self) -> None:
+        self.machine = TransactionMachine()
+        self.now = Instant(1_000_000, 1_700_000_000_000)
+        self.nodes = {partition: Node(1, 1 << 20) for partition in PARTITIONS}
+        for node in self.nodes.values():
+            node.partition.become_leader(PartitionState((1,), (1,), 1, 0, 0))
+        self.coordinator_epoch = 0
+        self._spare_id = 7_000
+
+    # --- the coordinator -------------------------------------------------------------------------------
+
+    def ask(self, command: Any) -> Any:
+        """Raises BrokerError."""
+        return self._take(self.machine.decide(command, CALLER, self.now, {}))
+
+    def _take(self, decision: Decision) -> Any:
+        for record in decision.records:
+            self.machine.replay(record, self.now)
+        return decision.reply
+
+    def _next_id(self) -> int:
+        self._spare_id += 1
+        return self._spare_id
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, and do what it brings."""
+        self.now = Instant(self.now.monotonic_ms + ms, self.now.wall_ms + ms)
+        while (decision := self.machine.tick(self.now, {})).records:
+            self._take(decision)
+
+    def write_markers(self, *partitions: TxnPartition) -> None:
+        """Those that are due, to all partitions or only to some."""
+        for pending in self.machine.pending_markers():
+            written = tuple(one for one in pending.partitions if not partitions or one in partitions)
+            for one in written:
+                self.mark(one, *pending[1:3], is_commit=pending.is_commit)
+            self.ask(MarkersWritten(*pending[:3], written))
+
+    def mark(
+        self,
+        partition: TxnPartition,
+        producer_id: int,
+        epoch: int,
+        *,
+        is_commit: bool,
+        coordinator_epoch: int | None = None,
+    ) -> None:
+        """One marker arrives; of an earlier coordinator, if it says so. Raises BrokerError."""
+        by = self.coordinator_epoch if coordinator_epoch is None else coordinator_epoch
+        node = self.nodes[partition]
+        node.partition.append_marker(producer_id, epoch, by, is_commit, self.now.wall_ms)
+        node.sync()
+
+    # --- producers and leaders -------------------------------------------------------------------------
+
+    def start(self) -> Writer:
+        """A producer of the transactional id. Raises ConcurrentTransactionsError: ask again."""
+        answer = self.ask(
+            InitProducerId(NAME, TIMEOUT_MS, -1, NO_PRODUCER_EPOCH, spare_producer_id=self._next_id())
+        )
+        if answer.error_code:
+            raise ConcurrentTransactionsError(answer.error_message)
+        return Writer((answer.producer_id, answer.producer_epoch))
+
+    def arrive(self, partition: TxnPartition, batch: bytearray) -> None:
+        """At the leader, which has the coordinator add the partition first. Raises BrokerError."""
+        header, node = check(batch), self.nodes[partition]
+        if is_new := node.partition.needs_verification(header):
+            self.ask(AddPartitionsToTxnRequest(NAME, header.producer_id, header.producer_epoch, [partition]))
+        node.partition.append(batch, header, self.now.wall_ms, is_verified=is_new)
+        node.sync()
+
+    def send(self, writer: Writer, *partitions: TxnPartition) -> None:
+        for partition in partitions:
+            self.arrive(partition, writer.batch(partition))
+
+    def end(self, writer: Writer, *, is_commit: bool) -> None:
+        """Raises BrokerError."""
+        self.ask(WithSpareId(EndTxnRequest(NAME, *writer.identity, is_commit), self._next_id()))
+
+    def run_batch(self, batch_id: int) -> None:
+        """As a Spark driver does: a task joins, writes, and is the winner. Raises BrokerError."""
+        join = JoinTxnGroupRequest(NAME, batch_id, "task", TIMEOUT_MS)
+        answer = self.ask(WithSpareId(join, self._next_id()))
+        winners = []
+        if not answer.is_finished:
+            writer = Writer((answer.producer_id, answer.producer_epoch))
+            self.send(writer, PARTITIONS[0])
+            winners.append(TxnWinner("task", *writer.identity))
+        self.ask(EndTxnGroupRequest(NAME, batch_id, winners))
+        self.write_markers()
+
+    # --- what can be seen ------------------------------------------------------------------------------
+
+    def visible(self, partition: TxnPartition) -> list[bytes]:
+        """What a reader of committed records is given."""
+        return read_committed(self.nodes[partition].partition)
+
+    def hanging(self) -> str | None:
+        """What readers wait behind though the coordinator has nothing to do (L4)."""
+        if self.machine.pending_markers():
+            return None
+        for partition, node in self.nodes.items():
+            if node.partition.open_transactions():
+                where = f"{partition.topic}-{partition.partition}"
+                return f"readers are held back in {where}, and no marker will come"
+        return None
+
+
+def no_epoch_bump() -> str | None:
+    """A batch of a transaction arrives after the transaction was aborted, and its marker written."""
+    world = World()
+    writer = world.start()
+    world.send(writer, PARTITIONS[0])
+    late = writer.batch(PARTITIONS[0])
+    world.end(writer, is_commit=False)
+    world.write_markers()
+    try:
+        world.arrive(PARTITIONS[0], late)
+    except BrokerError:
+        return None
+    return "R31: a batch of a transaction was appended after its end"
+
+
+def marker_epoch_ignored() -> str | None:
+    """A batch for which the coordinator was asked in time is appended late, after the marker."""
+    world = World()
+    writer = world.start()
+    world.send(writer, PARTITIONS[0])
+    late = writer.batch(PARTITIONS[0])
+    world.end(writer, is_commit=False)
+    world.write_markers()
+    try:
+        world.nodes[PARTITIONS[0]].partition.append(late, check(late), world.now.wall_ms, is_verified=True)
+    except BrokerError:
+        return None
+    return "R31: a batch of a transaction was appended behind the marker that had ended it"
+
+
+def old_coordinator() -> str | None:
+    """A coordinator that was replaced aborts a transaction which its successor commits."""
+    world = World()
+    world.coordinator_epoch = 1
+    writer = world.start()
+    world.send(writer, PARTITIONS[0])
+    world.end(writer, is_commit=True)
+    world.write_markers()
+    writer = Writer((writer.identity[0], writer.identity[1] + 1))
+    world.send(writer, PARTITIONS[0])
+    with suppress(BrokerError):
+        producer_id, epoch = writer.identity
+        world.mark(PARTITIONS[0], producer_id, epoch + 1, is_commit=False, coordinator_epoch=0)
+    world.end(writer, is_commit=True)
+    world.write_markers()
+    there = len(world.visible(PARTITIONS[0]))
+    return None if there == 2 else f"R32: {there} of 2 transactions that were committed can be read"
+
+
+def complete_early() -> str | None:
+    """Only one of two partitions has its marker when the coordinator hears of it."""
+    world = World()
+    writer = world.start()
+    world.send(writer, *PARTITIONS)
+    world.end(writer, is_commit=True)
+    world.write_markers(PARTITIONS[0])
+    hanging = world.hanging()
+    return hanging and f"R32: the transaction counts as complete: {hanging}"
+
+
+def opposite_accepted() -> str | None:
+    """The commit's answer is lost, one marker is written, and the producer aborts instead."""
+    world = World()
+    writer = world.start()
+    world.send(writer, *PARTITIONS)
+    world.end(writer, is_commit=True)
+    pending = world.machine.pending_markers()[0]
+    world.mark(PARTITIONS[0], *pending[1:3], is_commit=True)
+    try:
+        world.end(writer, is_commit=False)
+    except BrokerError:
+        return None
+    world.write_markers()
+    there = [bool(world.visible(partition)) for partition in PARTITIONS]
+    return f"R32: the transaction is torn: {there} by partition" if len({*there}) > 1 else None
+
+
+def init_keeps_open() -> str | None:
+    """A producer dies in the middle, and another one takes over."""
+    world = World()
+    world.send(world.start(), PARTITIONS[0])
+    for _ in range(2):  # told to come again once
+        try:
+            world.start()
+            break
+        except ConcurrentTransactionsError:
+            world.write_markers()
+    world.advance(10 * TIMEOUT_MS)
+    world.write_markers()
+    hanging = world.hanging()
+    return hanging and f"R34: the earlier producer's transaction was left open: {hanging}"
+
+
+def timeout_no_bump() -> str | None:
+    """A producer sleeps for longer than its transaction may take, and goes on."""
+    world = World()
+    writer = world.start()
+    world.send(writer, PARTITIONS[0])
+    world.advance(TIMEOUT_MS)
+    world.write_markers()
+    try:
+        world.send(writer, PARTITIONS[0])
+    except BrokerError:
+        return None
+    return "R34: a producer goes on in a transaction that was aborted meanwhile"
+
+
+def unretired_forgotten() -> str | None:
+    """A driver commits a batch and stops before it has noted that; it comes back after a long time.
+
+    Its name was retired once, by mistake: the batch after that has taken it back.
+    """
+    world = World()
+    world.run_batch(0)
+    world.ask(RetireTxnGroupRequest(NAME))
+    world.run_batch(1)
+    before = world.visible(PARTITIONS[0])
+    for _ in range(2):
+        world.advance(_LONG_MS)
+    world.run_batch(1)
+    if world.visible(PARTITIONS[0]) != before:
+        return "R32: a batch was committed, and is in the log twice"
+    return None
+
+
+DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
+    "R31-no-epoch-bump": no_epoch_bump,
+    "R31-marker-epoch-ignored": marker_epoch_ignored,
+    "R32-complete-early": complete_early,
+    "R32-old-coordinator": old_coordinator,
+    "R32-opposite-accepted": opposite_accepted,
+    "R32-unretired-forgotten": unretired_forgotten,
+    "R34-init-keeps-open": init_keeps_open,
+    "R34-timeout-no-bump": timeout_no_bump,
+}

@@ -1,0 +1,1 @@
+"""A blocking connection to the brokers, for drivers and tasks."""

@@ -1,0 +1,1 @@
+"""Spark on one machine: sessions, quick starts, warm-up."""

@@ -1,0 +1,206 @@
+"""A Spark session with the settings that suit this source and sink.
+
+::
+
+    from sparkbridge import session
+
+    spark = session("orders")                                    # this machine, all cores
+    spark = session("orders", master="spark://master:7077")      # a cluster
+
+A session made by ``SparkSession.builder`` works as well: ``recommended_settings`` says what it misses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from sparkbridge.local import fast_start
+
+LOCAL_ADDRESS: Final = "127.0.0.1"
+MIN_PYSPARK: Final = (4, 2)
+_LOCAL = re.compile(r"local(\[(?P<cores>\d+|\*)(,\s*\d+)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[(?P<cores>.*)\]")
+_CHECKPOINT_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and executors are all on this machine."""
+    return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
+
+
+def missing_requirements() -> list[str]:
+    """What Spark needs and is not here, a sentence each, with what to do; empty when all is well."""
+    missing: list[str] = []
+    for package, least in (("pyspark", MIN_PYSPARK), ("pyarrow", (18,))):
+        wanted = ".".join(map(str, least))
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            missing.append(f"{package} is not installed: {_how_to_install()}")
+            continue
+        if tuple(int(part) for part in re.findall(r"\d+", found)[: len(least)]) < least:
+            missing.append(f"{package} {found} is too old, {wanted} is needed: pip install -U {package}")
+    java = fast_start.find_java()
+    need = f"Java {fast_start.MIN_JAVA} or newer is needed"
+    how = "install one (Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME"
+    if java is None:
+        home = os.environ.get("JAVA_HOME")
+        where = f" in JAVA_HOME, {home}" if home else ""
+        missing.append(f"there is no java that runs{where}; {need}: {how}")
+    elif java.major < fast_start.MIN_JAVA:
+        missing.append(f"{java.command} is Java {java.major}; {need}: {how}")
+    return missing
+
+
+def _how_to_install() -> str:
+    in_checkout = Path(__file__).resolve().parents[1] / "bin" / "setup"
+    return "bin/setup" if in_checkout.is_file() else 'pip install "kafkalite[spark]"'
+
+
+def recommended_settings(
+    master: str, *, cache: str | os.PathLike[str] | None = None, is_short_lived: bool = False
+) -> dict[str, str]:
+    """Spark's settings by name, ``spark.master`` among them, as good for ``master`` as we know.
+
+    Local masters also get no web interface, one address for all, as many shuffle partitions as cores, and a
+    manager of checkpoint files that is quicker on a local disk. ``is_short_lived`` (tests, short jobs) trades
+    peak speed for a quicker start.
+    """
+    settings = {
+        "spark.master": master,
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if not is_local(master):
+        return settings
+    options = fast_start.java_options(fast_start.class_archive(cache), is_short_lived=is_short_lived)
+    return settings | {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": LOCAL_ADDRESS,
+        "spark.driver.bindAddress": LOCAL_ADDRESS,
+        "spark.driver.extraJavaOptions": options,
+        "spark.executor.extraJavaOptions": options,
+        "spark.sql.shuffle.partitions": str(_cores(master)),
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+    }
+
+
+def _cores(master: str) -> int:
+    """Cores of a local master, or of all workers of a local cluster."""
+    if cluster := _LOCAL_CLUSTER.fullmatch(master):
+        workers, each, *_ = (int(number) for number in cluster["cores"].split(","))
+        return workers * each
+    local = _LOCAL.fullmatch(master)
+    cores = local["cores"] if local is not None else None
+    if cores == "*":
+        return os.cpu_count() or 1
+    return int(cores or 1)
+
+
+@contextlib.contextmanager
+def launch_environment(master: str, cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """The environment in which to start a JVM: whatever the user has set stays, and is restored after."""
+    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    if is_local(master):
+        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL_ADDRESS}
+        home: Path | None = fast_start.shadow_home(cache)
+        if home is not None:
+            wanted["SPARK_HOME"] = str(home)
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def session(
+    app_name: str = "kafkalite",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    is_short_lived: bool = False,
+) -> Any:
+    """The running SparkSession, or a new one with the recommended settings and then ``settings``.
+
+    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
+    environment. What spark-submit was told goes before what we recommend. In ``settings``, True and False
+    become Spark's words, and extraJavaOptions are added to ours. ``cache``: see ``fast_start``.
+    """
+    from pyspark.sql import SparkSession
+
+    given = {name: _text(value) for name, value in (settings or {}).items()}
+    submitted = _submitted_settings()
+    chosen = master or given.get("spark.master") or submitted.get("spark.master")
+    chosen = chosen or os.environ.get("MASTER") or "local[*]"
+    wanted = recommended_settings(chosen, cache=cache, is_short_lived=is_short_lived)
+    wanted |= {name: value for name, value in submitted.items() if name in wanted and name != "spark.master"}
+    for name, value in given.items():
+        if name.endswith(".extraJavaOptions") and name in wanted:
+            value = f"{wanted[name]} {value}"
+        wanted[name] = value
+    with launch_environment(chosen, cache):
+        if is_local(chosen):
+            wanted = _quiet_workers(cache) | wanted
+        builder = SparkSession.builder.appName(app_name)
+        for name, value in wanted.items():
+            builder = builder.config(name, value)
+        try:
+            return builder.getOrCreate()
+        except BaseException as error:
+            _end_forgotten_jvm(error)
+            raise
+
+
+def _end_forgotten_jvm(error: BaseException) -> None:
+    """End the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, came.
+
+    pyspark forgets it and removes the directory where it was to report; finding none, it runs for ever.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "launch_gateway":
+            process = trace.tb_frame.f_locals.get("proc")
+            if process is not None:
+                process.kill()
+                process.wait()
+        trace = trace.tb_next
+
+
+def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
+    """The setting that starts Python workers by ``quiet_daemon``, where the JVM will find that module."""
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm  # one that runs already keeps the SPARK_HOME that it was started with
+    used = os.environ.get("SPARK_HOME") if jvm is None else jvm.System.getenv("SPARK_HOME")
+    home = fast_start.shadow_home(cache)
+    if home is None or used != str(home):
+        return {}
+    module = fast_start.quiet_daemon(home)
+    return {"spark.python.daemon.module": module} if module is not None else {}
+
+
+def _submitted_settings() -> dict[str, str]:
+    """Spark's settings of a program that spark-submit has started: its JVM is there before us."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

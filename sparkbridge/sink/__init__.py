@@ -1,0 +1,1 @@
+"""The sink: writers of tasks, commit and abort of batches."""

@@ -1,0 +1,343 @@
+"""Rows of a task as Arrow columns -> shares of one topic and partition each, in the order they came.
+
+No record is touched alone: keys are hashed by the column, rows sorted stably by their partition and moved
+once, and where a batch has to end is searched for in the offsets of the columns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafkalite.errors import RecordError, RecordTooLargeError
+from kafkalite.records.arrow_keys import partitions_of_keys
+from kafkalite.records.partitioners import partition_for_key
+from sparkbridge.sink.schema import SinkColumns
+
+#: What a batch needs besides its records: the header, and the lengths of its columns.
+BATCH_BYTES: Final = 160
+#: And a header beside its bytes.
+HEADER_BYTES: Final = 12
+NO_PARTITION: Final = -1  # of a record without key, until it is known where its batch goes
+
+_LARGE: Final = {pa.large_binary(): pa.binary(), pa.large_string(): pa.string()}
+
+
+class Records(NamedTuple):
+    """Columns of equal length; None where there is none. ``timestamps`` are int64 milliseconds."""
+
+    values: Any
+    keys: Any = None
+    timestamps: Any = None
+    headers: Any = None
+
+    @property
+    def row_count(self) -> int:
+        return len(self.values)
+
+    def slice(self, start: int, count: int) -> Records:
+        return Records(*(None if one is None else one.slice(start, count) for one in self))
+
+    def take(self, indices: Any) -> Records:
+        return Records(*(None if one is None else one.take(indices) for one in self))
+
+    def copy(self) -> Records:
+        """In memory of its own: a slice holds all of what it was cut from."""
+        return Records(*(None if one is None else pa.concat_arrays(_arrays(one)) for one in self))
+
+
+def _arrays(column: Any) -> list[Any]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    """All as one, in chunks where they are several. Either all have timestamps or none has."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = headers = None
+    if any(part.keys is not None for part in parts):
+        keys = _chunked([part.keys for part in parts], parts)
+    if any(part.headers is not None for part in parts):
+        headers = _chunked([part.headers for part in parts], parts)
+    timestamps = None
+    if parts[0].timestamps is not None:
+        timestamps = _chunked([part.timestamps for part in parts], parts)
+    return Records(_chunked([part.values for part in parts], parts), keys, timestamps, headers)
+
+
+def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
+    kind = next(array.type for array in arrays if array is not None)
+    return pa.chunked_array(
+        [
+            pa.nulls(part.row_count, kind) if array is None else array
+            for array, part in zip(arrays, parts, strict=True)
+        ],
+        kind,
+    )
+
+
+class Share(NamedTuple):
+    """Records of one partition; of NO_PARTITION where the sender may choose."""
+
+    topic: str
+    partition: int
+    records: Records
+
+
+class Splitter:
+    """``partition_count`` answers for a topic, and raises for one that is not there.
+
+    ``keyless`` tells the partition for rows without key that come in one batch with others; none is asked for
+    where all rows of a batch are without.
+    """
+
+    def __init__(
+        self,
+        columns: SinkColumns,
+        topic: str | None,
+        partitioner: str,
+        partition_count: Callable[[str], int],
+        keyless: Callable[[str], int],
+    ) -> None:
+        self._columns = columns
+        self._topic = topic
+        self._partitioner = partitioner
+        self._partition_count = partition_count
+        self._keyless = keyless
+
+    def split(self, batch: Any, now_ms: int) -> Iterator[Share]:
+        """The shares of a pyarrow.RecordBatch. A null timestamp is ``now_ms``. Raises RecordError."""
+        if not batch.num_rows:
+            return
+        records = _records(batch, self._columns, now_ms)
+        partitions = None
+        if self._columns.partition is not None:
+            partitions = batch.column(self._columns.partition)
+            if partitions.null_count == len(partitions):
+                partitions = None
+        if self._topic is not None:
+            yield from self._of_topic(self._topic, records, partitions)
+            return
+        assert self._columns.topic is not None, "the schema was checked"
+        for topic, rows in _by_topic(batch.column(self._columns.topic)):
+            if rows is None:
+                yield from self._of_topic(topic, records, partitions)
+            else:
+                own = None if partitions is None else partitions.take(rows)
+                yield from self._of_topic(topic, records.take(rows), own)
+
+    def _of_topic(self, topic: str, records: Records, given: Any) -> Iterator[Share]:
+        count = self._partition_count(topic)
+        partitions = self._partitions(topic, records, count, given)
+        if count == 1:
+            yield Share(topic, 0, records)
+        elif partitions is None:
+            yield Share(topic, NO_PARTITION, records)
+        else:
+            for partition, share in by_partition(records, partitions):
+                yield Share(topic, partition, share)
+
+    def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
+        """Of each record, as int32 without nulls; None when all are without partition and key."""
+        if given is not None:
+            _check_given(topic, given, count)
+            if not given.null_count:
+                return given
+        chosen = self._by_key(topic, records, count)
+        if given is None:
+            return chosen
+        if chosen is None:
+            chosen = pa.scalar(self._keyless(topic), pa.int32())
+        return pc.coalesce(given, chosen)
+
+    def _by_key(self, topic: str, records: Records, count: int) -> Any:
+        if self._partitioner == "random":
+            chosen = pc.floor(pc.multiply(pc.random(records.row_count), float(count)))
+            return chosen.cast(pa.int32())
+        keys = records.keys
+        if keys is None or keys.null_count == len(keys):
+            return None if self._partitioner != "hash" else pa.repeat(_hashed_null(count), records.row_count)
+        partitions = partitions_of_keys(keys, count)
+        if keys.null_count:
+            otherwise = _hashed_null(count)
+            if self._partitioner != "hash":
+                otherwise = pa.scalar(self._keyless(topic), pa.int32())
+            partitions = pc.coalesce(partitions, otherwise)
+        return partitions
+
+
+def _hashed_null(count: int) -> Any:
+    return pa.scalar(partition_for_key(b"", count), pa.int32())
+
+
+def _check_given(topic: str, given: Any, count: int) -> None:
+    bounds = pc.min_max(given)
+    lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
+    if lowest < 0 or highest >= count:
+        wrong = lowest if lowest < 0 else highest
+        raise RecordError(
+            f"a row has partition {wrong}, but topic {topic!r} has partitions 0 to {count - 1}",
+            hint="leave column 'partition' null where the key shall decide",
+        )
+
+
+def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Records]]:
+    """The records of each partition, ascending, their order kept. ``partitions`` has no nulls."""
+    counts = sorted((one["values"].as_py(), one["counts"].as_py()) for one in pc.value_counts(partitions))
+    if len(counts) == 1:
+        yield counts[0][0], records
+        return
+    moved = records.take(pc.array_sort_indices(partitions))  # which is stable
+    start = 0
+    for partition, count in counts:
+        yield partition, moved.slice(start, count)
+        start += count
+
+
+def _by_topic(topics: Any) -> Iterator[tuple[str, Any]]:
+    """Each topic with the indices of its rows, or None for all rows. Raises RecordError for a null."""
+    if topics.null_count:
+        raise RecordError(
+            "a row has no topic: column 'topic' is null in it",
+            hint='fill it, or say .option("topic", "name"), which comes before the column',
+        )
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        yield names[0], None
+        return
+    for index, name in enumerate(names):
+        yield name, pc.indices_nonzero(pc.equal(encoded.indices, pa.scalar(index, pa.int32())))
+
+
+# --- columns -----------------------------------------------------------------------------------------
+
+
+def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
+    def column(index: int | None) -> Any:
+        return None if index is None else _small(batch.column(index))
+
+    keys = column(columns.key)
+    if keys is not None and keys.null_count == len(keys):
+        keys = None
+    headers = column(columns.headers)
+    if headers is not None and headers.null_count == len(headers):
+        headers = None
+    timestamps = column(columns.timestamp)
+    if timestamps is not None:
+        timestamps = _milliseconds(timestamps, now_ms)
+    return Records(column(columns.value), keys, timestamps, headers)
+
+
+def _small(array: Any) -> Any:
+    """Of the large kinds, which Spark sends with useLargeVarTypes, the one with 32-bit offsets."""
+    kind = _LARGE.get(array.type)
+    if kind is not None:
+        return array.cast(kind)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _small_headers(array)
+    return array
+
+
+_HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+def _small_headers(array: Any) -> Any:
+    return array if array.type.equals(_HEADERS) else array.cast(_HEADERS)
+
+
+def _milliseconds(timestamps: Any, now_ms: int) -> Any:
+    """int64 milliseconds since 1970, rounded down; Spark's session zone only says how to show them."""
+    micros = timestamps.cast(pa.timestamp("us", tz=timestamps.type.tz)).cast(pa.int64())
+    lowest = pc.min(micros).as_py()
+    if lowest is not None and lowest < 0:
+        raise RecordError(
+            "a row has a timestamp before 1970, which a record can't have",
+            hint="leave column 'timestamp' null where the time of writing is meant",
+        )
+    millis = pc.divide(micros, pa.scalar(1000, pa.int64()))
+    return millis.fill_null(now_ms) if millis.null_count else millis
+
+
+# --- sizes -------------------------------------------------------------------------------------------
+
+
+def record_overhead(columns: SinkColumns) -> int:
+    """What a record has beside its bytes, at most: offsets, a timestamp, the mark of its headers.
+
+    Of all columns that the rows of a task may have, for what has no key may join what has. The two bits of
+    validity come on top.
+    """
+    overhead = 4
+    if columns.key is not None:
+        overhead += 4
+    if columns.timestamp is not None:
+        overhead += 8
+    if columns.headers is not None:
+        overhead += 5
+    return overhead
+
+
+class Sizes:
+    """How many bytes records take in a batch, told from the offsets of their columns: an upper bound."""
+
+    def __init__(self, records: Records, overhead: int) -> None:
+        self._overhead = overhead
+        self._count = records.row_count
+        self._columns = [_offsets(one) for one in (records.values, records.keys) if one is not None]
+        self._lists = None
+        if records.headers is not None:
+            self._lists = _offsets(records.headers)
+            content = records.headers.values
+            self._headers = [_offsets(content.field(0)), _offsets(content.field(1))]
+
+    def between(self, start: int, end: int) -> int:
+        """Of the records from ``start`` to ``end``, exclusive."""
+        total = (end - start) * self._overhead + (end - start + 3) // 4
+        for offsets in self._columns:
+            total += offsets[end] - offsets[start]
+        if self._lists is not None:
+            first, last = self._lists[start], self._lists[end]
+            total += (last - first) * HEADER_BYTES
+            for offsets in self._headers:
+                total += offsets[last] - offsets[first]
+        return total
+
+    def end(self, start: int, limit_bytes: int, limit_records: int) -> int:
+        """Where a batch ends that begins with ``start``: exclusive, and ``start`` if none fits."""
+        most = min(self._count, start + limit_records)
+        if self.between(start, most) <= limit_bytes:
+            return most
+        return start + bisect_right(
+            range(start, most), limit_bytes, key=lambda index: self.between(start, index + 1)
+        )
+
+
+def cut(
+    records: Records, limit_bytes: int, limit_records: int, overhead: int
+) -> Iterator[tuple[Records, int]]:
+    """Pieces, with their sizes, each of at most ``limit_bytes``. Raises RecordTooLargeError."""
+    sizes = Sizes(records, overhead)
+    start = 0
+    while start < records.row_count:
+        end = sizes.end(start, limit_bytes, limit_records)
+        if end == start:
+            raise RecordTooLargeError(
+                f"a row makes a record of {sizes.between(start, start + 1)} bytes; a batch may have "
+                f"{limit_bytes}",
+                hint="raise the topic's max.message.bytes, and kafka.max.request.size with it",
+            )
+        yield records.slice(start, end - start), sizes.between(start, end)
+        start = end
+
+
+def _offsets(array: Any) -> memoryview:
+    """The count + 1 offsets of a binary, string or list array, as int32 items."""
+    raw = memoryview(array.buffers()[1]) if array.buffers()[1] is not None else memoryview(bytes(4))
+    if not len(raw):
+        raw = memoryview(bytes(4))
+    return raw.cast("B").cast("i")[array.offset : array.offset + len(array) + 1]

@@ -1,0 +1,206 @@
+"""What the driver says of a batch that is written: commit it, once.
+
+A commit is one call, ``TransactionGroup.finish``, which may be repeated: who crashes between it and Spark's
+own commit log repeats it after the restart, and hears the first result.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final, Protocol, Self, TypeVar
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from kafkalite.client.blocking.transaction_group import TransactionGroup, TransactionGroupWriter
+from kafkalite.client.producer.transaction_group import GroupResult, PreparedWriter
+from kafkalite.errors import (
+    ConnectionFailedError,
+    FinishedBatchError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
+    KafkaliteError,
+)
+from sparkbridge.errors import SinkCommitError
+from sparkbridge.local.worker_garbage import spare_collections
+from sparkbridge.options import SinkOptions
+
+#: So long a commit waits for its markers. It is decided before; readers see it when they are written.
+COMPLETE_WAIT_MS: Final = 10_000
+#: So long a commit is tried, through failovers of the coordinator.
+COMMIT_TIMEOUT_MS: Final = 120_000
+
+#: Between two attempts to reach a broker.
+REACH_PAUSE_S: Final = 0.2
+
+logger = logging.getLogger("sparkbridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task attempt wrote. ``prepared`` is None where there is nothing for the driver to decide."""
+
+    sink_id: str
+    batch_id: int
+    query_id: str  #: of the stream, which tells a sink used by two; empty of a batch job
+    rows: int
+    prepared: tuple[str, int, int] | None
+
+
+def commit_batch(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_last: bool = False
+) -> GroupResult | None:
+    """Let readers see the batch. None where there is nothing to decide. Raises SinkCommitError.
+
+    ``is_last``: no batch of this sink follows, so the brokers need not keep its name for ever.
+    """
+    spare_collections("commit")
+    written = [message for message in messages if isinstance(message, Written)]
+    if not written or not options.exactly_once:
+        return None
+    sink_id, query_id, batch_id = written[0].sink_id, written[0].query_id, written[0].batch_id
+    winners = [PreparedWriter(*one.prepared) for one in written if one.prepared is not None]
+    try:
+        if not winners:
+            winners = _witness(options, written[0])
+        with closing(started(lambda: _group(options, sink_id), COMMIT_TIMEOUT_MS)) as group:
+            result = group.finish(batch_id, winners, wait_ms=COMPLETE_WAIT_MS)
+            if is_last:
+                _retire(group)
+    except InvalidTxnStateError as error:
+        raise SinkCommitError(
+            f"batch {batch_id} of {sink_id!r} was not committed: a task's transaction was aborted before "
+            f"({error.message})",
+            hint="it was open for longer than kafka.transaction.timeout.ms, now "
+            f"{options.transaction_timeout_ms}, or the batch was run by a second driver; start the query "
+            "again, with a longer time-out or smaller batches",
+        ) from error
+    except FinishedBatchError as error:
+        raise older_batch(sink_id, batch_id, error.message) from error
+    except KafkaliteError as error:
+        raise SinkCommitError(
+            f"whether batch {batch_id} of {sink_id!r} is committed is not known: {error}",
+            hint="start the query again: it runs the batch once more, and it is written once all the same",
+        ) from error
+    _check_same_query(sink_id, query_id, batch_id, result)
+    if not result.is_complete:
+        logger.warning(
+            "batch %d of %s is committed; some partitions show it when they have a leader", batch_id, sink_id
+        )
+    return result
+
+
+def _retire(group: TransactionGroup) -> None:
+    try:
+        group.retire()
+    except KafkaliteError as error:  # the batch is committed, which is what matters
+        logger.info("%r is kept by the brokers: %s", group, error)
+
+
+def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
+    """A winner that wrote nothing, so that a batch without rows tells too which query it was of."""
+    if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
+        return []  # no query, or a name that no other one has
+    member = member_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
+    timeout_ms = min(options.transaction_timeout_ms, COMMIT_TIMEOUT_MS)
+    try:
+        with closing(
+            started(
+                lambda: attempt_writer(options, one.sink_id, one.batch_id, member, timeout_ms),
+                COMMIT_TIMEOUT_MS,
+            )
+        ) as writer:
+            prepared = writer.prepare()
+    except InvalidTransactionTimeoutError:  # brokers that allow less do without
+        prepared = None
+    return [] if prepared is None else [prepared]
+
+
+def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
+    return TransactionGroup(sink_id, config=driver_config(options, COMMIT_TIMEOUT_MS))
+
+
+def attempt_writer(
+    options: SinkOptions, sink_id: str, batch_id: int, member: str, timeout_ms: int
+) -> TransactionGroupWriter:
+    """A writer under this name, whose calls may take so long; its transaction no longer than a task's."""
+    transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
+    config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
+    return TransactionGroupWriter(sink_id, batch_id, member, config=config)
+
+
+class _Client(Protocol):
+    def start(self) -> Self: ...
+
+
+C = TypeVar("C", bound=_Client)
+
+
+def started(make: Callable[[], C], timeout_ms: int) -> C:
+    """A client that has started, made anew until a broker can be reached.
+
+    Brokers that restart must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
+    """
+    deadline_s = time.monotonic() + timeout_ms / 1000
+    while True:
+        try:
+            return make().start()
+        except ConnectionFailedError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(REACH_PAUSE_S)
+
+
+def older_batch(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
+    return SinkCommitError(
+        f"batch {batch_id} of {sink_id!r} comes after a later one was committed ({why}): nothing was written",
+        hint="the checkpoint is new, or older than the sink, or two queries use one name, or this driver was "
+        "replaced: if it is to go on, give it a sinkName (txnAppId) of its own",
+    )
+
+
+def member_name(query_id: str, attempt: str) -> str:
+    """Of a task attempt, unique. The query comes first, see ``commit_batch``."""
+    return f"{query_id}/{attempt}"
+
+
+def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
+    """A repeated batch must be this query's, or its rows would be taken for written."""
+    if not result.is_repeated:
+        return
+    strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]
+    if strangers and query_id:
+        raise SinkCommitError(
+            f"batch {batch_id} of {sink_id!r} was committed by another query ({strangers[0]!r}): the rows of "
+            "this one were not written",
+            hint="a sinkName belongs to one checkpoint; give this query another one",
+        )
+
+
+def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:
+    """Settings of an Admin: how to reach the cluster, and for how long a call is tried."""
+    client = options.client
+    common = {name: text for name, text in client.producer.items() if name in _COMMON}
+    return {
+        **common,
+        "bootstrap.servers": client.bootstrap_servers,
+        "client.id": client.client_id,
+        "request.timeout.ms": str(client.request_timeout_ms),
+        "default.api.timeout.ms": str(timeout_ms),
+    }
+
+
+_COMMON: Final = frozenset(
+    {
+        "retry.backoff.ms",
+        "retry.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms",
+        "socket.connection.setup.timeout.ms",
+        "metadata.max.age.ms",
+    }
+)

@@ -1,0 +1,54 @@
+"""Update mode, and several topics from one query: the sink as a function for ``foreachBatch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkbridge.errors import SparkOptionError
+from sparkbridge.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def foreach_batch(
+    options: Mapping[str, Any] | None = None, /, *, sinkName: str, **more: Any
+) -> Callable[[DataFrame, int], None]:
+    """A function that writes each micro-batch once::
+
+        to_counts = foreach_batch(
+            {"kafka.bootstrap.servers": "localhost:9092"}, topic="counts", sinkName="counts"
+        )
+        counts.writeStream.outputMode("update").foreachBatch(to_counts).start()
+
+    Options are those of ``df.write.format("kafkalite")``. A batch is known as written by
+    (``sinkName``, its number): two writes in one batch need two names, and a name belongs to one checkpoint.
+    Raises SparkOptionError.
+    """
+    if not sinkName:
+        raise SparkOptionError("sinkName is empty", hint="two writes in one batch need two names")
+    given = {name: _text(value) for name, value in {**(options or {}), **more}.items()}
+    refused = sorted({name.lower() for name in given} & {"txnappid", "txnversion"})
+    if refused:
+        raise SparkOptionError(
+            f"{', '.join(refused)} can't be given to foreach_batch", hint="they are sinkName and the batch"
+        )
+    from sparkbridge.sink.task_writer import check_settings
+
+    parsed = SinkOptions.parse(given, is_stream=False)
+    check_settings(parsed)
+    if parsed.exactly_once:
+        given["txnAppId"] = f"{parsed.transactional_id_prefix}-{sinkName}"
+        SinkOptions.parse({**given, "txnVersion": "0"}, is_stream=False)
+
+    def write_batch(df: DataFrame, batch_id: int) -> None:
+        version = {"txnVersion": str(batch_id)} if "txnAppId" in given else {}
+        df.write.format("kafkalite").mode("append").options(**given, **version).save()
+
+    return write_batch
+
+
+def _text(value: Any) -> str:
+    """As Spark's ``option`` has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""The sink of a stream: each micro-batch once, or at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sparkbridge.errors import SinkCommitError
+from sparkbridge.local.worker_garbage import spare_collections
+from sparkbridge.options import SinkOptions
+from sparkbridge.sink.abort import abort_batch, checkpoint_mark
+from sparkbridge.sink.commit import Written, commit_batch
+from sparkbridge.sink.schema import sink_columns
+from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_task
+
+
+class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
+    """Spark pickles one to the tasks, and makes another for each commit: what they know is in the messages.
+
+    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka connector.
+    Raises SparkOptionError and SinkSchemaError, before the query starts.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
+        self.options = SinkOptions.parse(options, is_stream=True)
+        check_settings(self.options)
+        self.columns = sink_columns(schema, self.options.topic)
+        self.mark = checkpoint_mark(options, self.options.topic)
+        spare_collections("plan")
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """One task attempt. See ``task_writer``."""
+        return write_task(iterator, self.columns, self.options, _task_identity(self.options, self.mark))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Let readers see the batch; may be repeated. Raises SinkCommitError."""
+        commit_batch(self.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """The batch failed or was stopped: take back what was written. The next start runs it again."""
+        name = self.options.sink_name
+        sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
+        abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)
+
+
+def _task_identity(options: SinkOptions, mark: str) -> TaskIdentity:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    batch_id = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    if context is None or query_id is None or batch_id is None:
+        raise SinkCommitError(
+            "this is no task of a streaming query: Spark did not tell the query and the batch",
+            hint="write with df.writeStream, or with df.write for a batch",
+        )
+    run_id = context.getLocalProperty("spark.jobGroup.id") or ""
+    attempt = f"{run_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}-{mark}"
+    sink_id = f"{options.transactional_id_prefix}-{options.sink_name or query_id}"
+    return TaskIdentity(sink_id, int(batch_id), query_id, attempt, context.partitionId())

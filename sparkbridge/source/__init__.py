@@ -1,0 +1,1 @@
+"""The source: planning of micro-batches, reading of offset ranges."""

@@ -1,0 +1,156 @@
+"""Filters that Spark hands to a batch reader, as limits of what is read at all.
+
+They only ever leave out what no filter could let through; Spark applies the filters again to what is read.
+Filters are known by their class's name, so nothing of pyspark is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from kafkalite.model import TopicPartition
+from sparkbridge.source.offsets import OffsetRange
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "EqualTo": lambda actual, value: actual == value,
+    "EqualNullSafe": lambda actual, value: actual == value,
+    "GreaterThan": lambda actual, value: actual > value,
+    "GreaterThanOrEqual": lambda actual, value: actual >= value,
+    "LessThan": lambda actual, value: actual < value,
+    "LessThanOrEqual": lambda actual, value: actual <= value,
+    "In": lambda actual, value: actual in value,
+}
+_TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What a set of filters, all of which must hold, leaves to be read.
+
+    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to ``until``
+    (exclusive); ``from_ms`` is a time that all records wanted have or pass. There is no such limit upwards:
+    the times of a log need not be in order, so behind a later record there may be an earlier one.
+    """
+
+    topics: tuple[tuple[str, Any], ...] = ()
+    partitions: tuple[tuple[str, Any], ...] = ()
+    first: int = 0
+    until: int | None = None
+    from_ms: int | None = None
+
+    @classmethod
+    def of(cls, filters: Iterable[Any]) -> Pruning:
+        """The limits that follow from pyspark's filters; those that nothing follows from are passed over."""
+        pruning = cls()
+        for each in filters:
+            known = _readable(each)
+            if known is not None:
+                pruning = pruning._and(*known)
+        return pruning
+
+    def _and(self, column: str, name: str, value: Any) -> Pruning:
+        if column == "topic":
+            return replace(self, topics=(*self.topics, (name, value)))
+        if column == "partition":
+            return replace(self, partitions=(*self.partitions, (name, value)))
+        if name == "In" and not value:
+            return replace(self, until=0)  # only null was in it
+        if column == "offset":
+            first, until = _interval(name, value)
+            ends = [end for end in (self.until, until) if end is not None]
+            return replace(self, first=max(self.first, first), until=min(ends, default=None))
+        from_ms = _from_ms(name, value)
+        times = [time_ms for time_ms in (self.from_ms, from_ms) if time_ms is not None]
+        return replace(self, from_ms=max(times, default=None))
+
+    def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+        """What is left by topic, partition and offset."""
+        kept: list[OffsetRange] = []
+        for range_ in ranges:
+            if not all(_COMPARE[name](range_.topic, value) for name, value in self.topics):
+                continue
+            if not all(_COMPARE[name](range_.partition, value) for name, value in self.partitions):
+                continue
+            end = range_.end if self.until is None else min(range_.end, self.until)
+            start = max(range_.start, self.first)
+            if start < end:
+                kept.append(range_._replace(start=start, end=end))
+        return kept
+
+    def times(self, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
+        """The look-ups that ``narrow_by_time`` needs: the first offset at or after a time (ms)."""
+        if self.from_ms is None:
+            return {}
+        return {TopicPartition(range_.topic, range_.partition): self.from_ms for range_ in ranges}
+
+    def narrow_by_time(
+        self, ranges: Iterable[OffsetRange], found: Mapping[TopicPartition, int | None]
+    ) -> list[OffsetRange]:
+        """What is left by time. ``found`` None: all records are older, so the partition is left out.
+
+        A partition that was not looked up stays as it is.
+        """
+        kept: list[OffsetRange] = []
+        for range_ in ranges:
+            first = found.get(TopicPartition(range_.topic, range_.partition), range_.start)
+            if first is not None and first < range_.end:
+                kept.append(range_._replace(start=max(range_.start, first)))
+        return kept
+
+
+def _readable(each: Any) -> tuple[str, str, Any] | None:
+    """(column, kind of comparison, value) of a filter that may limit what is read."""
+    name = type(each).__name__
+    attribute: tuple[str, ...] = getattr(each, "attribute", ())
+    if name not in _COMPARE or len(attribute) != 1 or attribute[0] not in _TYPES:
+        return None
+    column = attribute[0]
+    if name == "In":
+        values = tuple(value for value in each.value if value is not None)  # null equals nothing
+        return (column, name, values) if all(_is_fit(column, value) for value in values) else None
+    return (column, name, each.value) if _is_fit(column, each.value) else None
+
+
+def _is_fit(column: str, value: Any) -> bool:
+    if not isinstance(value, _TYPES[column]) or isinstance(value, bool):
+        return False
+    return not isinstance(value, datetime) or value.tzinfo is not None
+
+
+def _interval(name: str, value: Any) -> tuple[int, int | None]:
+    """Offsets that a comparison can hold for: (first, exclusive end or None)."""
+    match name:
+        case "EqualTo" | "EqualNullSafe":
+            return value, value + 1
+        case "GreaterThan":
+            return value + 1, None
+        case "GreaterThanOrEqual":
+            return value, None
+        case "LessThan":
+            return 0, value
+        case "LessThanOrEqual":
+            return 0, value + 1
+    return min(value), max(value) + 1
+
+
+def _from_ms(name: str, value: Any) -> int | None:
+    """The least record time (ms) that a comparison can hold for; None where there is no such limit.
+
+    Records without a time have -1, so limits below 0 are none.
+    """
+    match name:
+        case "EqualTo" | "EqualNullSafe" | "GreaterThanOrEqual":
+            least = -((_EPOCH - value) // _MILLISECOND)  # rounded up: records have whole milliseconds
+        case "GreaterThan":
+            least = (value - _EPOCH) // _MILLISECOND + 1
+        case "In":
+            least = -((_EPOCH - min(value)) // _MILLISECOND)
+        case _:
+            return None
+    return least if least >= 0 else None

@@ -1,0 +1,197 @@
+"""What the driver's side of the source asks of the cluster, in the words of ``planning`` and ``starting``.
+
+Here is all the waiting and warning that those pure modules leave to others.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kafkalite.model import TopicPartition
+from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
+from sparkbridge.source.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSnapshot
+from sparkbridge.source.planning import is_created_again, went_back
+from sparkbridge.source.starting import (
+    Answers,
+    EndingSpec,
+    Questions,
+    Resolved,
+    StartingSpec,
+    assigned,
+    questions,
+    resolve_ending,
+    resolve_starting,
+)
+
+if TYPE_CHECKING:
+    from sparkbridge.brokers.cluster import SparkCluster
+    from sparkbridge.options import SourceOptions
+
+_LOSSES_TOLD = 5
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
+    """Where the topics of ``options`` start and end; those that do not exist are left out."""
+    wanted: Mapping[str, Sequence[int] | None]
+    if options.assign is not None:
+        wanted = options.assign
+    elif options.subscribe is not None:
+        wanted = dict.fromkeys(options.subscribe)
+    else:
+        wanted = dict.fromkeys(cluster.topics(pattern=options.subscribe_pattern))
+    return cluster.snapshot(wanted) if wanted else {}
+
+
+def steady_snapshot(
+    cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
+) -> dict[str, TopicSnapshot]:
+    """A snapshot, taken again (fetchOffset.numRetries) while a partition of ``offset`` is gone, too short or
+    another one.
+
+    A broker that has just started, or a leader that was just elected, will soon know better; another broker
+    may now.
+    """
+    return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
+
+
+def replay_snapshot(
+    cluster: SparkCluster, options: SourceOptions, end: StreamOffset
+) -> dict[str, TopicSnapshot]:
+    """The same of the partitions of a batch that was logged, whichever ``options`` names by now."""
+    wanted: dict[str, list[int]] = {}
+    for topic, partition in sorted(end.positions):
+        wanted.setdefault(topic, []).append(partition)
+    return _steady(cluster, options, end, lambda: cluster.snapshot(wanted) if wanted else {})
+
+
+def _steady(
+    cluster: SparkCluster,
+    options: SourceOptions,
+    offset: StreamOffset,
+    look: Callable[[], dict[str, TopicSnapshot]],
+) -> dict[str, TopicSnapshot]:
+    for retries_left in range(options.fetch_offset_retries, -1, -1):
+        snapshot = look()
+        there = ends_of(snapshot)
+        short = went_back(offset, snapshot)
+        if short and options.client.is_read_committed:
+            _let_stand(snapshot, {tp: offset.positions[tp] for tp in short}, cluster.high_watermarks(short))
+            short = went_back(offset, snapshot)
+        is_known = all(tp in there for tp in offset.positions) and not any(
+            is_created_again(topic, offset.ids, snapshot) for topic in offset.ids
+        )
+        if (is_known and not short) or not retries_left:
+            break
+        cluster.doubt()
+        time.sleep(options.fetch_offset_retry_interval_ms / 1000)
+    return snapshot
+
+
+def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
+    """Where an open transaction alone holds the end back, behind what was read with read_uncommitted or what
+    is asked for, nothing is lost: let the partition end at the position. ``ends`` are the high watermarks."""
+    for tp, position in positions.items():
+        known = snapshot[tp.topic]
+        if position <= ends[tp]:
+            stable = [position if number == tp.partition else end for number, end in enumerate(known.ends)]
+            snapshot[tp.topic] = known._replace(ends=tuple(stable))
+
+
+def ends_of(snapshot: Snapshot) -> Positions:
+    """Where each partition that was asked for ends."""
+    return {
+        TopicPartition(topic, number): end
+        for topic, known in snapshot.items()
+        for number, (start, end) in enumerate(zip(known.starts, known.ends, strict=True))
+        if start >= 0
+    }
+
+
+def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
+    """The snapshot that a query or a batch begins with.
+
+    Raises SparkOptionError when a topic or partition that is named is not there, and still is not when asked
+    again (fetchOffset.numRetries).
+    """
+    for _ in range(options.fetch_offset_retries):
+        snapshot = snapshot_now(cluster, options)
+        if not _missing(options, snapshot):
+            return snapshot
+        cluster.doubt()
+        time.sleep(options.fetch_offset_retry_interval_ms / 1000)
+    snapshot = snapshot_now(cluster, options)
+    missing = _missing(options, snapshot)
+    if missing:
+        option = "subscribe" if options.assign is None else "assign"
+        raise SparkOptionError(
+            f"{option} names what does not exist: {', '.join(missing)}",
+            hint="create it first, or use subscribePattern, which takes up a topic when it comes",
+        )
+    return snapshot
+
+
+def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
+    """Topics and partitions that the options name and that are not there."""
+    if options.assign is None:
+        return [topic for topic in options.subscribe or () if topic not in snapshot]
+    known = assigned(snapshot, options.assign)
+    named = [TopicPartition(topic, each) for topic, numbers in options.assign.items() for each in numbers]
+    return [str(tp) for tp in named if tp not in known]
+
+
+def resolve_start(
+    cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: dict[str, TopicSnapshot]
+) -> Resolved:
+    """Where to start; raises what ``starting`` raises.
+
+    A start that only an open transaction hides stands: ``snapshot`` then ends there.
+    """
+    partitions = assigned(snapshot, options.assign)
+    answers = answers_to(cluster, options, questions(spec, partitions, now_ms()))
+    resolved = resolve_starting(spec, partitions, answers)
+    wanted = {TopicPartition(loss.topic, loss.partition): loss.to for loss in resolved.losses}
+    behind = {tp: offset for tp, offset in wanted.items() if offset > partitions[tp].end}
+    if not behind or not options.client.is_read_committed:
+        return resolved
+    _let_stand(snapshot, behind, cluster.high_watermarks(behind))
+    return resolve_starting(spec, assigned(snapshot, options.assign), answers)
+
+
+def resolve_end(
+    cluster: SparkCluster, options: SourceOptions, spec: EndingSpec, snapshot: Snapshot
+) -> Resolved:
+    """Where to end, exclusive; raises what ``starting`` raises."""
+    partitions = assigned(snapshot, options.assign)
+    answers = answers_to(cluster, options, questions(spec, partitions, now_ms()))
+    return resolve_ending(spec, partitions, answers)
+
+
+def answers_to(cluster: SparkCluster, options: SourceOptions, asked: Questions) -> Answers:
+    """Asks nobody when there is nothing to ask."""
+    times = cluster.offsets_for_times(asked.times) if asked.times else {}
+    committed: Positions = {}
+    if asked.is_group_wanted and options.group_id is not None:
+        committed = cluster.committed_offsets(options.group_id)
+    return Answers(times, committed)
+
+
+def tell_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
+    """Raises DataLossError (failOnDataLoss), or warns: once, whatever their number."""
+    if not losses:
+        return
+    told = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_TOLD])
+    if len(losses) > _LOSSES_TOLD:
+        told += f"; and {len(losses) - _LOSSES_TOLD} more"
+    if is_failing:
+        raise DataLossError(
+            f"records that the query had still to read are gone: {told}",
+            hint="set failOnDataLoss to false to go on without them",
+        )
+    warnings.warn(f"records are gone: {told}", DataLossWarning, stacklevel=2)

@@ -1,0 +1,393 @@
+"""What the driver decides about a source: how far the next batch goes, and what was lost on the way.
+
+Pure: positions, a snapshot of the logs and the time come in as values, and so do the losses go out; the
+readers look up, raise or warn. The end of a batch holds, beside the start that Spark keeps, all that a replay
+needs: ``ranges`` asks nothing but these two and where the logs begin now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from kafkalite.model import TopicPartition
+from sparkbridge.options import SourceOptions
+from sparkbridge.source.offsets import Loss as Loss
+from sparkbridge.source.offsets import OffsetRange, Positions, Snapshot, StreamOffset
+from sparkbridge.source.splitting import split
+from sparkbridge.source.starting import (
+    NO_ANSWERS,
+    Answers,
+    Bounds,
+    Questions,
+    assigned,
+    check_match,
+    ending_offset,
+    time_of,
+)
+
+_GONE: Final = "the topic or the partition does not exist, or is not read, any more"
+_CREATED_AGAIN: Final = "the topic was deleted and created again"
+_AGED_OUT: Final = "they were deleted, by retention or by request, before they were read"
+_WENT_BACK: Final = "the log ends before what was read already"
+_NOT_FROM_ZERO: Final = "the partition is new and does not begin at 0 any more"
+
+_MAX_OFFSET: Final = 2**63 - 1
+_NOWHERE: Final = -1  # the position in a partition that was never read
+
+
+class BytesQuestion(NamedTuple):
+    """Where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are read.
+
+    ``first`` goes before the others: it was left without a batch at the last trigger.
+    """
+
+    starts: Positions
+    ends: Positions
+    max_bytes: int
+    first: TopicPartition | None = None
+
+
+class _Reading(NamedTuple):
+    """One partition at a trigger: it was read up to ``position``, and can be from ``start`` to ``target``."""
+
+    position: int
+    start: int
+    target: int
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.target - self.start)
+
+
+class _Draft(NamedTuple):
+    """What a trigger found, before the limits: the partitions there are to read, those that are new (with the
+    offset they begin at), what was lost, and whether there is to be a batch even if it reads nothing, so that
+    what changed is logged.
+    """
+
+    start: StreamOffset
+    snapshot: Snapshot
+    readings: dict[TopicPartition, _Reading]
+    new: Positions
+    losses: list[Loss]
+    is_forced: bool
+
+    def ending_at(self, ends: Positions) -> tuple[StreamOffset, list[Loss]]:
+        """The end of the batch as it is logged, or the very start when nothing moved."""
+        start, snapshot = self.start, self.snapshot
+        positions = {tp: end for tp, end in ends.items() if end != _NOWHERE}
+        if not self.is_forced and positions == start.positions:
+            return start, self.losses
+        new = {tp: offset for tp, offset in self.new.items() if tp in positions}
+        old = {tp: offset for tp, offset in start.positions.items() if tp in positions and tp not in new}
+        losses = [
+            Loss(*tp, 0, offset, _NOT_FROM_ZERO)
+            for tp, offset in sorted(new.items())
+            if offset > 0 and not is_created_again(tp.topic, start.ids, snapshot)
+        ]
+        from_ = {**old, **new} if start.is_initial else new
+        return StreamOffset(positions, ids=_ids(snapshot, positions), from_=from_), self.losses + losses
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The end of the next batch: the very ``start`` when there is none.
+
+    ``wants_bytes`` is to be answered with ``SourcePlan.cut`` before the end is used. ``seen`` are the ends of
+    the logs: what to wait behind for news.
+    """
+
+    start: StreamOffset
+    end: StreamOffset
+    losses: list[Loss]
+    seen: Positions
+    wants_bytes: BytesQuestion | None = None
+    draft: _Draft | None = field(default=None, repr=False, compare=False)
+    ends: Positions = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_news(self) -> bool:
+        return self.end is not self.start
+
+
+class SourcePlan:
+    """What one stream reader remembers in the driver between its calls; nothing of it outlives a restart."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._initial: StreamOffset | None = None
+        self._last_batch_ms: int | None = None
+        self._waits: dict[TopicPartition, int] = {}  # triggers in a row without a share of the limit
+        self._waits_for_bytes: dict[TopicPartition, int] = {}  # the same for maxBytesPerTrigger
+        self._is_available_now = False
+        self._cap: Positions | None = None  # where AvailableNow ends, and the ids of its topics
+        self._cap_ids: dict[str, str] = {}
+        self._bounds: Positions = {}  # ending offsets that are known; they never change
+        self._bounds_now_ms: int | None = None  # what an ending of "-10m" counts from
+
+    def initial(self, snapshot: Snapshot, starting: Positions) -> StreamOffset:
+        """Where a new query starts. Asked again, it answers the same, whatever is given.
+
+        Raises StartOffsetMismatchError when the ending json names other partitions than are read.
+        """
+        if self._initial is None:
+            if self.options.ending is not None:
+                check_match(self.options.ending, assigned(snapshot, self.options.assign))
+            self._initial = StreamOffset(dict(starting), ids=_ids(snapshot, starting), is_initial=True)
+        return self._initial
+
+    def prepare_available_now(self) -> None:
+        """End where the logs end at the next ``latest``, and not later.
+
+        It is fixed there and not here, for a batch that a crash left behind is run first.
+        """
+        self._is_available_now = True
+        self._cap = None
+
+    def questions(self, snapshot: Snapshot, now_ms: int) -> Questions:
+        """Ending times whose offsets ``latest`` needs and are not found yet. Mostly none.
+
+        Look them up after the snapshot: no record of it that is then not found can be behind the bound.
+        """
+        spec = self.options.ending
+        if spec is None:
+            return Questions({})
+        if self._bounds_now_ms is None:
+            self._bounds_now_ms = now_ms
+        times: dict[TopicPartition, int] = {}
+        for tp in assigned(snapshot, self.options.assign):
+            where = spec.where(tp)
+            timestamp_ms = None if where is None else time_of(where, self._bounds_now_ms)
+            if timestamp_ms is not None and tp not in self._bounds:
+                times[tp] = timestamp_ms
+        return Questions(times)
+
+    def latest(
+        self,
+        start: StreamOffset,
+        snapshot: Snapshot,
+        now_ms: int,
+        *,
+        is_limited: bool,
+        answers: Answers = NO_ANSWERS,
+    ) -> Proposal:
+        """How far the batch after ``start`` goes. Without ``is_limited`` (Trigger.Once) to the end.
+
+        ``answers`` are those to ``questions``. A start that is initial always gives a batch, so that
+        the place where the query began is in Spark's log before anything else happens.
+        """
+        partitions = assigned(snapshot, self.options.assign)
+        if self._is_available_now and self._cap is None:
+            self._cap = {tp: bounds.end for tp, bounds in partitions.items()}
+            self._cap_ids = {topic: known.topic_id for topic, known in snapshot.items()}
+        draft = self._draft(start, snapshot, partitions, answers)
+        seen = {tp: bounds.end for tp, bounds in partitions.items()}
+        if is_limited and not draft.is_forced and self._is_too_early(draft.readings, now_ms):
+            return Proposal(start, start, draft.losses, seen)
+        if is_limited:
+            ends = self._limited(draft.readings)
+        else:
+            ends = {tp: reading.target for tp, reading in draft.readings.items()}
+        end, losses = draft.ending_at(ends)
+        if end is not start:
+            self._last_batch_ms = now_ms
+        wants_bytes: BytesQuestion | None = None
+        most = self.options.max_bytes_per_trigger
+        asked = {tp: reading.start for tp, reading in draft.readings.items() if ends[tp] > reading.start}
+        if is_limited and most is not None and asked:
+            waiting = [tp for tp in asked if tp in self._waits_for_bytes]
+            first = max(waiting, key=self._waits_for_bytes.__getitem__, default=None)
+            wants_bytes = BytesQuestion(asked, {tp: ends[tp] for tp in asked}, most, first)
+        return Proposal(start, end, losses, seen, wants_bytes, draft, ends)
+
+    def cut(self, proposal: Proposal, ends: Mapping[TopicPartition, int]) -> Proposal:
+        """The proposal, ending at the answers to ``wants_bytes``; a partition without one is not read."""
+        asked, draft = proposal.wants_bytes, proposal.draft
+        if asked is None or draft is None:
+            return proposal
+        within = dict(proposal.ends)
+        waits = {  # one that maxOffsetsPerTrigger left out waits on, or it may never be the first
+            tp: count
+            for tp, count in self._waits_for_bytes.items()
+            if tp not in asked.starts and tp in draft.readings
+        }
+        for tp, begin in asked.starts.items():
+            answer = min(ends.get(tp, begin), asked.ends[tp])
+            within[tp] = answer if answer > begin else draft.readings[tp].position
+            if answer <= begin:
+                waits[tp] = self._waits_for_bytes.get(tp, 0) + 1
+        self._waits_for_bytes = waits
+        end, losses = draft.ending_at(within)
+        return replace(proposal, end=end, losses=losses, wants_bytes=None, ends=within)
+
+    def ranges(
+        self, start: StreamOffset, end: StreamOffset, snapshot: Snapshot
+    ) -> tuple[list[OffsetRange], list[Loss]]:
+        """What the tasks of the batch read, and what of it is gone. The same whenever it is asked.
+
+        ``@from`` goes before ``start``: where they differ, ``start`` was made anew after a crash.
+        """
+        first = {tp: end.from_.get(tp, start.positions.get(tp)) for tp in end.positions}
+        whole, losses = whole_ranges(first, end.positions, end.ids, snapshot)
+        return self.split(whole), losses
+
+    def split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        """Ranges of partitions, cut into those of tasks."""
+        options = self.options
+        return split(
+            ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
+        )
+
+    def _draft(
+        self,
+        start: StreamOffset,
+        snapshot: Snapshot,
+        partitions: Mapping[TopicPartition, Bounds],
+        answers: Answers,
+    ) -> _Draft:
+        """Where each partition stands, before the limits."""
+        losses: list[Loss] = []
+        readings: dict[TopicPartition, _Reading] = {}
+        for tp, position in sorted(start.positions.items()):
+            bounds = partitions.get(tp)
+            if bounds is None:
+                losses.append(Loss(*tp, position, position, _GONE))
+            elif is_created_again(tp.topic, start.ids, snapshot):
+                losses.append(Loss(*tp, position, position, _CREATED_AGAIN))
+            elif position > bounds.end:
+                losses.append(Loss(*tp, bounds.end, position, _WENT_BACK))
+                readings[tp] = _Reading(position, bounds.end, bounds.end)
+            else:
+                target = max(position, self._target(tp, bounds, snapshot, answers))
+                readings[tp] = _Reading(position, max(position, bounds.start), target)
+        new: Positions = {}
+        for tp, bounds in partitions.items():
+            if tp not in readings:
+                reading = _Reading(_NOWHERE, bounds.start, self._target(tp, bounds, snapshot, answers))
+                if reading.lag > 0:
+                    readings[tp], new[tp] = reading, bounds.start
+        return _Draft(start, snapshot, readings, new, losses, is_forced=bool(losses) or start.is_initial)
+
+    def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, answers: Answers) -> int:
+        """How far ``tp`` may be read at all now: 0 for one that must wait for the next run."""
+        target = bounds.end
+        if self._cap is not None:
+            if tp not in self._cap or self._cap_ids[tp.topic] != snapshot[tp.topic].topic_id:
+                return 0
+            target = min(target, self._cap[tp])
+        spec = self.options.ending
+        if spec is not None:
+            if spec.where(tp) is None:
+                return 0
+            if tp not in self._bounds:
+                bound = ending_offset(spec, tp, bounds, answers)
+                if bound is None:
+                    return target
+                self._bounds[tp] = bound
+            target = min(target, self._bounds[tp])
+        return target
+
+    def _is_too_early(self, readings: Mapping[TopicPartition, _Reading], now_ms: int) -> bool:
+        """Whether minOffsetsPerTrigger holds the batch back."""
+        fewest = self.options.min_offsets_per_trigger
+        if fewest is None or self._is_available_now or self._last_batch_ms is None:
+            return False
+        if now_ms - self._last_batch_ms >= self.options.max_trigger_delay_ms:
+            return False
+        if all(reading.target >= self._bounds.get(tp, _MAX_OFFSET) for tp, reading in readings.items()):
+            return False  # nothing more will come
+        return sum(reading.lag for reading in readings.values()) < fewest
+
+    def _limited(self, readings: Mapping[TopicPartition, _Reading]) -> Positions:
+        """Ends by maxOffsetsPerTrigger. One without a share stays where it is."""
+        limit = self.options.max_offsets_per_trigger
+        lags = {tp: reading.lag for tp, reading in readings.items() if reading.lag > 0}
+        if limit is None or sum(lags.values()) <= limit:
+            self._waits = {}
+            return {tp: reading.target for tp, reading in readings.items()}
+        shares = share_out(lags, limit, self._waits)
+        self._waits = {tp: self._waits.get(tp, 0) + 1 for tp, share in shares.items() if share == 0}
+        ends: Positions = {}
+        for tp, reading in readings.items():
+            if tp not in shares:
+                ends[tp] = reading.target
+            elif shares[tp] > 0:
+                ends[tp] = reading.start + shares[tp]
+            else:
+                ends[tp] = reading.position
+        return ends
+
+
+def share_out(
+    lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """``limit`` in proportion to the lags, exactly, or the lags when they fit. Lags are above 0.
+
+    What rounding leaves goes first to partitions whose share is below one, the longest waiting first
+    (``waits``), so that each of them has its turn; then to the largest remainders.
+    """
+    total = sum(lags.values())
+    if total <= limit:
+        return dict(lags)
+    shares = {tp: limit * lag // total for tp, lag in lags.items()}
+    left = limit - sum(shares.values())
+    order = sorted(lags, key=lambda tp: (shares[tp] > 0, -waits.get(tp, 0), -(limit * lags[tp] % total), tp))
+    for tp in order[:left]:
+        shares[tp] += 1
+    return shares
+
+
+def whole_ranges(
+    first: Mapping[TopicPartition, int | None],
+    until: Mapping[TopicPartition, int],
+    ids: Mapping[str, str],
+    snapshot: Snapshot,
+) -> tuple[list[OffsetRange], list[Loss]]:
+    """One range per partition with something between ``first`` (None: the log start) and ``until``.
+
+    Of the snapshot only log starts and topic ids count, so that a replay gives the same, whatever was written
+    since. What is gone is left out and told.
+    """
+    ranges: list[OffsetRange] = []
+    losses: list[Loss] = []
+    there = assigned(snapshot)
+    for tp, end in sorted(until.items()):
+        bounds = there.get(tp)
+        wanted = first.get(tp)
+        begin = wanted if wanted is not None else 0 if bounds is None else bounds.start
+        if begin >= end:
+            continue
+        if bounds is None:
+            losses.append(Loss(*tp, begin, end, _GONE))
+            continue
+        if is_created_again(tp.topic, ids, snapshot):
+            losses.append(Loss(*tp, begin, end, _CREATED_AGAIN))
+            continue
+        if begin < bounds.start:
+            losses.append(Loss(*tp, begin, min(bounds.start, end), _AGED_OUT))
+            begin = bounds.start
+        if begin < end:
+            ranges.append(OffsetRange(*tp, begin, end, snapshot[tp.topic].topic_id))
+    return ranges, losses
+
+
+def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
+    """Partitions whose log ends before what was read: worth a second look (fetchOffset.numRetries)."""
+    return [
+        tp
+        for tp, bounds in assigned(snapshot).items()
+        if start.positions.get(tp, 0) > bounds.end and not is_created_again(tp.topic, start.ids, snapshot)
+    ]
+
+
+def _ids(snapshot: Snapshot, positions: Positions) -> dict[str, str]:
+    topics = {tp.topic for tp in positions}
+    return {topic: known.topic_id for topic, known in snapshot.items() if topic in topics and known.topic_id}
+
+
+def is_created_again(topic: str, ids: Mapping[str, str], snapshot: Snapshot) -> bool:
+    """Whether the topic of that name now is another than the one of ``ids``; not known without both ids."""
+    known, id_ = snapshot.get(topic), ids.get(topic)
+    return known is not None and bool(id_) and bool(known.topic_id) and known.topic_id != id_

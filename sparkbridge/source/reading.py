@@ -1,0 +1,305 @@
+"""One task's read: the records of an OffsetRange as Arrow batches in Spark's schema.
+
+The next fetch is sent before the last one is unpacked, so the broker works while the rows go to the JVM. A
+task holds one answer in hand and one on its way, each of about ``CHUNK_BYTES`` (or one batch, if that is
+larger), and the rows gathered for the next RecordBatch, which are no more than that.
+
+A range has offsets that hold no record: transaction markers, aborted transactions, what compaction removed.
+None of that is a loss. Lost is what the log start has overtaken, what lies beyond the end of the log by now,
+and a topic that is gone or another one; failOnDataLoss says whether that is an error or a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
+from kafkalite.errors import (
+    ConnectionFailedError,
+    CorruptBatchError,
+    KafkaliteError,
+    OffsetOutOfRangeError,
+    RecordError,
+    RequestTimeoutError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.limits import KIB, MIB
+from kafkalite.model import TopicPartition
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.header import scan
+from sparkbridge.errors import DataLossError
+from sparkbridge.local.worker_garbage import spare_collections
+from sparkbridge.source.lookups import tell_losses
+from sparkbridge.source.offsets import Loss, OffsetRange
+from sparkbridge.source.schema import arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from sparkbridge.brokers.cluster import Fetched, SparkCluster
+    from sparkbridge.options import SourceOptions
+    from sparkbridge.source.columns import SparkBatchBuilder
+
+#: What one fetch asks for, unless one of these settings says otherwise.
+CHUNK_BYTES: Final = 1 * MIB
+_LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
+#: What a RecordBatch has at most, unless one record has more; the JVM is fastest between 5,000 and 10,000.
+TARGET_BYTES: Final = 1 * MIB
+TARGET_ROWS: Final = 10_000
+#: With less than this gathered, a RecordBatch waits for the next answer.
+LEAST_BYTES: Final = 512 * KIB
+
+#: How long the broker may keep a fetch that finds nothing.
+_MAX_WAIT_MS: Final = 500
+_RETRY_PAUSE_S: Final = 0.05
+
+
+def read_range(
+    cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, schema: StructType
+) -> Iterator[pyarrow.RecordBatch]:
+    """The records of ``range_`` in ``schema``, one that ``check_projection`` passes; none for an empty range.
+
+    Raises DataLossError; CorruptBatchError naming the topic, partition and offset; RequestTimeoutError when
+    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, a leader that is away
+    included; and what else ``SparkCluster.fetch`` raises.
+    """
+    if range_.start >= range_.end:
+        return
+    from sparkbridge.source.columns import SparkBatchBuilder
+
+    spare_collections("read")
+    builder = SparkBatchBuilder(arrow_schema(schema), range_.topic, range_.partition)
+    yield from _RangeReader(cluster, range_, options, builder).batches()
+
+
+class _RangeReader:
+    """Between two answers, every record of the range below ``_position`` was given, gathered or told lost."""
+
+    def __init__(
+        self, cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, builder: SparkBatchBuilder
+    ) -> None:
+        self._cluster = cluster
+        self._range = range_
+        self._tp = TopicPartition(range_.topic, range_.partition)
+        self._builder = builder
+        self._position = range_.start
+        self._options = options
+        self._is_read_committed = options.client.is_read_committed
+        self._fails_on_loss = options.fail_on_data_loss
+        self._poll_timeout_ms = options.poll_timeout_ms
+        self._deadline_s = 0.0
+        self._is_cut_short = False  # the rest of the range is lost, and was told
+        settings = options.client.consumer
+        limits = [int(settings[name]) for name in _LIMITS if name in settings]
+        self._max_bytes = min(limits, default=CHUNK_BYTES)
+        self._max_wait_ms = min(_MAX_WAIT_MS, options.poll_timeout_ms)
+
+    def batches(self) -> Iterator[pyarrow.RecordBatch]:
+        end, builder = self._range.end, self._builder
+        token = self._send_ahead()  # of the one fetch on its way
+        answer_count = 0
+        self._progressed()
+        while self._position < end:
+            try:
+                fetched = self._cluster.receive_fetch(token if token is not None else self._send())
+            except OffsetOutOfRangeError as error:
+                token = None
+                self._on_out_of_range(error)
+                continue
+            except UnknownTopicOrPartitionError as error:
+                token = None
+                if self._has_topic():
+                    self._lose(end, f"the partition is gone ({error.message})")
+                continue
+            except (ConnectionFailedError, RequestTimeoutError):
+                token = None
+                if time.monotonic() >= self._deadline_s:
+                    raise
+                continue  # a leader may be away for longer than kafka.request.timeout.ms
+            answer_count += 1
+            if answer_count == 1 and not self._has_topic():  # asked behind the answer: it is of this topic
+                return
+            start, token = self._position, None
+            spans = self._spans(fetched)
+            if self._position == start:
+                self._check_time(fetched)
+            elif self._position < end:
+                token = self._send_ahead()
+            for batch in self._readable(fetched, spans):
+                if builder.row_count and (
+                    builder.size_bytes + batch.size_bytes > TARGET_BYTES
+                    or builder.row_count + len(batch) > TARGET_ROWS
+                ):
+                    yield from self._built()
+                self._add(batch, start)
+            if builder.size_bytes >= LEAST_BYTES or 2 * builder.row_count >= TARGET_ROWS:
+                yield from self._built()
+            if self._position > start:
+                self._progressed()  # the time that the rows took does not count
+        if builder.row_count:
+            yield from self._built()
+        if answer_count > 1 and not self._is_cut_short:
+            self._check_topic()
+
+    def _send(self) -> Any:
+        return self._cluster.send_fetch(
+            self._tp, self._position, max_bytes=self._max_bytes, max_wait_ms=self._max_wait_ms
+        )
+
+    def _send_ahead(self) -> Any:
+        """As ``_send``; None when that fails, and it is tried again when its answer is needed."""
+        try:
+            return self._send()
+        except KafkaliteError:
+            return None
+
+    # --- an answer -----------------------------------------------------------------------------
+
+    def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
+        """(start, end, next offset) of the answer's batches in its bytes; the position moves behind them."""
+        payload = fetched.payload
+        spans = [
+            (at, at + length, base_offset + last_offset_delta + 1)
+            for at, base_offset, last_offset_delta, _, length in scan(payload, 0, len(payload))
+        ]
+        end = spans[-1][1] if spans else 0
+        if end < len(payload):
+            next_offset = spans[-1][2] if spans else self._position
+            raise CorruptBatchError(
+                f"{self._tp}@{next_offset}: {len(payload) - end} bytes of an answer are no record batch",
+                hint="restore the partition from a replica, or start the query behind that offset",
+            )
+        if spans:
+            self._position = max(self._position, spans[-1][2])
+        return spans
+
+    def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
+        """The batches that a consumer may see, their CRCs checked."""
+        payload = fetched.payload
+        isolation = AbortedFilter(fetched.aborted if self._is_read_committed else ())
+        for start, end, next_offset in spans:
+            flags = payload[start + FLAGS_POSITION] & FLAGS
+            if flags and isolation.drops(payload, start, flags, next_offset):
+                continue
+            try:
+                yield RecordBatch(payload[start:end])
+            except CorruptBatchError as error:
+                raise self._corrupt(error, payload[start:end]) from error
+
+    def _add(self, batch: RecordBatch, start: int) -> None:
+        try:
+            self._builder.add(batch, start, self._range.end)
+        except RecordError as error:
+            raise self._corrupt(error, batch.buffer) from error
+
+    def _corrupt(self, error: RecordError, batch: memoryview) -> RecordError:
+        base_offset = int.from_bytes(batch[:8], "big", signed=True)
+        return type(error)(
+            f"{self._tp}@{base_offset}: the batch can't be read: {error.message}",
+            hint=error.hint or "restore the partition from a replica, or start the query behind that offset",
+        )
+
+    def _built(self) -> Iterator[pyarrow.RecordBatch]:
+        """What was gathered; in parts when that is one batch which is far too large."""
+        size_bytes = self._builder.size_bytes
+        rows = self._builder.build()
+        count = rows.num_rows
+        if size_bytes <= 2 * TARGET_BYTES and count <= 2 * TARGET_ROWS:
+            yield rows
+            return
+        part_count = max(-(-size_bytes // TARGET_BYTES), -(-count // TARGET_ROWS))
+        step = max(1, -(-count // part_count))
+        for first in range(0, count, step):
+            yield rows.slice(first, step)
+
+    # --- what does not come --------------------------------------------------------------------
+
+    def _progressed(self) -> None:
+        self._deadline_s = time.monotonic() + self._poll_timeout_ms / 1000
+
+    def _check_time(self, fetched: Fetched) -> None:
+        if time.monotonic() < self._deadline_s:
+            return
+        if fetched.high_watermark < self._range.end:  # it was not when the batch was planned
+            self._lose(self._range.end, f"the log ends at {fetched.high_watermark} by now")
+            return
+        readable = fetched.last_stable_offset if self._is_read_committed else fetched.high_watermark
+        hint = "raise kafkaConsumer.pollTimeoutMs, if the partition's replicas are only slow"
+        if readable < fetched.high_watermark:
+            hint = "a transaction is open there: 'kl txn list' shows whose, and 'kl txn abort' ends it"
+        raise RequestTimeoutError(
+            f"{self._tp}: offset {self._position} did not become readable within {self._poll_timeout_ms} ms; "
+            f"the batch ends at {self._range.end}, the broker shows records below {readable}",
+            hint=hint,
+        )
+
+    def _has_topic(self) -> bool:
+        """Whether the topic is still the one that the range was planned of; a loss when it is not."""
+        found_id = self._found_topic_id()
+        if found_id == self._range.topic_id:
+            return True
+        why = "the topic was deleted"
+        self._lose(self._range.end, why if found_id is None else f"{why} and created again")
+        return False
+
+    def _check_topic(self) -> None:
+        """After the last of several answers: raises DataLossError when some may be of another topic.
+
+        Whatever failOnDataLoss says, for rows were given: the task run again finds out at its begin. Brokers
+        that are gone by now do not matter any more.
+        """
+        range_ = self._range
+        try:
+            found_id = self._found_topic_id()
+        except (ConnectionFailedError, RequestTimeoutError):
+            return
+        if found_id not in {range_.topic_id, None}:
+            raise DataLossError(
+                f"{self._tp}: the topic was deleted and created again while offsets {range_.start} to "
+                f"{range_.end} were read",
+                hint="what was read may be of either topic; the task run again, or the query, tells the loss",
+            )
+
+    def _found_topic_id(self) -> str | None:
+        """That of the topic of this name; None when there is none. For a range without one asks nobody."""
+        topic, wanted, options = self._range.topic, self._range.topic_id, self._options
+        if not wanted:
+            return wanted
+        for retries_left in range(options.fetch_offset_retries, -1, -1):
+            found = self._cluster.topics(names=[topic]).get(topic)
+            if found is not None and found.topic_id == wanted:
+                break
+            if retries_left:  # the broker that was asked may not have heard of it yet
+                self._cluster.doubt()
+                time.sleep(options.fetch_offset_retry_interval_ms / 1000)
+        return None if found is None else found.topic_id
+
+    def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
+        """Move to where records are again, and tell the loss."""
+        if not self._has_topic():
+            return
+        topic, partition = self._tp
+        found = self._cluster.snapshot({topic: [partition]}).get(topic)
+        if found is None or not 0 <= partition < len(found.starts):
+            self._lose(self._range.end, "the partition is gone")
+            return
+        log_start, log_end = found.starts[partition], found.ends[partition]
+        if log_start > self._position:
+            self._lose(min(log_start, self._range.end), f"the log starts at {log_start} by now")
+        elif log_end < self._position:
+            self._lose(self._range.end, f"the log ends at {log_end} by now")
+        elif time.monotonic() < self._deadline_s:
+            time.sleep(_RETRY_PAUSE_S)  # the leader asked may be a new one, which learns its end first
+        else:
+            raise error
+
+    def _lose(self, to: int, why: str) -> None:
+        """Go on at ``to``. Raises DataLossError when failOnDataLoss is true."""
+        loss = Loss(self._range.topic, self._range.partition, self._position, to, why)
+        tell_losses([loss], is_failing=self._fails_on_loss)
+        self._position = to
+        self._is_cut_short = to >= self._range.end
+        self._progressed()

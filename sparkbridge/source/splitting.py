@@ -1,0 +1,45 @@
+"""How many tasks read a batch: ranges of partitions, cut into ranges of tasks.
+
+The algorithm is the one of Spark's connector (KafkaOffsetRangeCalculator). ``maxRecordsPerPartition`` cuts
+first; ``minPartitions`` is an aim, reached by cutting ranges that are large beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from sparkbridge.source.offsets import OffsetRange
+
+
+def split(
+    ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
+) -> list[OffsetRange]:
+    """The same offsets in the same order, empty ranges left out. Both bounds are 1 or more, or None."""
+    pieces = [range_ for range_ in ranges if range_.size > 0]
+    if max_records is not None:
+        pieces = [piece for whole in pieces for piece in cut(whole, -(-whole.size // max_records))]
+    if min_partitions is None or min_partitions <= len(pieces):
+        return pieces
+    total = sum(piece.size for piece in pieces)
+    # Ranges that stay whole are taken out of the proportions, or the large ones would get too few tasks.
+    is_large = [_share(piece.size, total, min_partitions) > 1 for piece in pieces]
+    large_total = sum(piece.size for piece, large in zip(pieces, is_large, strict=True) if large)
+    left = max(min_partitions - is_large.count(False), 1)
+    cuts: list[OffsetRange] = []
+    for piece, large in zip(pieces, is_large, strict=True):
+        cuts += cut(piece, _share(piece.size, large_total, left) if large else 1)
+    return cuts
+
+
+def cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
+    """``whole`` in ``count`` pieces (fewer when it has fewer offsets), the larger by one at the end."""
+    count = min(count, whole.size)
+    size, larger = divmod(whole.size, count)
+    borders = [whole.start + index * size + max(0, index - (count - larger)) for index in range(count + 1)]
+    return [whole._replace(start=start, end=end) for start, end in pairwise(borders)]
+
+
+def _share(size: int, total: int, count: int) -> int:
+    """``count`` in proportion, rounded half up, at least 1. Whole numbers, for offsets outgrow floats."""
+    return max((2 * size * count + total) // (2 * total), 1)

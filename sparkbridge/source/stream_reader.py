@@ -1,0 +1,226 @@
+"""KafkaliteStreamReader: the source of a stream, as Spark calls it.
+
+Three processes have one each. The driver's stream process, one per query, asks for offsets and partitions; a
+planning worker pickles another to the tasks; there ``read`` gets nothing but an OffsetRange. What is set in
+one is not seen in another.
+
+``latestOffset`` is where a query waits: for news by long poll, so that an idle query asks little and a record
+is seen when it comes. Its ``start`` is the end of the last batch that is finished; that is what the group, if
+there is one, commits.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kafkalite.errors import KafkaliteError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from sparkbridge.errors import DataLossError, SparkBridgeError, SparkOptionError
+from sparkbridge.options import SourceOptions
+from sparkbridge.source import lookups
+from sparkbridge.source.offsets import Positions, Snapshot, StreamOffset, positions_to_json
+from sparkbridge.source.planning import Proposal, SourcePlan
+from sparkbridge.source.schema import check_projection
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from sparkbridge.brokers.cluster import SparkCluster
+
+#: A commit of group offsets may take so long, and after one that failed none is tried for the pause: the
+#: query must not stand still for it.
+GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
+GROUP_COMMIT_PAUSE_S: Final = 30.0
+
+#: News that makes no batch, too few for minOffsetsPerTrigger or behind a bound, is not followed one by one.
+VAIN_NEWS_PAUSE_S: Final = 0.1
+
+OffsetJson = dict[str, Any]
+
+
+class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises SparkOptionError and SourceSchemaError before the query starts."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        check_projection(schema)
+        self._options = SourceOptions.parse(options, is_stream=True)
+        self._schema = schema
+        self._plan = SourcePlan(self._options)
+        self._is_available_now = False
+        self._initial: OffsetJson | None = None
+        self._initial_error: SparkBridgeError | None = None
+        self._seen: Positions | None = None  # where the logs ended at the last look
+        self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last end, and what was known then
+        self._group_positions: Positions | None = None  # what the group has by our doing
+        self._group_commits_from_s = 0.0
+
+    @property
+    def _cluster(self) -> SparkCluster:
+        from sparkbridge.brokers.cluster import SparkCluster
+
+        return SparkCluster.shared(self._options.client)
+
+    @property
+    def _group_cluster(self) -> SparkCluster:
+        from sparkbridge.brokers.cluster import SparkCluster
+
+        client = self._options.client
+        timeout_ms = min(GROUP_COMMIT_TIMEOUT_MS, client.request_timeout_ms)
+        return SparkCluster.shared(replace(client, request_timeout_ms=timeout_ms))
+
+    # --- offsets: in the driver's stream process -------------------------------------------------
+
+    def initialOffset(self) -> OffsetJson:
+        """Where a new query starts. Spark asks twice, and again after a crash in the first batch.
+
+        That batch has its own start, so what keeps a new query from starting is raised by ``latestOffset``.
+        """
+        if self._initial is None:
+            try:
+                offset = self._resolve_initial()
+            except (SparkOptionError, DataLossError) as error:
+                self._initial_error = error
+                offset = StreamOffset({}, is_initial=True)
+            self._initial = offset.to_json()
+        return self._initial
+
+    def _resolve_initial(self) -> StreamOffset:
+        cluster, options = self._cluster, self._options
+        snapshot = lookups.first_snapshot(cluster, options)
+        starting, losses = lookups.resolve_start(cluster, options, options.starting, snapshot)
+        lookups.tell_losses(losses, is_failing=options.fail_on_data_loss)
+        return self._plan.initial(snapshot, starting)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Only a flag: a batch that a crash left behind is run again before the first latestOffset."""
+        self._is_available_now = True
+        self._plan.prepare_available_now()
+
+    def getDefaultReadLimit(self) -> Any:
+        """Spark has no limit of several parts: it is told one, and ``latestOffset`` keeps to all."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
+        """The end of the next batch; ``start`` itself when there is nothing to read.
+
+        ReadAllAvailable (Trigger.Once) means all, whatever the limits. Raises DataLossError, and
+        SparkOptionError for a query that can't start.
+        """
+        begin = StreamOffset.parse(start)
+        if begin.is_initial and self._initial_error is not None:
+            raise self._initial_error
+        self._commit_group(begin)
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        snapshot, proposal = self._propose(begin, is_limited=is_limited)
+        if not proposal.is_news and not self._is_available_now and self._wait_for_news(proposal):
+            snapshot, proposal = self._propose(begin, is_limited=is_limited)
+            if not proposal.is_news:
+                time.sleep(min(VAIN_NEWS_PAUSE_S, self._options.latest_offset_max_wait_ms / 1000))
+        lookups.tell_losses(proposal.losses, is_failing=self._options.fail_on_data_loss)
+        if not proposal.is_news:
+            return start
+        end = proposal.end.to_json()
+        self._planned = end, snapshot
+        return end
+
+    def _propose(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
+        for _ in range(self._options.fetch_offset_retries):
+            try:
+                return self._look(begin, is_limited=is_limited)
+            except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+                continue  # a topic went, or a log was cut, between two questions
+        return self._look(begin, is_limited=is_limited)
+
+    def _look(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
+        snapshot = lookups.steady_snapshot(self._cluster, self._options, begin)
+        self._seen = lookups.ends_of(snapshot)
+        now_ms = lookups.now_ms()
+        answers = lookups.answers_to(self._cluster, self._options, self._plan.questions(snapshot, now_ms))
+        proposal = self._plan.latest(begin, snapshot, now_ms, is_limited=is_limited, answers=answers)
+        wanted = proposal.wants_bytes
+        if wanted is not None:
+            reached = self._cluster.ends_by_bytes(*wanted)
+            proposal = self._plan.cut(proposal, reached)
+        return snapshot, proposal
+
+    def _wait_for_news(self, proposal: Proposal) -> bool:
+        """Whether there is more than was seen, after ``latestOffset.maxWaitMs`` at most."""
+        max_wait_ms = self._options.latest_offset_max_wait_ms
+        if max_wait_ms <= 0:
+            return False
+        if not proposal.seen:  # no topic yet that the pattern matches
+            time.sleep(max_wait_ms / 1000)
+            return True
+        return self._cluster.wait_for_news(proposal.seen, max_wait_ms)
+
+    def reportLatestOffset(self) -> OffsetJson | None:
+        """Where the logs ended at the last look, for the query's progress; asks nobody."""
+        return None if self._seen is None else dict(positions_to_json(self._seen))
+
+    def commit(self, end: OffsetJson) -> None:
+        """Spark is done with what is before ``end``; it calls one batch late."""
+        self._commit_group(StreamOffset.parse(end))
+
+    def stop(self) -> None:
+        """Nothing to give up: Spark ends the process, mostly without a call of this."""
+
+    def _commit_group(self, finished: StreamOffset) -> None:
+        """Make the query's progress visible as that of its group. Never fails the query."""
+        options = self._options
+        if options.group_id is None or not options.commit_group_offsets or finished.is_initial:
+            return
+        if finished.positions == self._group_positions or time.monotonic() < self._group_commits_from_s:
+            return
+        try:
+            self._group_cluster.commit_offsets(options.group_id, finished.positions)
+            self._group_positions = finished.positions
+        except (KafkaliteError, OSError) as error:
+            self._group_commits_from_s = time.monotonic() + GROUP_COMMIT_PAUSE_S
+            warnings.warn(
+                f"the offsets of group {options.group_id!r} were not committed, so its lag is not true; "
+                f"the query goes on: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # --- a batch ---------------------------------------------------------------------------------
+
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+        """The ranges of a batch, one per task. The same offsets for the same two arguments, whenever asked.
+
+        Raises DataLossError.
+        """
+        until = StreamOffset.parse(end)
+        if self._planned is not None and self._planned[0] == end:
+            snapshot = self._planned[1]
+        else:  # a batch that is run again after a restart
+            snapshot = lookups.replay_snapshot(self._cluster, self._options, until)
+        ranges, losses = self._plan.ranges(StreamOffset.parse(start), until, snapshot)
+        lookups.tell_losses(losses, is_failing=self._options.fail_on_data_loss)
+        return [InputPartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """In a task: the records of one range."""
+        from sparkbridge.source.reading import read_range
+
+        return read_range(self._cluster, partition.value, self._options, self._schema)

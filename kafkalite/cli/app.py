@@ -27,7 +27,6 @@ COMMANDS: Final = {
     ),
     "cat": LazyCommand("kafkalite.cli.consume:consume", "The same as consume.", _DAILY),
     "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
-    "quickstart": LazyCommand("kafkalite.cli.quickstart:quickstart", "See it all work on a file.", _DAILY),
     "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
     "group": LazyCommand(
         "kafkalite.cli.group_offsets:group", "Consumer groups: members, lag, reset, explain.", _CLUSTER

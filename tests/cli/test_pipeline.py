@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.cli import pipeline, quickstart_pipeline
+from kafkalite.cli import pipeline
 from kafkalite.cli.pipeline_view import Watcher, print_report
 
 pytest.importorskip("pyspark")
@@ -213,15 +213,6 @@ def test_without_sparkbridge_it_says_how_to_get_it(
     result = kl("pipeline", "validate", good)
     assert result.code == 2
     assert 'pip install "kafkalite[cli,spark]"' in result.told
-
-
-def test_quickstart_says_what_is_missing(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quickstart_pipeline, "missing", lambda: ["there is no java that runs"])
-    result = kl("quickstart", "--records", "100")
-    assert result.code == 0, result.told
-    assert "The Spark pipeline over the same records does not run here:\n  there is no java" in result.text
-    document = json.loads(kl("quickstart", "--records", "100", "-o", "json").out)
-    assert document["pipeline"] == {"missing": ["there is no java that runs"]}
 
 
 # --- what is shown ---------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_an_extra_that_does_not_exist_is_refused(checkout: Path, tmp_path: Path)
 
 def test_quickstart_and_test_pass_their_arguments(checkout: Path, tmp_path: Path) -> None:
     _, calls = run(checkout, str(checkout / "bin/quickstart"), "my file", cwd=tmp_path)
-    assert calls[-1] == f"{tmp_path}: -m kafkalite.cli.quickstart my file"
+    assert calls[-1] == f"{tmp_path}: {checkout}/bin/../examples/quickstart/quickstart.py my file"
     _, calls = run(checkout, str(checkout / "bin/test"), "-k", "x", cwd=tmp_path)
     assert calls[-1] == f"{checkout}: -m pytest -k x"
     _, calls = run(checkout, str(checkout / "bin/test"), cwd=tmp_path)

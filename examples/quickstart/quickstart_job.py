@@ -1,19 +1,14 @@
-"""``bin/quickstart [FILE]``: the main job, start to end, with tables about what happened.
+"""The quickstart's job: records in, records out, and a comparison of the two.
 
-Then, where Java and pyspark are, the access log's pipeline on Spark (``quickstart_pipeline``).
-
-A broker with the embedded defaults (durability fsync) on a temporary data directory, a topic of three
-partitions, every line of the file produced under its first word as the key, everything consumed back and
-compared: as many records out as in, and every key's records in the order they went in.
+A broker with the embedded defaults (durability fsync) on a data directory, a topic of three partitions, every
+line of the file produced under its first word as the key, everything consumed again and compared: the same
+number of records, and the records of each key in the same order.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -24,12 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from donut_purchases import purchases
 
-from kafkalite.cli import invocation
-from kafkalite.cli.donuts import purchases
-from kafkalite.cli.exit_codes import CheckFailedError
-from kafkalite.cli.figures import percentile, show_ms, show_rate
-from kafkalite.cli.invocation import debug_option, program_name
+from kafkalite.cli.figures import percentile, show_ms
 from kafkalite.cli.progress import bar_on
 from kafkalite.model import Record, TopicPartition
 from kafkalite.rng import seeded_rng
@@ -39,75 +31,13 @@ if TYPE_CHECKING:
     from kafkalite.client.producer.producer import Producer
 
 PARTITION_COUNT: Final = 3
-_LINES_PER_SEND: Final = 250
+LINES_PER_SEND: Final = 250
 _ROUND_TRIPS: Final = 100
 _POLL_MS: Final = 10_000
 # Apache's "combined" and "common" formats: client, identity, user, [time], "request", status, size …
 _ACCESS_LOG_LINE = re.compile(rb'(\S+) \S+ \S+ \[[^\]]*\] "(?:[^"\\]|\\.)*" ([0-9]{3}) ')
 
 Keyed = tuple[bytes | None, bytes]
-
-
-@click.command(
-    epilog="""\b
-Without FILE it makes up the purchases of a donut shop, keyed by country.
-With FILE every line is a record keyed by its first word: in an access log, the client."""
-)
-@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--records",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=10_000,
-    show_default=True,
-    help="Purchases to make up.",
-)
-@click.option("--seed", type=int, default=7, show_default=True, help="Of the purchases.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option(
-    "--spark/--no-spark",
-    "has_spark",
-    default=True,
-    show_default=True,
-    help="Also run the access log's pipeline, where Java and pyspark are there.",
-)
-@debug_option
-def quickstart(file: Path | None, records: int, seed: int, output: str, has_spark: bool) -> None:
-    """Start a broker, send a file through it, run a pipeline over it, look at what came out."""
-    job = _Job(file, records, seed, quiet=output == "json")
-    with tempfile.TemporaryDirectory(prefix="kafkalite-quickstart-") as directory:
-        invocation.run(lambda: job.run(directory))
-    if output == "json":
-        document = job.document()
-        if has_spark:
-            document["pipeline"] = _pipeline_document(job)
-        click.echo(json.dumps(document, indent=2))
-    else:
-        _print_tables(job)
-    problems = job.problems()
-    if problems:
-        raise CheckFailedError("what came out is not what went in: " + "; ".join(problems))
-    if output != "json":
-        if has_spark and job.is_access_log:
-            from kafkalite.cli import quickstart_pipeline
-
-            quickstart_pipeline.show(file)
-        click.echo(_next_steps(job))
-
-
-def _pipeline_document(job: _Job) -> dict[str, Any]:
-    from kafkalite.cli import quickstart_pipeline
-
-    if not job.is_access_log:
-        return {"missing": ["no line looks like an access log's"]}
-    if absent := quickstart_pipeline.missing():
-        return {"missing": absent}
-    pipeline = quickstart_pipeline.PipelineJob(job.file, is_quiet=True)
-    pipeline.run()
-    return pipeline.document()
-
-
-# --- the job ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -125,7 +55,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _Job:
+class Job:
     file: Path | None
     made_up_count: int
     seed: int
@@ -163,11 +93,11 @@ class _Job:
         async with Broker(listeners=("127.0.0.1:0",), log_dirs=directory) as broker:
             self.startup_seconds = time.perf_counter() - started
             servers = broker.bootstrap_servers
-            self._tell(f"A broker is up on {servers}, {show_ms(self.startup_seconds)} after its start.")
+            self._say(f"A broker is up on {servers}, {show_ms(self.startup_seconds)} after its start.")
             async with Admin(servers) as admin:
                 await admin.create_topic(self.topic, PARTITION_COUNT, 1)
                 await admin.create_topic("round-trip", 1, 1)
-            self._tell(f"Topic {self.topic!r} has {PARTITION_COUNT} partitions. Acknowledged means: on disk.")
+            self._say(f"Topic {self.topic!r} has {PARTITION_COUNT} partitions. Acknowledged means: on disk.")
             async with Producer(servers, linger_ms=0) as producer:
                 await self._produce(producer)
                 async with Consumer(bootstrap_servers=servers, max_poll_records=10_000) as consumer:
@@ -175,7 +105,7 @@ class _Job:
                 async with Consumer(bootstrap_servers=servers) as consumer:
                     await self._round_trips(producer, consumer)
 
-    def _tell(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         if not self.quiet:
             click.echo(text)
 
@@ -185,7 +115,7 @@ class _Job:
         started = time.perf_counter()
         source = iter(self._source())
         try:
-            while part := list(islice(source, _LINES_PER_SEND)):
+            while part := list(islice(source, LINES_PER_SEND)):
                 sent_at = time.perf_counter()
                 await producer.send_many(self.topic, [value for _, value in part], [key for key, _ in part])
                 self.ack_seconds.append(time.perf_counter() - sent_at)
@@ -303,98 +233,3 @@ def _label(line: bytes) -> str | None:
     """The status of an access log's line; None for a line of another shape."""
     match = _ACCESS_LOG_LINE.match(line)
     return None if match is None else match.group(2).decode()
-
-
-# --- tables ----------------------------------------------------------------------------------------
-
-
-def _print_tables(job: _Job) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print()
-    console.print(_speed_table(job))
-    console.print()
-    console.print(_share_table(f"records per partition of {job.topic!r}", "partition", _per_partition(job)))
-    if job.counts:
-        console.print()
-        console.print(
-            _share_table(f"records by {job.counted_by}", job.counted_by, sorted(job.counts.items()))
-        )
-        if job.file is not None:
-            console.print(f"lines of another shape: {job.unparseable_count:,}")
-    else:
-        console.print("No line looks like an access log's, so nothing is counted by status.")
-    console.print()
-    if not job.problems():
-        keys = len(job.received.per_key)
-        console.print(
-            f"[bold green]{job.sent.count:,} records in, {job.received.count:,} out[/]; "
-            f"each of the {keys:,} keys kept its partition and its order.",
-            soft_wrap=True,
-        )
-
-
-def _per_partition(job: _Job) -> list[tuple[str, int]]:
-    return [(str(partition), job.per_partition[partition]) for partition in range(PARTITION_COUNT)]
-
-
-def _speed_table(job: _Job) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="speed", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("step")
-    for title in ("records", "time", "rate", "p50", "p99"):
-        table.add_column(title, justify="right")
-
-    def row(step: str, count: int, seconds: float, samples: list[float]) -> None:
-        p50, p99 = (show_ms(percentile(samples, percent)) if samples else "-" for percent in (50, 99))
-        table.add_row(step, f"{count:,}", show_ms(seconds), show_rate(count, seconds), p50, p99)
-
-    row(f"produce, {_LINES_PER_SEND} a send", job.sent.count, job.produce_seconds, job.ack_seconds)
-    row("consume", job.received.count, job.consume_seconds, [])
-    row(
-        "one record, round trip",
-        len(job.round_trip_seconds),
-        sum(job.round_trip_seconds),
-        job.round_trip_seconds,
-    )
-    return table
-
-
-def _share_table(title: str, what: str, rows: list[tuple[str, int]]) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    total = sum(count for _, count in rows) or 1
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.add_column(what)
-    table.add_column("records", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for name, count in rows:
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}", "█" * round(30 * count / total))
-    return table
-
-
-def _next_steps(job: _Job) -> str:
-    program = program_name()
-    if job.file is None:
-        feed = f'echo \'{{"country":"CA","donut":"maple"}}\' | {program} produce Purchases -k CA'
-    else:
-        feed = f"{program} produce {job.topic} {shlex.quote(str(job.file))} --progress"
-    return f"""
-The brokers are gone again, with their data. To go on:
-  {program} dev --topic {job.topic}:{PARTITION_COUNT}        a broker that stays, on localhost:9092
-  {feed}
-  {program} consume {job.topic} -e -f '%p %o %k %s\\n' | head
-  {program} topic describe {job.topic}
-  {program} pipeline list                pipelines to try, each with --demo
-  {program} --help"""
-
-
-if __name__ == "__main__":
-    from kafkalite.cli.app import run
-
-    sys.exit(run(sys.argv[1:], command=quickstart, name="bin/quickstart"))

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quickstart_pipeline
+from donut_purchases import COUNTRIES, purchases
+from quickstart_job import Job, Tally
 
-from kafkalite.cli.donuts import COUNTRIES, purchases
-from kafkalite.cli.quickstart import Tally, _Job
 from kafkalite.rng import seeded_rng
 
-Kl = Callable[..., Any]
+Quickstart = Callable[..., Any]
 
 
-def test_access_log(kl: Kl, access_log: Path) -> None:
-    result = kl("quickstart", access_log, "--no-spark", "-o", "json")
-    assert result.code == 0, result.told
+def test_access_log(quickstart: Quickstart, access_log: Path) -> None:
+    result = quickstart(access_log, "--no-spark", "-o", "json")
+    assert result.code == 0, result.err
     report = json.loads(result.out)
 
     lines = access_log.read_text("utf-8", "replace").splitlines()
@@ -34,41 +35,50 @@ def test_access_log(kl: Kl, access_log: Path) -> None:
     assert all(report["records_per_partition"].values())
 
 
-def test_tables_for_people(kl: Kl, tmp_path: Path) -> None:
+def test_tables_for_people(quickstart: Quickstart, tmp_path: Path) -> None:
     log = tmp_path / "a log"
     line = '1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET /a\\"b HTTP/1.1" {} 10 "-" "x"\n'
     log.write_text(line.format(200) * 3 + line.format(404) + "\nsomething else")
-    result = kl("quickstart", log, "--no-spark")
-    assert result.code == 0, result.told
-    rows = [line.replace("│", " ").split() for line in result.text.splitlines()]
+    result = quickstart(log, "--no-spark")
+    assert result.code == 0, result.err
+    rows = [line.replace("│", " ").split() for line in result.out.splitlines()]
     assert ["200", "3", "75.0%"] in [row[:3] for row in rows]
     assert ["404", "1", "25.0%"] in [row[:3] for row in rows]
-    assert "lines of another shape: 2" in result.text
-    assert "6 records in, 6 out" in result.text
-    assert f"produce access-log '{log}'" in result.text
+    assert "lines of another shape: 2" in result.out
+    assert "6 records in, 6 out" in result.out
+    assert f"produce access-log '{log}'" in result.out
 
 
-def test_a_file_of_another_kind(kl: Kl, tmp_path: Path) -> None:
+def test_a_file_of_another_kind(quickstart: Quickstart, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("alpha beta\ngamma\n")
-    result = kl("quickstart", tmp_path / "words", "--no-spark")
+    result = quickstart(tmp_path / "words", "--no-spark")
     assert result.code == 0
-    assert "No line looks like an access log's" in result.text
+    assert "No line looks like an access log's" in result.out
 
 
-def test_donuts(kl: Kl) -> None:
+def test_donuts(quickstart: Quickstart) -> None:
     first, second = (
-        json.loads(kl("quickstart", "--no-spark", "--records", "500", "-o", "json").out) for _ in range(2)
+        json.loads(quickstart("--no-spark", "--records", "500", "-o", "json").out) for _ in range(2)
     )
     assert first["count_by_country"] == second["count_by_country"]
     assert sum(first["count_by_country"].values()) == first["records_out"] == 500
     assert first["acknowledged_ms"]["p50"] <= first["acknowledged_ms"]["p99"]
-    assert "records by country" in kl("quickstart", "--no-spark", "--records", "500").text
+    assert "records by country" in quickstart("--no-spark", "--records", "500").out
 
 
-def test_a_missing_file_is_usage(kl: Kl) -> None:
-    result = kl("quickstart", "nowhere.log")
+def test_a_missing_file_is_usage(quickstart: Quickstart) -> None:
+    result = quickstart("nowhere.log")
     assert result.code == 2
-    assert "nowhere.log" in result.told
+    assert "nowhere.log" in result.err
+
+
+def test_it_says_what_the_pipeline_lacks(quickstart: Quickstart, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart_pipeline, "missing", lambda: ["there is no java that runs"])
+    result = quickstart("--records", "100")
+    assert result.code == 0, result.err
+    assert "The Spark pipeline over the same records does not run here:\n  there is no java" in result.out
+    document = json.loads(quickstart("--records", "100", "-o", "json").out)
+    assert document["pipeline"] == {"missing": ["there is no java that runs"]}
 
 
 def test_purchases_follow_from_the_seed() -> None:
@@ -99,7 +109,7 @@ def tally(*pairs: tuple[bytes | None, bytes]) -> Tally:
     ],
 )
 def test_what_differs_is_found(received: Tally, problem: str | None) -> None:
-    job = _Job(None, 0, 0)
+    job = Job(None, 0, 0)
     job.sent = tally((b"a", b"1"), (b"a", b"2"), (None, b"x"))
     job.received = received
     assert (problem is None) == (not job.problems())
@@ -107,6 +117,6 @@ def test_what_differs_is_found(received: Tally, problem: str | None) -> None:
 
 
 def test_a_key_in_two_partitions_is_found() -> None:
-    job = _Job(None, 0, 0)
+    job = Job(None, 0, 0)
     job.strayed = 1
     assert "in another partition" in job.problems()[0]

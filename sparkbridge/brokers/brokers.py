@@ -11,7 +11,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.cluster.call_plan import (
+    CallPlan,
+    CallRules,
+    Dial,
+    GiveUp,
+    Locate,
+    Pause,
+    judge_broker_error,
+)
+from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
 from kafkalite.errors import (
     ConnectionFailedError,
@@ -60,10 +69,11 @@ class Brokers:
         self._connections: dict[str, WireConnection] = {}
         self._rng = system_rng()
         settings = options.consumer
-        self._backoff = Backoff(
+        backoff = Backoff(
             int(settings.get("retry.backoff.ms", RETRY_BACKOFF_MS)),
             int(settings.get("retry.backoff.max.ms", RETRY_BACKOFF_MAX_MS)),
         )
+        self._rules = CallRules(judge_broker_error, backoff, has_free_retry=True)
         connect_ms = int(settings.get("socket.connection.setup.timeout.ms", CONNECT_TIMEOUT_MS))
         self._connect_timeout_s = connect_ms / 1000
         level = (
@@ -114,24 +124,35 @@ class Brokers:
         deadline_s = self.deadline_s(extra_ms)
         self._tried = {}
         self._failures = 0
+        plan = CallPlan(
+            self._rules,
+            now_ms=0,
+            timeout_ms=int((deadline_s - started_s) * 1000),
+            is_located=True,
+            timeout_error=lambda last: self._given_up(what, last, started_s),
+        )
+        last: KafkaliteError | None = None
         while True:
-            try:
-                return attempt(deadline_s)
-            except KafkaliteError as error:
-                self._failures += 1
-                self._turn += 1
-                if not is_retriable(error):
-                    raise
-                if self._failures > 1:  # the first is often an idle connection that broke: no pause
-                    pause_s = self._backoff.delay_ms(self._failures - 1, self._rng.random()) / 1000
-                    if time.monotonic() + pause_s < deadline_s:
-                        time.sleep(pause_s)
-                    else:
-                        raise self._given_up(what, error, started_s) from error
-                if time.monotonic() >= deadline_s:
-                    raise self._given_up(what, error, started_s) from error
-                if needs_metadata(error) or self._failures > 1:
-                    self._refresh_after(error, tps, started_s, deadline_s)
+            step = plan.next_step(int((time.monotonic() - started_s) * 1000))
+            if isinstance(step, Locate):
+                assert last is not None, "the leaders are looked up only after a failure"
+                self._refresh_after(last, tps, started_s, deadline_s)
+                plan.located()
+            elif isinstance(step, Dial):
+                plan.connected()  # ``attempt`` opens the connections that it needs
+            elif isinstance(step, Pause):
+                time.sleep(step.duration_ms / 1000)
+                plan.wake()
+            elif isinstance(step, GiveUp):
+                raise step.error
+            else:
+                try:
+                    return attempt(deadline_s)
+                except KafkaliteError as error:
+                    last = error
+                    self._failures += 1
+                    self._turn += 1
+                    plan.failed(error, int((time.monotonic() - started_s) * 1000), self._rng.random())
 
     def _refresh_after(
         self, error: KafkaliteError, tps: Collection[TopicPartition], started_s: float, deadline_s: float

@@ -167,7 +167,7 @@ class TestChannel:
             answer = await channel.decide(self._create("t"), timeout_ms=5_000)
             assert answer.topics[0].error_code == 0
             cluster.intercept(ApiKey.ENVELOPE, fail_next(1_000, ErrorCode.NOT_CONTROLLER), node_id=101)
-            with pytest.raises(RequestTimedOutError, match="no controller answered in 100 ms"):
+            with pytest.raises(RequestTimedOutError, match="no controller responded in 100 ms"):
                 await channel.decide(self._create("u"), timeout_ms=100)
 
     @pytest.mark.parametrize("after", [False, True])

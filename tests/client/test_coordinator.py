@@ -168,7 +168,7 @@ async def test_time_is_up_also_while_it_is_looked_for(
 ) -> None:
     for broker in group.brokers:
         broker.fault(FIND, make_fault(drop=True), times=5)
-    with pytest.raises(RequestTimeoutError, match="did not answer"):
+    with pytest.raises(RequestTimeoutError, match="did not respond"):
         await link.call(REQUEST, timeout_ms=20)
 
 

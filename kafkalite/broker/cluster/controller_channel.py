@@ -11,10 +11,14 @@ Answers of one connection leave in order: what must not wait behind other things
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
+from kafkalite.client.cluster.retry import Backoff
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     ClientClosedError,
@@ -41,8 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 2_000
-FIRST_BACKOFF_S: Final = 0.01
-MAX_BACKOFF_S: Final = 0.25
+BACKOFF: Final = Backoff(10, 250)
 #: For commands whose client sets no time, when they go over the network.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
@@ -78,6 +81,7 @@ class ControllerChannel:
         self._connecting = asyncio.Lock()
         self._leader_known = asyncio.Event()
         self._is_closed = False
+        self._rules = CallRules(self._judge, BACKOFF, can_wake=True)
         #: Called when the connection to the controller is lost.
         self.on_lost: Callable[[], None] | None = None
 
@@ -131,35 +135,48 @@ class ControllerChannel:
 
     def close(self) -> None:
         self._is_closed = True
+        self._leader_known.set()
         if self._connection is not None:
             self._connection.close()
 
     # --- finding the controller
 
-    async def _until(self, timeout_ms: int, attempt: Callable[[int, int], Awaitable[T]]) -> T:
-        """``attempt(leader_id, time left)`` until it is answered, at most for ``timeout_ms``."""
+    async def _until(self, timeout_ms: int, send: Callable[[Connection | None, int], Awaitable[T]]) -> T:
+        """Return the result of ``send(connection, left_ms)`` to the present controller.
+
+        The connection is None if this node is the controller. Raises RequestTimedOutError when time is over.
+        """
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_ms / 1000
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        now_ms = int(loop.time() * 1000)
+
+        async def locate() -> int:
             self._leader_known.clear()
-            leader_id = self._controller.controller_id
-            problem: KafkaliteError
-            if leader_id is None:
-                problem = NotControllerError("no controller is known")
-            else:
-                try:
-                    return await attempt(leader_id, max(int((deadline_s - loop.time()) * 1000), 1))
-                except _ELSEWHERE as error:
-                    problem = error
-            left_s = deadline_s - loop.time()
-            if left_s <= 0 or self._is_closed:
-                raise RequestTimedOutError(f"no controller answered in {timeout_ms} ms: {problem.message}")
-            try:
-                async with asyncio.timeout(min(backoff_s, left_s)):
+            if self._controller.controller_id is None:
+                raise NotControllerError("no controller is known")
+            return self._controller.controller_id
+
+        async def dial(leader_id: int | None) -> Connection | None:
+            if leader_id is None or leader_id == self._node_id:
+                return None
+            left_ms = now_ms + timeout_ms - int(loop.time() * 1000)
+            return await self._connect(leader_id, max(left_ms, 1))
+
+        async def pause(duration_ms: int) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration_ms / 1000):
                     await self._leader_known.wait()
-            except TimeoutError:
-                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+        def timeout_error(last: KafkaliteError) -> KafkaliteError:
+            return RequestTimedOutError(f"no controller responded in {timeout_ms} ms: {last.message}")
+
+        plan = CallPlan(self._rules, now_ms=now_ms, timeout_ms=timeout_ms, timeout_error=timeout_error)
+        return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
+
+    def _judge(self, error: KafkaliteError) -> Verdict:
+        """Errors that only mean "not this controller" are retried while this node runs."""
+        if not isinstance(error, _ELSEWHERE):
+            return FINAL
+        return Verdict(limit_ms=0) if self._is_closed else RELOCATE
 
     async def _locally(self, awaitable: Awaitable[T], timeout_ms: int) -> T:
         try:
@@ -168,16 +185,14 @@ class ControllerChannel:
         except TimeoutError:
             raise RequestTimedOutError(f"the controller did not answer within {timeout_ms} ms") from None
 
-    async def _send_once(self, request: Any, leader_id: int, left_ms: int) -> Any:
-        if leader_id == self._node_id:
+    async def _send_once(self, request: Any, connection: Connection | None, left_ms: int) -> Any:
+        if connection is None:
             return await self._locally(self.execute(request), left_ms)
-        connection = await self._connect(leader_id, left_ms)
         return (await connection.call(request, timeout_ms=left_ms)).message
 
-    async def _decide_once(self, command: Any, leader_id: int, left_ms: int) -> Any:
-        if leader_id == self._node_id:
+    async def _decide_once(self, command: Any, connection: Connection | None, left_ms: int) -> Any:
+        if connection is None:
             return await self._locally(self._controller.submit(command), left_ms)
-        connection = await self._connect(leader_id, left_ms)
         api = APIS[API_KEY_BY_REQUEST[type(command)]]
         envelope = EnvelopeRequest(int(api.key), api.max_version, self._client_id)
         try:

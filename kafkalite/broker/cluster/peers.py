@@ -8,7 +8,10 @@ from itertools import cycle
 from typing import Final
 
 from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.retry import Backoff
 from kafkalite.errors import (
     ConnectionFailedError,
     KafkaliteError,
@@ -19,7 +22,9 @@ from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetad
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
-FIRST_BACKOFF_S: Final = 0.02
+#: For all tries together.
+CONNECT_LIMIT_MS: Final = 60_000
+BACKOFF: Final = Backoff(20, 100)
 #: On top of what a long poll may take, before the connection counts as dead.
 POLL_GRACE_MS: Final = 2_000
 
@@ -97,52 +102,58 @@ class PeerConnections:
 
 
 class MetadataSource:
-    """Where a node that does not vote gets the metadata log from: any voter that answers."""
+    """Fetches the metadata log for a node that does not vote, from any voter that responds."""
 
     def __init__(self, voters: Mapping[int, str], authenticator: Authenticator, client_id: str) -> None:
-        self._voters = cycle(sorted(voters.items()))
-        self._voter_count = len(voters)
+        self._voters = voters
+        self._next_voter = cycle(sorted(voters))
         self._authenticator = authenticator
         self._client_id = client_id
         self._connection: Connection | None = None
+        self._rules = CallRules(_try_next_voter, BACKOFF, max_failures=TRIES_PER_VOTER * len(voters))
 
     async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
-        """One answer, of the voter that answered last or else of the next ones.
+        """Return one response: from the voter that responded last, or else from the next that can be reached.
 
-        Raises ConnectionFailedError, RequestTimeoutError, BrokerError: ask again, and another one is tried.
+        Raises ConnectionFailedError, RequestTimeoutError, BrokerError. The next call tries another voter.
         """
         try:
-            connection = await self._connect()
-            answer = await connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self._connect()
+            answer = await self._connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
         except KafkaliteError:
             self.close()
             raise
         return answer.message, answer.payload
 
     async def _connect(self) -> Connection:
-        """The connection that is open, or one to the first voter that can be reached, each tried in turn."""
-        backoff_s = FIRST_BACKOFF_S
-        for tries_left in reversed(range(TRIES_PER_VOTER * self._voter_count)):
-            if self._connection is not None and self._connection.is_open:
-                break
-            node_id, address = next(self._voters)
-            try:
-                self._connection = await dial(
-                    address,
-                    self._authenticator,
-                    node_id,
-                    client_id=self._client_id,
-                    timeout_ms=CONNECT_TIMEOUT_MS,
-                )
-            except KafkaliteError:
-                if not tries_left:
-                    raise
-                await asyncio.sleep(backoff_s)
-                backoff_s *= 1.5
-        assert self._connection is not None
-        return self._connection
+        """Return a connection to the first voter that can be reached, each tried in turn."""
+
+        async def next_voter() -> int:
+            return next(self._next_voter)
+
+        async def dial_voter(node_id: int | None) -> Connection:
+            assert node_id is not None, "next_voter names one"
+            return await dial(
+                self._voters[node_id],
+                self._authenticator,
+                node_id,
+                client_id=self._client_id,
+                timeout_ms=CONNECT_TIMEOUT_MS,
+            )
+
+        async def use(connection: Connection, _timeout_ms: int) -> Connection:
+            return connection
+
+        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        plan = CallPlan(self._rules, now_ms=now_ms, timeout_ms=CONNECT_LIMIT_MS)
+        return await drive(plan, locate=next_voter, dial=dial_voter, send=use)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _try_next_voter(_error: KafkaliteError) -> Verdict:
+    return RELOCATE

@@ -18,6 +18,9 @@ from kafkalite.broker.coordination.shard import NO_CALLER, settled
 from kafkalite.broker.coordination.verification import Verifications
 from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
 from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
+from kafkalite.client.cluster.retry import Backoff
 from kafkalite.coordination import Caller
 from kafkalite.errors import (
     BrokerError,
@@ -47,6 +50,7 @@ from kafkalite.protocol.messages.transactions import (
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.peers import PeerConnections
     from kafkalite.broker.server.services import Services
+    from kafkalite.client.cluster.connection import Connection
     from kafkalite.metadata.delta import Delta
     from kafkalite.metadata.image import ClusterImage
 
@@ -54,8 +58,7 @@ if TYPE_CHECKING:
 VERIFY_TIMEOUT_MS: Final = 3_000
 #: How long it waits for the transaction before to be complete (Kafka's add.partitions.to.txn.retry).
 CONCURRENT_TIMEOUT_MS: Final = 500
-FIRST_BACKOFF_MS: Final = 5
-MAX_BACKOFF_MS: Final = 100
+VERIFY_BACKOFF: Final = Backoff(5, 100)
 #: Of one question to another broker.
 ASK_TIMEOUT_MS: Final = 1_500
 MARKERS_TIMEOUT_MS: Final = 3_000
@@ -74,6 +77,9 @@ _ELSEWHERE: Final = (
     ClientError,
     ProtocolError,  # a broker of an earlier version, which does not know what it is asked
 )
+
+#: The transaction before is not complete yet, or the coordinator does not know the partition yet.
+_WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
@@ -128,38 +134,57 @@ class Transactions:
         request = AddPartitionsToTxnRequest(
             transactional_id, producer_id, producer_epoch, [TxnPartition(*key) for key in partitions]
         )
-        began_s = self._loop.time()
-        backoff_ms = FIRST_BACKOFF_MS
-        while True:
-            problem: KafkaliteError
-            timeout_ms = VERIFY_TIMEOUT_MS
-            try:
-                _check(await self._ask_coordinator(transactional_id, request))
-                return
-            except (ConcurrentTransactionsError, UnknownTopicOrPartitionError) as error:
-                problem, timeout_ms = error, CONCURRENT_TIMEOUT_MS
-            except _ELSEWHERE as error:
-                problem = CoordinatorNotAvailableError(
-                    f"no coordinator of {transactional_id!r} answered: {error.message}"
-                )
-            if (self._loop.time() - began_s) * 1000 + backoff_ms > timeout_ms or self._is_closed:
-                raise problem
-            await asyncio.sleep(backoff_ms / 1000)
-            backoff_ms = min(backoff_ms * 2, MAX_BACKOFF_MS)
 
-    async def _ask_coordinator(self, transactional_id: str, request: AddPartitionsToTxnRequest) -> Any:
-        """Its response, with whatever error code. Raises KafkaliteError."""
+        def timeout_error(last: KafkaliteError) -> KafkaliteError:
+            if isinstance(last, _WAITS):
+                return last
+            return CoordinatorNotAvailableError(
+                f"no coordinator of {transactional_id!r} responded: {last.message}"
+            )
+
+        plan = CallPlan(
+            CallRules(self._judge, VERIFY_BACKOFF),
+            now_ms=int(self._loop.time() * 1000),
+            timeout_ms=VERIFY_TIMEOUT_MS,
+            timeout_error=timeout_error,
+        )
+
+        async def locate() -> int:
+            return self._coordinator_of(transactional_id)
+
+        async def dial(node_id: int | None) -> Connection | None:
+            """The connection to the coordinator; None if this broker is the coordinator."""
+            if node_id is None or node_id == self._services.config.node_id:
+                return None
+            return await self._connection(node_id, "verify", ASK_TIMEOUT_MS)
+
+        async def send(connection: Connection | None, _timeout_ms: int) -> None:
+            if connection is None:
+                _check(await settled(self.add_partitions(request, NO_CALLER)))
+            else:
+                _check((await connection.call(request, timeout_ms=ASK_TIMEOUT_MS)).message)
+
+        await drive(plan, locate=locate, dial=dial, send=send)
+
+    def _judge(self, error: KafkaliteError) -> Verdict:
+        """How ``verify`` goes on after an error of its coordinator."""
+        if isinstance(error, _WAITS):
+            return Verdict(must_locate=True, limit_ms=0 if self._is_closed else CONCURRENT_TIMEOUT_MS)
+        if isinstance(error, _ELSEWHERE):
+            return Verdict(must_locate=True, limit_ms=0) if self._is_closed else RELOCATE
+        return FINAL
+
+    def _coordinator_of(self, transactional_id: str) -> int:
+        """Return the node that coordinates the transactional id. Raises CoordinatorNotAvailableError."""
         services = self._services
         partition = services.coordinators.partition_of(TRANSACTION, transactional_id)
         state = services.controller.image.partition(TRANSACTIONS_TOPIC, partition)
         if state is None or state.leader < 0:
             raise CoordinatorNotAvailableError(f"{TRANSACTIONS_TOPIC}-{partition} has no leader now")
-        if state.leader == services.config.node_id:
-            return await settled(self.add_partitions(request, NO_CALLER))
-        return await self._call(state.leader, "verify", request, ASK_TIMEOUT_MS)
+        return state.leader
 
-    async def _call(self, node_id: int, purpose: str, request: Any, timeout_ms: int) -> Any:
-        """Another broker's response. Each purpose has a connection of its own: answers come in order."""
+    async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
+        """A connection to another broker. Each purpose has its own: responses come in order."""
         services = self._services
         if services.authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is no part of this cluster")
@@ -175,10 +200,9 @@ class Transactions:
             )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                connection = await peers.connection(node_id)
+                return await peers.connection(node_id)
         except TimeoutError:
             raise ConnectionFailedError(f"broker {node_id} was not reached within {timeout_ms} ms") from None
-        return (await connection.call(request, timeout_ms=timeout_ms)).message
 
     # --- as a coordinator
 
@@ -257,7 +281,8 @@ class Transactions:
         if node_id == self._services.config.node_id:
             response = await settled(write_markers(self._services, request.markers))
         else:
-            response = await self._call(node_id, "markers", request, MARKERS_TIMEOUT_MS)
+            connection = await self._connection(node_id, "markers", MARKERS_TIMEOUT_MS)
+            response = (await connection.call(request, timeout_ms=MARKERS_TIMEOUT_MS)).message
         assert isinstance(response, WriteTxnMarkersResponse)
         return response
 

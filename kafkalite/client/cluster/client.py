@@ -16,8 +16,10 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_broker_error
 from kafkalite.client.cluster.connection import Answer, Buffer, Connection, connect
-from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import MetadataCache
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
@@ -107,6 +109,13 @@ class ClusterClient:
         self._changed: asyncio.Future[None] | None = None
         self._retry_backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._reconnect_backoff = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
+        #: For requests to one node, to any broker, or to the leaders of partitions.
+        self.call_rules = CallRules(
+            judge_broker_error,
+            self._retry_backoff,
+            attempt_timeout_ms=config.request_timeout_ms,
+            locates_in_background=True,
+        )
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -527,24 +536,21 @@ class ClusterClient:
             raise ClientClosedError("the client is not open; use 'async with' or start()")
         if timeout_ms is None:
             timeout_ms = self.config.default_api_timeout_ms
-        deadline_ms = self.now_ms() + timeout_ms
-        failures = 0
-        while True:
-            try:
-                if node_id is None:
-                    connection = await self._any_connection()
-                else:
-                    connection = await self.connection(node_id)
-                left_ms = max(1, min(self.config.request_timeout_ms, deadline_ms - self.now_ms()))
-                return await connection.call(message, timeout_ms=left_ms, payload_parts=payload_parts)
-            except KafkaliteError as error:
-                failures += 1
-                pause_ms = self._retry_backoff.delay_ms(failures, self.rng.random())
-                if not is_retriable(error) or self.now_ms() + pause_ms >= deadline_ms:
-                    raise
-                if needs_metadata(error):
-                    self.request_refresh()
-                await asyncio.sleep(pause_ms / 1000)
+        plan = CallPlan(
+            self.call_rules, now_ms=self.now_ms(), timeout_ms=timeout_ms, node_id=node_id, is_located=True
+        )
+
+        async def dial(node_id: int | None) -> Connection:
+            return await (self._any_connection() if node_id is None else self.connection(node_id))
+
+        async def send(connection: Connection, timeout_ms: int) -> Answer:
+            return await connection.call(message, timeout_ms=timeout_ms, payload_parts=payload_parts)
+
+        async def locate() -> int | None:
+            self.request_refresh()
+            return node_id
+
+        return await drive(plan, locate=locate, dial=dial, send=send, chance=self.rng.random)
 
 
 def _hang_up_if_late(dial: asyncio.Task[Connection]) -> None:

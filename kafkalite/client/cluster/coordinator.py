@@ -8,10 +8,11 @@ whoever coordinates by then, until there is an answer or no time left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_by_class
 from kafkalite.client.cluster.client import MAIN_LANE, ClusterClient
 from kafkalite.client.cluster.connection import Answer, Connection
 from kafkalite.client.cluster.retry import Backoff
@@ -73,7 +74,9 @@ class CoordinatorLink:
         self._lane = lane
         self._finding: asyncio.Task[int | KafkaliteError] | None = None
         pause_ms = min(FIRST_PAUSE_MS, cluster.config.retry_backoff_ms)
-        self._backoff = Backoff(pause_ms, cluster.config.retry_backoff_max_ms)
+        self._rules = CallRules(
+            judge_by_class(_MOVED, _PASSING), Backoff(pause_ms, cluster.config.retry_backoff_max_ms)
+        )
 
     def __repr__(self) -> str:
         kind = "group" if self.key_type == GROUP_KEY else "transactional id"
@@ -88,58 +91,71 @@ class CoordinatorLink:
         (None: default.api.timeout.ms). ``wait_ms`` is how long the coordinator may hold the answer by itself.
         Raises the response's BrokerError; RequestTimeoutError, caused by the last error, when time is up.
         """
-        deadline_ms = self._deadline_ms(timeout_ms)
-        ask = partial(self._ask, request, wait_ms, self._lane if lane is None else lane)
-        return await self._until(deadline_ms, ask, type(request).__name__.removesuffix("Request"))
+        what = type(request).__name__.removesuffix("Request")
+        return await self._drive(what, timeout_ms, request, wait_ms, self._lane if lane is None else lane)
 
     async def attempt(self, request: Any, *, wait_ms: int = 0, lane: int | None = None) -> Any:
         """As ``call``, tried once: raises also what may pass. For requests that must not be sent twice."""
         try:
-            return await self._ask(request, wait_ms, self._lane if lane is None else lane)
+            node_id = await self._locate()
+            connection = await self._cluster.connection(node_id, self._lane if lane is None else lane)
+            return await self._ask(connection, node_id, request, wait_ms)
         except _MOVED:
             self.node_id = None
             raise
 
     async def find(self, *, timeout_ms: int | None = None) -> int:
         """The coordinator's node id. Raises as ``call``."""
-        return await self._until(self._deadline_ms(timeout_ms), self._find, "FindCoordinator")
+        node_id: int = await self._drive("FindCoordinator", timeout_ms, None, 0, self._lane)
+        return node_id
 
-    def _deadline_ms(self, timeout_ms: int | None) -> int:
-        if timeout_ms is None:
-            timeout_ms = self._cluster.config.default_api_timeout_ms
-        return self._cluster.now_ms() + timeout_ms
-
-    async def _until(self, deadline_ms: int, attempt: Callable[[], Awaitable[T]], what: str) -> T:
-        """What ``attempt`` returns, tried until ``deadline_ms``."""
+    async def _drive(self, what: str, timeout_ms: int | None, request: Any, wait_ms: int, lane: int) -> Any:
+        """Return the response to ``request``; the coordinator's node id if it is None."""
         cluster = self._cluster
-        failures = 0
-        cause: KafkaliteError | None = None
-        while True:
+        now_ms = cluster.now_ms()
+        if timeout_ms is None:
+            timeout_ms = cluster.config.default_api_timeout_ms
+        cause: KafkaliteError | None = None  # the last error other than the deadline
+
+        async def in_time(step: Awaitable[T]) -> T:
+            nonlocal cause
             try:
-                left_s = max(1, deadline_ms - cluster.now_ms()) / 1000
-                async with asyncio.timeout(left_s):  # also of a search, or of a connection that hangs
-                    return await attempt()
-            except (*_MOVED, *_PASSING, TimeoutError) as error:
+                async with asyncio.timeout(max(1, now_ms + timeout_ms - cluster.now_ms()) / 1000):
+                    return await step
+            except TimeoutError:
+                raise RequestTimeoutError("the coordinator did not respond") from None
+            except KafkaliteError as error:
+                cause = error
                 if isinstance(error, _MOVED):
                     self.node_id = None
-                if isinstance(error, KafkaliteError):
-                    cause = error
-                failures += 1
-                pause_ms = self._backoff.delay_ms(failures, cluster.rng.random())
-                if cluster.now_ms() + pause_ms >= deadline_ms:
-                    raise RequestTimeoutError(
-                        f"{what} came to nothing in time with the coordinator of {self.key!r}: "
-                        f"{cause or 'it did not answer'}"
-                    ) from cause
-                await asyncio.sleep(pause_ms / 1000)
+                raise
 
-    async def _ask(self, request: Any, wait_ms: int, lane: int) -> Any:
-        """One attempt. Raises what went wrong with it."""
-        cluster = self._cluster
-        node_id = await self._find()
-        connection = await cluster.connection(node_id, lane)
+        async def locate() -> int:
+            return await in_time(self._locate())
+
+        async def dial(node_id: int | None) -> tuple[int, Connection | None]:
+            assert node_id is not None, "a coordinator is one node"
+            return node_id, await in_time(cluster.connection(node_id, lane)) if request else None
+
+        async def send(to: tuple[int, Connection | None], _timeout_ms: int) -> Any:
+            node_id, connection = to
+            return await in_time(self._ask(connection, node_id, request, wait_ms)) if connection else node_id
+
+        def timeout_error(_last: KafkaliteError) -> KafkaliteError:
+            error = RequestTimeoutError(
+                f"{what} did not succeed in time with the coordinator of {self.key!r}: "
+                f"{cause or 'it did not respond'}"
+            )
+            error.__cause__ = cause
+            return error
+
+        plan = CallPlan(self._rules, now_ms=now_ms, timeout_ms=timeout_ms, timeout_error=timeout_error)
+        return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
+
+    async def _ask(self, connection: Connection, node_id: int, request: Any, wait_ms: int) -> Any:
+        """Send ``request`` once and return the response. Raises any error of the attempt."""
         asked = asyncio.ensure_future(
-            connection.call(request, timeout_ms=cluster.config.request_timeout_ms + wait_ms)
+            connection.call(request, timeout_ms=self._cluster.config.request_timeout_ms + wait_ms)
         )
         try:
             while not (await asyncio.wait({asked}, timeout=PATIENCE_S + wait_ms / 1000))[0]:
@@ -147,20 +163,20 @@ class CoordinatorLink:
             return asked.result().message
         finally:
             if not asked.cancel() and not asked.cancelled():
-                asked.exception()  # seen, also when nobody waits any more
+                asked.exception()  # retrieved, also if the caller is gone
 
     async def _give_up_if_moved(self, connection: Connection, node_id: int) -> None:
         """Leave a coordinator that does not answer once the others name another one."""
         self.node_id = None
         try:
-            found = await self._find()
+            found = await self._locate()
         except KafkaliteError:
             found = node_id
         self.node_id = found
         if found != node_id:
             connection.give_up()
 
-    async def _find(self) -> int:
+    async def _locate(self) -> int:
         """The coordinator's node id, asked for once by all who need it now. Raises KafkaliteError."""
         if self.node_id is not None:
             return self.node_id

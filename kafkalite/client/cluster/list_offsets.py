@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import CallPlan
 from kafkalite.client.cluster.client import ClusterClient
-from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
 from kafkalite.errors import (
     KafkaliteError,
     LeaderNotAvailableError,
@@ -57,33 +58,35 @@ async def list_offsets(
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
-    deadline_ms = cluster.now_ms() + timeout_ms
+    plan = CallPlan(cluster.call_rules, now_ms=cluster.now_ms(), timeout_ms=timeout_ms, is_located=True)
     await check_partitions(cluster, wanted)
-    backoff = Backoff(cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
     found: dict[TopicPartition, ListedOffset] = {}
-    failures = 0
-    while missing := {tp: time for tp, time in wanted.items() if tp not in found}:
-        answered, error = await _ask_leaders(cluster, missing, isolation_level, deadline_ms)
-        found.update(answered)
-        if error is None:
-            continue
-        failures += 1
-        pause_ms = backoff.delay_ms(failures, cluster.rng.random())
-        if not is_retriable(error) or cluster.now_ms() + pause_ms >= deadline_ms:
-            raise error
-        if needs_metadata(error):
-            cluster.request_refresh()
-        await asyncio.sleep(pause_ms / 1000)
-    return {tp: found[tp] for tp in wanted}
+
+    async def locate() -> None:
+        cluster.request_refresh()
+
+    async def dial(node_id: int | None) -> None:
+        """Each leader is dialled when its request is sent."""
+
+    async def send(_: None, timeout_ms: int) -> dict[TopicPartition, ListedOffset]:
+        missing = {tp: time for tp, time in wanted.items() if tp not in found}
+        if missing:
+            listed, error = await _ask_leaders(cluster, missing, isolation_level, timeout_ms)
+            found.update(listed)
+            if error is not None:
+                raise error
+        return {tp: found[tp] for tp in wanted}
+
+    return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
 
 
 async def _ask_leaders(
     cluster: ClusterClient,
     wanted: Mapping[TopicPartition, int],
     isolation_level: IsolationLevel,
-    deadline_ms: int,
+    timeout_ms: int,
 ) -> tuple[dict[TopicPartition, ListedOffset], KafkaliteError | None]:
-    """One round: what was answered, and an error if anything was not."""
+    """Send one request to each leader. Returns the offsets, and an error if any partition has none."""
     by_leader: dict[int, list[ListOffsetsPartition]] = {}
     error: KafkaliteError | None = None
     for tp, timestamp_ms in wanted.items():
@@ -94,24 +97,31 @@ async def _ask_leaders(
         by_leader.setdefault(leader.node_id, []).append(
             ListOffsetsPartition(tp.topic, tp.partition, leader.leader_epoch, timestamp_ms)
         )
-    found: dict[TopicPartition, ListedOffset] = {}
-    for node_id, partitions in by_leader.items():
+
+    async def ask(
+        node_id: int, partitions: list[ListOffsetsPartition]
+    ) -> list[ListedOffset] | KafkaliteError:
         request = ListOffsetsRequest(int(isolation_level), partitions)
-        left_ms = max(1, min(cluster.config.request_timeout_ms, deadline_ms - cluster.now_ms()))
         try:
             connection = await cluster.connection(node_id)
-            answer = await connection.call(request, timeout_ms=left_ms)
+            response = await connection.call(request, timeout_ms=timeout_ms)
         except KafkaliteError as failure:
-            error = failure
+            return failure
+        return list(response.message.partitions)
+
+    found: dict[TopicPartition, ListedOffset] = {}
+    for result in await asyncio.gather(*(ask(*request) for request in by_leader.items())):
+        if isinstance(result, KafkaliteError):
+            error = result
             continue
-        for listed in answer.message.partitions:
+        for listed in result:
             tp = TopicPartition(listed.topic, listed.partition)
             if listed.error_code == 0:
                 found[tp] = listed
             else:
                 error = broker_error(listed.error_code, listed.error_message or "", about=str(tp))
     if error is None and len(found) < len(wanted):
-        error = LeaderNotAvailableError("a broker left partitions out of its answer")
+        error = LeaderNotAvailableError("a broker omitted partitions from its response")
     return found, error
 
 

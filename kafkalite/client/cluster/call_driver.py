@@ -1,0 +1,60 @@
+"""Follows a ``CallPlan`` on an asyncio loop: the one request loop of the client and of the brokers' peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from kafkalite.client.cluster.call_plan import CallPlan, Dial, GiveUp, Locate, Pause
+from kafkalite.errors import KafkaliteError
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+async def _sleep(duration_ms: int) -> None:
+    await asyncio.sleep(duration_ms / 1000)
+
+
+def _no_jitter() -> float:
+    return 0.5
+
+
+async def drive(
+    plan: CallPlan,
+    *,
+    locate: Callable[[], Awaitable[int | None]],
+    dial: Callable[[int | None], Awaitable[C]],
+    send: Callable[[C, int], Awaitable[T]],
+    pause: Callable[[int], Awaitable[None]] = _sleep,
+    chance: Callable[[], float] = _no_jitter,
+) -> T:
+    """Take the steps of ``plan`` until a response arrives. Raises the error that the plan gives up with.
+
+    ``locate()`` returns the node that is the target now (None: not exactly one). ``dial(node_id)`` returns
+    an open connection, an existing one if there is one; ``send(connection, timeout_ms)`` the response. The
+    plan judges a KafkaliteError of any of them; other exceptions end the call.
+    ``pause(duration_ms)`` may return earlier if the target may have changed. ``chance`` returns a random
+    number in [0, 1) for the jitter of the pauses.
+    """
+    loop = asyncio.get_running_loop()
+    connection: Any = None
+    while True:
+        step = plan.next_step(int(loop.time() * 1000))
+        try:
+            if isinstance(step, Locate):
+                plan.located(await locate())
+            elif isinstance(step, Dial):
+                connection = await dial(step.node_id)
+                plan.connected()
+            elif isinstance(step, Pause):
+                await pause(step.duration_ms)
+                plan.wake()
+            elif isinstance(step, GiveUp):
+                break
+            else:
+                return await send(connection, step.timeout_ms)
+        except KafkaliteError as error:
+            plan.failed(error, int(loop.time() * 1000), chance())
+    raise step.error

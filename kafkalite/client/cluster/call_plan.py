@@ -1,0 +1,248 @@
+"""Decides the steps of one request: locate the target, dial, send, pause, give up. Pure.
+
+A *target* is whatever the request is for: any broker, one node, the leaders of partitions, a coordinator, the
+controller. ``CallPlan`` names the next step; the caller takes it and reports the result. Every request
+loop of the project follows a plan: ``call_driver.drive`` for asyncio, ``Brokers.until_answered`` for blocking
+sockets. The loop around a plan is always this one::
+
+    plan = CallPlan(rules, now_ms=now_ms(), timeout_ms=30_000)
+    while True:
+        step = plan.next_step(now_ms())
+        try:
+            match step:
+                case Locate():
+                    plan.located(find_the_node())
+                case Dial():
+                    connection = open_connection(step.node_id)
+                    plan.connected()
+                case Send():
+                    return connection.call(request, step.timeout_ms)
+                case Pause():
+                    sleep(step.duration_ms)
+                case GiveUp():
+                    raise step.error
+        except KafkaliteError as error:
+            plan.failed(error, now_ms(), chance())
+
+Rules per target differ in two things: which errors may pass (``CallRules.judge``), and the pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.errors import KafkaliteError
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an error means for its request."""
+
+    is_final: bool = False  #: no retry can succeed
+    must_locate: bool = False  #: another node may be the target now
+    limit_ms: int | None = None  #: retry only this long after the plan's start; None: as long as the plan
+
+
+FINAL: Final = Verdict(is_final=True)
+RESEND: Final = Verdict()
+RELOCATE: Final = Verdict(must_locate=True)
+
+Judge: TypeAlias = Callable[[KafkaliteError], Verdict]
+
+
+def judge_broker_error(error: KafkaliteError) -> Verdict:
+    """The verdict for requests to any broker, to one node, and to the leaders of partitions.
+
+    Kafka's retriable codes, lost connections and timeouts may pass; codes that say that the metadata is out
+    of date relocate.
+    """
+    if not is_retriable(error):
+        return FINAL
+    return RELOCATE if needs_metadata(error) else RESEND
+
+
+def judge_by_class(
+    moved: tuple[type[KafkaliteError], ...], passing: tuple[type[KafkaliteError], ...] = ()
+) -> Judge:
+    """Return a judge: errors of ``moved`` relocate, those of ``passing`` resend, all others are final."""
+
+    def judge(error: KafkaliteError) -> Verdict:
+        if isinstance(error, moved):
+            return RELOCATE
+        return RESEND if isinstance(error, passing) else FINAL
+
+    return judge
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """How a kind of request is retried."""
+
+    judge: Judge
+    backoff: Backoff
+    #: Of a single attempt. None: until the plan's deadline.
+    attempt_timeout_ms: int | None = None
+    #: Give up after so many failures. None: only the deadline ends the plan.
+    max_failures: int | None = None
+    #: Retry the first failure without a pause: often an idle connection was closed. Later failures relocate.
+    has_free_retry: bool = False
+    #: ``locate`` only starts a lookup, which goes on in the background: do it before the pause, not after.
+    locates_in_background: bool = False
+    #: ``wake`` can end a pause, so a pause may last until the deadline. Otherwise the plan gives up as soon
+    #: as the next pause would reach the deadline.
+    can_wake: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """Find the target's node, then report ``located``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Get an open connection to the node, then report ``connected``. None: the target is not one node."""
+
+    node_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request and wait for its response, at most ``timeout_ms`` (1 or more)."""
+
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for ``duration_ms``, then ask for the next step; ``wake`` ends the pause."""
+
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Raise ``error``."""
+
+    error: KafkaliteError
+
+
+Step: TypeAlias = Locate | Dial | Send | Pause | GiveUp
+
+_LOCATE: Final = Locate()
+
+
+class CallPlan:
+    """The plan of one request.
+
+    ``node_id`` is the target's node as far as it is known; with ``is_located`` the first step is a dial.
+    ``timeout_error`` makes the error of a plan whose time is over (or whose failures are too many) from
+    the last error; without it the last error itself is raised.
+
+    Invariant: after ``GiveUp`` every further step is the same ``GiveUp``.
+    """
+
+    __slots__ = (
+        "_deadline_ms",
+        "_give_up",
+        "_is_connected",
+        "_is_located",
+        "_not_before_ms",
+        "_rules",
+        "_started_ms",
+        "_timeout_error",
+        "failures",
+        "node_id",
+    )
+
+    def __init__(
+        self,
+        rules: CallRules,
+        *,
+        now_ms: int,
+        timeout_ms: int,
+        node_id: int | None = None,
+        is_located: bool = False,
+        timeout_error: Callable[[KafkaliteError], KafkaliteError] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.failures = 0
+        self._rules = rules
+        self._timeout_error = timeout_error
+        self._started_ms = now_ms
+        self._deadline_ms = now_ms + timeout_ms
+        self._is_located = is_located
+        self._is_connected = False
+        self._not_before_ms = now_ms
+        self._give_up: GiveUp | None = None
+
+    def __repr__(self) -> str:
+        return f"<CallPlan to node {self.node_id}, {self.failures} failures>"
+
+    def next_step(self, now_ms: int) -> Step:
+        """Return the next step. Asked twice without a report in between, it returns the same kind of step."""
+        if self._give_up is not None:
+            return self._give_up
+        if not self._is_located and self._rules.locates_in_background:
+            return _LOCATE
+        if now_ms < self._not_before_ms:
+            return Pause(self._not_before_ms - now_ms)
+        if not self._is_located:
+            return _LOCATE
+        if not self._is_connected:
+            return Dial(self.node_id)
+        left_ms = self._deadline_ms - now_ms
+        if self._rules.attempt_timeout_ms is not None:
+            left_ms = min(left_ms, self._rules.attempt_timeout_ms)
+        return Send(max(1, left_ms))
+
+    def located(self, node_id: int | None = None) -> None:
+        """The target is at ``node_id``; None if it is more than one node."""
+        self.node_id = node_id
+        self._is_located = True
+
+    def connected(self) -> None:
+        """There is an open connection to the node."""
+        self._is_connected = True
+
+    def wake(self) -> None:
+        """End the pause: a condition that the plan was waiting for may have changed."""
+        self._not_before_ms = self._started_ms
+
+    def failed(self, error: KafkaliteError, now_ms: int, chance: float = 0.5) -> None:
+        """Record that the last step failed. ``chance`` in [0, 1) is the jitter of the pause; 0.5 is none."""
+        rules = self._rules
+        self.failures += 1
+        self._is_connected = False
+        verdict = rules.judge(error)
+        if verdict.is_final:
+            self._give_up = GiveUp(error)
+            return
+        pause_ms = self._pause_ms(chance)
+        if self._is_over(verdict, now_ms, pause_ms):
+            if self._timeout_error is None:
+                self._give_up = GiveUp(error)
+            else:
+                late = self._timeout_error(error)
+                if late is not error and late.__cause__ is None:
+                    late.__cause__ = error
+                self._give_up = GiveUp(late)
+            return
+        self._not_before_ms = min(now_ms + pause_ms, self._deadline_ms)
+        if verdict.must_locate or (rules.has_free_retry and self.failures > 1):
+            self._is_located = False
+
+    def _pause_ms(self, chance: float) -> int:
+        failures = self.failures - self._rules.has_free_retry
+        return self._rules.backoff.delay_ms(failures, chance) if failures else 0
+
+    def _is_over(self, verdict: Verdict, now_ms: int, pause_ms: int) -> bool:
+        """Whether there is no time, or no attempt, left for a retry after ``pause_ms``."""
+        if self._rules.max_failures is not None and self.failures >= self._rules.max_failures:
+            return True
+        deadline_ms = self._deadline_ms
+        if verdict.limit_ms is not None:
+            deadline_ms = min(deadline_ms, self._started_ms + verdict.limit_ms)
+        return now_ms + (0 if self._rules.can_wake else pause_ms) >= deadline_ms

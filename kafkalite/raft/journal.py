@@ -28,6 +28,7 @@ from typing import Any, Final
 import msgpack
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.frames import HEADER_BYTES, frame, next_whole_frame, payload_at
@@ -171,10 +172,8 @@ class Journal:
         self._file.truncate(position)
         self._file.sync()
         _log.warning(
-            "torn tail of the metadata log cut path=%s position=%d cut_bytes=%d",
-            self._path,
-            position,
-            len(data) - position,
+            "torn tail of the metadata log cut %s",
+            Fields(path=self._path, position=position, cut_bytes=len(data) - position),
         )
 
     def _damaged(self, position: int, expected: str, actual: str) -> CorruptLogError:

@@ -13,6 +13,7 @@ from typing import Final
 
 from kafkalite.errors import CorruptLogError, KafkaliteError, NotControllerError
 from kafkalite.limits import MIB
+from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
@@ -97,7 +98,7 @@ class ObserverQuorum:
                 )
             except KafkaliteError as error:
                 if backoff_s == FIRST_BACKOFF_S:
-                    _log.warning("no metadata from any voter error=%s", error)
+                    _log.warning("no metadata from any voter %s", Fields(error=error))
                 self._set_leader(None)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

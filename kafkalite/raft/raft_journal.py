@@ -29,6 +29,7 @@ import msgpack
 
 from kafkalite import mutants
 from kafkalite.errors import CorruptLogError, DataDirectoryError, LogOfflineError, StorageError
+from kafkalite.log_fields import Fields
 from kafkalite.raft.frames import HEADER_BYTES, frame, next_whole_frame, payload_at
 from kafkalite.raft.raft_messages import NO_OP, Entry
 from kafkalite.raft.standing import Founders
@@ -174,10 +175,8 @@ class RaftJournal:
         self._file.truncate(position)
         self._file.sync()
         _log.warning(
-            "torn tail of the Raft log cut path=%s position=%d cut_bytes=%d",
-            self._path,
-            position,
-            len(data) - position,
+            "torn tail of the Raft log cut %s",
+            Fields(path=self._path, position=position, cut_bytes=len(data) - position),
         )
 
     def _damaged(self, position: int, expected: str, actual: str) -> CorruptLogError:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kafkalite import mutants
 from kafkalite.errors import DataDirectoryError
+from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.raft_journal import RAFT_LOG_FILE, RaftJournal
@@ -289,7 +290,7 @@ class RaftNode:
         view = (self.wall.leader(), int(self.wall.raftCurrentTerm))
         if view != self._last_view:
             if view[0] is not None:
-                _log.info("controller node=%d leader=%d term=%d", self._node_id, *view)
+                _log.info("controller %s", Fields(node=self._node_id, leader=view[0], term=view[1]))
             self._last_view = view
             self.view = self._look()
             self._tell(self._told.on_leader, *view)
@@ -324,10 +325,9 @@ class RaftNode:
             self._has_said_why = True
             missing = [peer for peer in self._others if peer not in self.transport.attached()]
             _log.warning(
-                "controller does not vote yet node=%d reason=%s not_reached=%s",
-                self._node_id,
-                "its metadata directory is new: it waits for all voters to be there, or for the leader's log",
-                missing,
+                "controller does not vote yet: its metadata directory is new, and it waits for all voters or "
+                "for the leader's log %s",
+                Fields(node=self._node_id, not_reached=missing),
             )
 
     def propose(self, command: bytes, done: Done) -> None:

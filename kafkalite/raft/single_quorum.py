@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from kafkalite.errors import DiskFullError, LogOfflineError, ShuttingDownError
 from kafkalite.limits import MIB
+from kafkalite.log_fields import Fields
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.journal import Journal
 from kafkalite.raft.quorum import LeaderListener, StaleImageError, StateMachine
@@ -183,7 +184,7 @@ class SingleQuorum:
             await self._in_executor(partial(journal.write_snapshot, offset, records))
         except DiskFullError as error:
             self._next_snapshot_bytes = journal.size_bytes + self._snapshot_min_bytes
-            _log.warning("no room for a snapshot of the metadata error=%s", error)
+            _log.warning("no room for a snapshot of the metadata %s", Fields(error=error))
         except LogOfflineError as error:
             self._fail(error, [])
         else:

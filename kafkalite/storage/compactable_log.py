@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptLogError
+from kafkalite.log_fields import Fields
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import CompactionPoints, decode_compaction, encode_compaction
 from kafkalite.storage.compaction import Horizons, Remembered
@@ -101,7 +102,7 @@ class CompactableLog(DurableLog):
             except FileNotFoundError:
                 self._points = CompactionPoints(self._state.truncations)
             except (CorruptLogError, ValueError) as error:
-                logger.warning("event=compaction_points_ignored path=%s error=%r", path, str(error))
+                logger.warning("compaction points ignored %s", Fields(path=path, error=error))
                 self._points = CompactionPoints(self._state.truncations)
         held = self._points.after(self._state)
         if held is not self._points:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Sequence
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError
+from kafkalite.log_fields import Fields
 from kafkalite.records.header import check, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
@@ -106,7 +107,7 @@ def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
             if (parsed := layout.parse_segment_file_name(one)) is not None
             and swap.base_offset <= parsed.base_offset < swap.next_offset
         ]
-        logger.warning("event=compaction_finished path=%s", layout.join(directory, name))
+        logger.warning("compaction finished %s", Fields(path=layout.join(directory, name)))
         _take_place(fs, directory, name, old)
     return fs.list_dir(directory)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from kafkalite.errors import CorruptLogError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.log_fields import Fields
 from kafkalite.model import NO_EPOCH
 from kafkalite.records.control import parse_marker
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
@@ -296,7 +297,7 @@ class DurableLog:
         if self._is_closed:
             return  # closing has synced what was to be synced; a deleted log's files may be gone
         if isinstance(error, DiskFullError):
-            logger.warning("event=sync_postponed directory=%s error=%r", self._directory, str(error))
+            logger.warning("sync postponed %s", Fields(directory=self._directory, error=error))
         elif error is not None:
             self._go_offline(f"sync failed: {error}")
         elif work.truncations == self._state.truncations and self.offline_reason is None:
@@ -458,7 +459,7 @@ class DurableLog:
     def _go_offline(self, reason: str) -> None:
         if self.offline_reason is None:
             self.offline_reason = reason
-            logger.error("event=log_offline directory=%s reason=%r", self._directory, reason)
+            logger.error("log offline %s", Fields(directory=self._directory, reason=reason))
         self._active = None
 
     def _write_failed(self, error: BaseException) -> StorageError:

@@ -15,6 +15,7 @@ from typing import Final
 
 from kafkalite.errors import CorruptLogError, DiskFullError
 from kafkalite.limits import MIB
+from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.records.control import MARKER_BYTES, parse_marker
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
@@ -73,7 +74,7 @@ class LogProducers:
         try:
             states, truncations = decode_producers(self._fs.read_bytes(path), path)
         except (CorruptLogError, ValueError, FileNotFoundError) as error:
-            logger.warning("event=producers_not_read path=%s error=%r", path, str(error))
+            logger.warning("producers not read %s", Fields(path=path, error=error))
             return None
         return states if state.cap(offset, truncations) == offset else None
 
@@ -98,7 +99,7 @@ class LogProducers:
             for replaced in [one for one in self._offsets if keep_from < one < offset]:
                 self._remove(replaced)
         except (OSError, DiskFullError) as error:
-            logger.warning("event=producers_not_saved path=%s error=%r", path, str(error))
+            logger.warning("producers not saved %s", Fields(path=path, error=error))
 
     def is_due(self, active_bytes: int) -> bool:
         """Whether so much was appended since the last snapshot that another is worth it."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
+from kafkalite.log_fields import Fields
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage import layout
@@ -171,7 +172,7 @@ class LogStore:
         try:
             marker = decode_clean_shutdown(self._fs.read_bytes(marker_path), marker_path)
         except (CorruptLogError, ValueError) as error:  # recovery does without it
-            logger.warning("event=clean_shutdown_marker_ignored path=%s error=%r", marker_path, str(error))
+            logger.warning("clean shutdown marker ignored %s", Fields(path=marker_path, error=error))
         else:
             self.clean_start = True
             self.last_broker_epoch = marker.broker_epoch
@@ -244,7 +245,7 @@ class LogStore:
                 unknown.append(name)
         for name in unknown:
             if name not in self.unknown_directories:
-                logger.warning("event=unknown_directory path=%s action=left_alone", self._join(name))
+                logger.warning("unknown directory %s", Fields(path=self._join(name), action="left alone"))
         self.unknown_directories = unknown
 
     def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
@@ -262,7 +263,7 @@ class LogStore:
             errors = self._fs.run_all([partial(log.close, clean=clean) for log in logs])
             for log, error in zip(logs, errors, strict=True):
                 if isinstance(error, OSError | DiskFullError):
-                    logger.error("event=log_not_closed directory=%s error=%r", log.directory, str(error))
+                    logger.error("log not closed %s", Fields(directory=log.directory, error=error))
                 elif error is not None:
                     raise error
             if clean:
@@ -283,7 +284,7 @@ class LogStore:
             self.checkpoint()
             self._fs.write_atomically(self._join(layout.CLEAN_SHUTDOWN_FILE), marker)
         except (OSError, DiskFullError) as error:
-            logger.error("event=clean_shutdown_not_marked path=%s error=%r", self._path, str(error))
+            logger.error("clean shutdown not marked %s", Fields(path=self._path, error=error))
 
     # --- logs ------------------------------------------------------------------------------------------
 
@@ -409,7 +410,7 @@ class LogStore:
             self._points = work.points
             self._has_stale_point = False
         else:
-            logger.warning("event=checkpoint_failed path=%s error=%r", self._path, str(error))
+            logger.warning("checkpoint failed %s", Fields(path=self._path, error=error))
 
     def checkpoint(self, now_ms: int = 0) -> None:
         """Write the recovery points that have moved. Raises OSError, DiskFullError."""

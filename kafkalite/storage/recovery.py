@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError
+from kafkalite.log_fields import Fields
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
@@ -196,7 +197,7 @@ class _Recovery:
         self._read: list[Segment] = []  # those of them that were read, and not taken as they are
         self._offset = state.log_start_offset
         self._epochs = LeaderEpochs()
-        self._cut: str | None = None
+        self._cut: Fields | None = None
 
     def run(self) -> OpenedLog:
         start = self._state.log_start_offset
@@ -368,10 +369,13 @@ class _Recovery:
         )
 
     def _note_cut(self, segment: Segment, segments_behind: int, problem: str) -> None:
-        self._cut = (
-            f"event=torn_tail_cut path={segment.path()} position={segment.size_bytes} offset={self._offset}"
-            f" bytes={segment.allocated_bytes - segment.size_bytes} segments_removed={segments_behind}"
-            f" problem={problem!r}"
+        self._cut = Fields(
+            path=segment.path(),
+            position=segment.size_bytes,
+            offset=self._offset,
+            bytes=segment.allocated_bytes - segment.size_bytes,
+            segments_removed=segments_behind,
+            problem=problem,
         )
 
     # --- changing --------------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ class _Recovery:
     def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
         """Make the names say what was found. Returns whether one was removed."""
         if self._cut is not None:
-            logger.warning(self._cut)
+            logger.warning("torn tail cut %s", self._cut)
         kept = {segment.base_offset for segment in self._segments}
         for base_offset in reversed(found):
             if base_offset not in kept:
@@ -508,7 +512,7 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
     try:
         entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:
-        logger.warning("event=leader_epochs_rebuilt path=%s error=%r", path, str(error))
+        logger.warning("leader epochs rebuilt %s", Fields(path=path, error=error))
         return None
     return [entry for entry in entries if state.cap(entry.start_offset + 1, truncations) > entry.start_offset]
 

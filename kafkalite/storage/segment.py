@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptLogError, DiskFullError
 from kafkalite.limits import KIB
+from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.header import scan
 from kafkalite.storage import layout
@@ -419,7 +420,7 @@ class Segment:
         index = self.offset_index
         position, reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
         if reached != self.next_offset and len(index):
-            logger.warning("event=index_rebuilt path=%s", self.path())
+            logger.warning("index rebuilt %s", Fields(path=self.path()))
             self.drop_saved_indexes()
             self._forget_indexes()
             position, reached = self._walk(0, self.base_offset)
@@ -563,7 +564,7 @@ class Segment:
             self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, encoded[0])
             self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, encoded[1])
         except (OSError, DiskFullError) as error:
-            logger.warning("event=index_not_saved path=%s error=%r", self.path(), str(error))
+            logger.warning("index not saved %s", Fields(path=self.path(), error=error))
             return
         self._index_saved_bytes += len(encoded[0])
         self._time_saved_bytes += len(encoded[1])

@@ -163,7 +163,7 @@ async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(
         (result,) = (await wire.call(produce(batch), batch)).partitions
         assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert "missing" in result.error_message
-        assert "unknown_directory" in caplog.text
+        assert "unknown directory" in caplog.text
 
 
 async def test_preallocation_and_durability_follow_the_topic(

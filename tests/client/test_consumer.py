@@ -552,7 +552,7 @@ async def test_lost_records_after_an_unclean_election(
         _move(fake_cluster, 2)
         _fill(first, count=40)
         assert await _read(consumer, 40) == list(range(40)), "from where the logs part"
-    assert "going on at 20" in caplog.text
+    assert "first_lost=20" in caplog.text
 
 
 async def test_lost_records_are_an_error_without_a_policy(fake_cluster: list[Any]) -> None:

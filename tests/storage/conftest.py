@@ -99,4 +99,4 @@ def sync() -> Callable[[Log], None]:
 @pytest.fixture
 def torn_tail_cuts(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     """The log events about cut tails so far."""
-    yield lambda: [record.message for record in caplog.records if "torn_tail_cut" in record.message]
+    yield lambda: [record.message for record in caplog.records if "torn tail cut" in record.message]

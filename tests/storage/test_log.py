@@ -444,7 +444,7 @@ def test_r26_a_failed_write_is_final(
     with pytest.raises(LogOfflineError):
         log.append(make_batch(), now_ms=0, leader_epoch=1)
     assert log.log_end_offset == 1
-    assert [record.message.split()[0] for record in caplog.records] == ["event=log_offline"]
+    assert [record.msg for record in caplog.records] == ["log offline %s"]
     assert "offline" in repr(log)
 
 

@@ -182,7 +182,7 @@ def test_a_disk_without_room_for_a_snapshot_stops_nothing(life, caplog):
     life.append(1, 3)
     life.fs.fail_next_write()
     life.log._save_producers(life.log._segments.last, 0)
-    assert "producers_not_saved" in caplog.text
+    assert "producers not saved" in caplog.text
     life.append(1, 3)
     assert life.log.producers == life.expected()
 

@@ -335,7 +335,7 @@ def test_r25_unknown_directories_are_left_alone_and_reported_once(
     store = open_store(fs, wanted={TRADES: WANTED[TRADES]})
     store.load({})
     assert store.unknown_directories == [f"{IDS[0]}-0"]
-    assert sum("unknown_directory" in record.message for record in caplog.records) == 1
+    assert sum("unknown directory" in record.message for record in caplog.records) == 1
     store.close()
     store = open_store(fs)
     assert get(store).log_end_offset == 3

@@ -29,6 +29,7 @@ from kafkalite.errors import (
     RequestTimeoutError,
     broker_error,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import Rng, system_rng
 
@@ -282,7 +283,7 @@ class ClusterClient:
         connection.extra_patience_s = self.long_poll_ms.get(link.lane, 0) / 1000
 
     def _on_slow(self, connection: Connection) -> None:
-        logger.info("slow answers: %r", connection)
+        logger.info("slow responses %s", Fields(connection=connection))
         self.request_refresh()
 
     def give_up(self, node_id: int) -> bool:
@@ -305,7 +306,7 @@ class ClusterClient:
                 link.is_away = True
                 link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
         if not self._closed:
-            logger.info("connection lost: %r", connection)
+            logger.info("connection lost %s", Fields(connection=connection))
             self.request_refresh()
             self._notify()
 

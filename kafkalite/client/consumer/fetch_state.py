@@ -41,6 +41,7 @@ from kafkalite.errors import (
     OffsetOutOfRangeError,
     broker_error,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, TopicPartition
 from kafkalite.protocol.messages.data import (
     AbortedTransaction,
@@ -551,4 +552,7 @@ class FetchState:
                 f"{lost}; auto.offset.reset is none", diverging_offset=diverging_offset
             )
         else:
-            logger.warning("%s by an unclean leader election; going on at %d", lost, diverging_offset)
+            logger.warning(
+                "records were read and then lost by an unclean leader election %s",
+                Fields(partition=state.tp, first_lost=diverging_offset, read_up_to=position),
+            )

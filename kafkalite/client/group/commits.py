@@ -22,6 +22,7 @@ from kafkalite.errors import (
     UnstableOffsetCommitError,
     broker_error,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.model import (
     NO_OFFSET,
     GroupMetadata,
@@ -133,7 +134,7 @@ class OffsetCommits:
                     async with self._lock:
                         await self._commit(offsets, None)
                 except KafkaliteError as error:
-                    logger.warning("commit in the background failed: %s", error)
+                    logger.warning("commit failed in the background %s", Fields(error=error))
                     if loud := offsets.keys() - quiet:
                         already = self._failed[1] if self._failed is not None else set()
                         self._failed = (error, already | loud)

@@ -27,6 +27,7 @@ from kafkalite.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Heartbeats:
         try:
             await self._link.call(leave, timeout_ms=timeout_ms, lane=HEARTBEAT_LANE)
         except KafkaliteError as error:
-            logger.info("group=%s left, but could not say so: %s", leave.group_id, error)
+            logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
         """Return when we are a member. Raises why we can't be one."""
@@ -179,7 +180,10 @@ class Heartbeats:
                 self._last_error = error
                 if unreleased_since_ms is None:
                     unreleased_since_ms = now_ms
-                    logger.warning("group=%s waiting for this instance id: %s", self._config.group_id, error)
+                    logger.warning(
+                        "group.instance.id is in use, retrying %s",
+                        Fields(group=self._config.group_id, error=error),
+                    )
                 elif now_ms - unreleased_since_ms > self._config.default_api_timeout_ms:
                     self._fail(error)
             except KafkaliteError as error:
@@ -187,16 +191,16 @@ class Heartbeats:
                 if not is_retriable(error):
                     self._fail(error)
                 elif failures == 0:
-                    logger.info("group=%s heartbeat failed: %s", self._config.group_id, error)
+                    logger.info("heartbeat failed %s", Fields(group=self._config.group_id, error=error))
             except Exception as error:
-                logger.exception("group=%s the heartbeats have ended", self._config.group_id)
+                logger.exception("heartbeats ended %s", Fields(group=self._config.group_id))
                 self._fail(ClientError(f"the heartbeats have ended: {error!r}", hint="this is a bug"))
             failures += 1
             await asyncio.sleep(backoff.delay_ms(failures, self._cluster.rng.random()) / 1000)
 
     def _fail(self, error: KafkaliteError) -> None:
         self.error = error
-        logger.error("group=%s not a member: %s", self._config.group_id, error)
+        logger.error("not a member %s", Fields(group=self._config.group_id, error=error))
         self._on_failed(error)
         self.tell_moved()
 
@@ -266,7 +270,8 @@ class Heartbeats:
         self._last_could_wait = request.max_wait_ms > 0
         if membership.epoch != before:
             logger.debug(
-                "group=%s member_id=%s member_epoch=%d", request.group_id, answer.member_id, membership.epoch
+                "member epoch changed %s",
+                Fields(group=request.group_id, member_id=answer.member_id, member_epoch=membership.epoch),
             )
             self.tell_moved()
         self._on_news()

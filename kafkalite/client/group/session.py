@@ -32,6 +32,7 @@ from kafkalite.errors import (
     MaxPollIntervalError,
     RequestTimeoutError,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -291,7 +292,9 @@ class GroupSession:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
                 await self.commits.settled()
         except TimeoutError:
-            logger.warning("offsets were not committed within %d ms of a rebalance", AUTO_COMMIT_MS)
+            logger.warning(
+                "offsets were not committed before a rebalance %s", Fields(timeout_ms=AUTO_COMMIT_MS)
+            )
 
     def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
         still = [tp for tp in partitions if tp in self.membership.owned]
@@ -457,7 +460,7 @@ class GroupSession:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):  # also for what was queued before
                 await self.commits.write(changed, timeout_ms=AUTO_COMMIT_MS)
         except (KafkaliteError, TimeoutError) as error:
-            logger.warning("auto-commit failed, some records will be given again: %s", error)
+            logger.warning("auto-commit failed, records may be delivered again %s", Fields(error=error))
 
     def _changed(self, offsets: Offsets) -> Offsets:
         committed = self.commits.committed
@@ -511,7 +514,7 @@ class GroupSession:
         if not self.is_subscribed or not self.membership.is_member:
             return  # known already
         if not isinstance(error, MaxPollIntervalError):
-            logger.warning("group=%s expelled, joining again: %s", self._config.group_id, error)
+            logger.warning("expelled, joining again %s", Fields(group=self._config.group_id, error=error))
         lost = self.membership.on_expelled()
         self._forget_placing({})
         self._hide(lost)
@@ -548,6 +551,6 @@ class GroupSession:
             hint="process fewer records at once (max.poll.records), faster, or raise max.poll.interval.ms; "
             "the next call for records joins again",
         )
-        logger.error("%s", error)
+        logger.error("the consumer left its group %s", Fields(error=error))
         self._heartbeats.leave()
         self._on_expelled(error)

@@ -47,6 +47,7 @@ from kafkalite.errors import (
     RecordTooLargeError,
     TransactionStateError,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
@@ -219,9 +220,8 @@ class Producer:
                 await transactions.close()
         except (KafkaliteError, TimeoutError) as error:
             logger.info(
-                "transactional_id=%s closed with a transaction open: its coordinator will abort it: %s",
-                self.config.transactional_id,
-                error or "no answer in time",
+                "closed with an open transaction, which its coordinator will abort %s",
+                Fields(transactional_id=self.config.transactional_id, error=error or "no response in time"),
             )
 
     def statistics(self) -> ProducerStatistics:

@@ -7,7 +7,7 @@
     with sync.Broker() as broker, sync.Producer(broker.bootstrap_servers) as producer:
         print(producer.send("orders", b"...").result(timeout=10).offset)
 
-All of them share one event loop in a background thread; Ctrl-C interrupts every call that waits.
+They share one event loop in a background thread; Ctrl-C interrupts every call that waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkalite.client.blocking.admin import Admin
-from kafkalite.client.blocking.producer import Consumer, PendingBatchDelivery, PendingDelivery, Producer
+from kafkalite.client.blocking.consumer import Consumer
+from kafkalite.client.blocking.producer import PendingBatchDelivery, PendingDelivery, Producer
 from kafkalite.client.blocking.transaction_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.loop_thread import shared_loop_thread
 
@@ -37,7 +38,7 @@ __all__ = [
 
 
 class Broker:
-    """One broker in the background; the blocking twin of ``kafkalite.Broker``, with the same arguments."""
+    """Runs a broker in the background; the blocking twin of ``kafkalite.Broker``, with the same arguments."""
 
     def __init__(self, config: BrokerConfig | None = None, **settings: Any) -> None:
         self._config = config
@@ -49,7 +50,7 @@ class Broker:
         return f"<sync {repr(self._broker)[1:]}" if self._broker is not None else "<sync Broker new>"
 
     def start(self) -> Self:
-        """Start, and return when the broker takes requests."""
+        """Start the broker and return when it accepts requests."""
 
         async def start() -> None:
             from kafkalite.broker.broker import Broker as AsyncBroker
@@ -61,7 +62,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Answer what is in flight, then stop. May be called twice."""
+        """Respond to the requests in flight, then stop. May be called twice."""
         if self._broker is not None:
             self._thread.run(self._broker.stop())
 
@@ -75,23 +76,25 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """The first listener's address, its port resolved."""
+        """The address of the first listener, with its actual port."""
         address: str = self._started.address
         return address
 
     @property
     def addresses(self) -> tuple[str, ...]:
+        """The address of each listener, with its actual port."""
         addresses: tuple[str, ...] = self._started.addresses
         return addresses
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client's ``bootstrap_servers`` takes, in any thread of the process."""
+        """The ``bootstrap_servers`` for clients in any thread of the process."""
         servers: str = self._started.bootstrap_servers
         return servers
 
     @property
     def is_running(self) -> bool:
+        """Whether the broker accepts requests."""
         return self._broker is not None and bool(self._broker.is_running)
 
     @property
@@ -100,6 +103,8 @@ class Broker:
         return self._broker
 
     def statistics(self) -> BrokerStatistics:
+        """Return the broker's current counters."""
+
         async def ask() -> BrokerStatistics:
             statistics: BrokerStatistics = self._started.statistics()
             return statistics

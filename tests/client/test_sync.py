@@ -152,12 +152,12 @@ def test_more_than_the_buffer_holds(broker: sync.Broker) -> None:
 def test_a_full_line_blocks_the_sender_and_then_raises(
     broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_OUTBOX_RECORDS", 10)
+    monkeypatch.setattr(module, "MAX_QUEUED_RECORDS", 10)
     with sync.Producer(broker.bootstrap_servers, max_block_ms=50) as producer:
         for _ in range(100):
             producer.send("t", b"x")
         producer.flush(10)
-        monkeypatch.setattr(producer, "_is_crossing", True)  # as if the loop never came round
+        monkeypatch.setattr(producer, "_is_woken", True)  # as if the loop never came round
         with pytest.raises(BufferFullError, match="10 records are queued"):
             for _ in range(11):
                 producer.send("t", b"x")
@@ -190,7 +190,7 @@ def test_an_exception_in_the_block(broker: sync.Broker) -> None:
 
 def test_closing_with_something_queued(broker: sync.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = sync.Producer(broker.bootstrap_servers).start()
-    monkeypatch.setattr(producer, "_is_crossing", True)
+    monkeypatch.setattr(producer, "_is_woken", True)
     pending = producer.send("t", b"x")
     assert repr(pending) == "<PendingDelivery, queued>"
     producer.close(10)

@@ -1,1 +1,1 @@
-"""Blocking twins of the async clients."""
+"""Blocking twins of the asynchronous clients. ``kafkalite.sync`` exports them."""

@@ -1,7 +1,7 @@
-"""Calls back into the thread that waits: how a blocking consumer's listener is called where its user lives.
+"""Runs a blocking consumer's rebalance listener in the thread that called the consumer.
 
-While a thread waits for the loop thread, the loop may hand it something to do. Such a call may itself wait
-for the loop, so waits are nested.
+While that thread waits for the loop thread, the loop may pass it a call. The call may itself wait for the
+loop, so waits are nested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 
 
 class CallerThread:
-    """Runs coroutines for one thread at a time, which does what they ask of it meanwhile."""
+    """Runs coroutines for one thread at a time. While it waits, that thread makes the calls they ask for."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
@@ -33,7 +33,7 @@ class CallerThread:
         self._has_listener = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. Ctrl-C interrupts the wait and cancels the coroutine."""
+        """Return the coroutine's result. Ctrl-C interrupts the wait and cancels the coroutine."""
         if not self._has_listener:
             return self._loop_thread.run(coroutine)
         self._loop_thread.check_outside(coroutine)
@@ -52,16 +52,16 @@ class CallerThread:
             self._waits.remove(calls)
 
     def listener(self, listener: RebalanceListener | None) -> RebalanceListener | None:
-        """``listener`` for the loop's thread: its methods are called in the thread that waits."""
+        """Wrap ``listener`` so that its methods are called in the waiting thread."""
         if listener is None:
             return None
         self._has_listener = True
-        return _Heard(self, listener)
+        return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """In the loop: have the waiting thread call ``method``, and wait for it. Raises what it raises."""
+        """In the loop thread: let the waiting thread call ``method`` and wait for it. Raise its error."""
         if not self._waits:
-            raise ClientError("nobody waits whom the listener could be called by")
+            raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         raised: list[BaseException] = []
@@ -82,8 +82,8 @@ class CallerThread:
             raise raised[0]
 
 
-class _Heard(RebalanceListener):
-    """A user's listener, called in the user's thread."""
+class _ForwardingListener(RebalanceListener):
+    """Calls a user's listener in the user's thread."""
 
     def __init__(self, caller: CallerThread, listener: RebalanceListener) -> None:
         self._caller = caller

@@ -1,7 +1,6 @@
-"""The blocking twin of Producer: a thin face over the same object in a loop thread.
+"""The blocking twin of Producer, over the same object in the loop thread.
 
-Single records cross between the threads in bulk: what ``Producer.send`` takes is queued and the loop woken
-once for many.
+``Producer.send`` queues a record and wakes the loop once for many records.
 """
 
 from __future__ import annotations
@@ -9,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, Unpack
 
-from kafkalite.client.blocking.consumer import Consumer as Consumer
-from kafkalite.client.blocking.transaction import ABORTED_WHILE_QUEUED, GivenPositions, Transaction
-from kafkalite.client.config import BootstrapServers, ProducerSettings
+from kafkalite.client.blocking.consumer import Consumer
+from kafkalite.client.blocking.twin import Twin, twin_of
+from kafkalite.client.config import BootstrapServers, ConsumerConfig, ProducerSettings
 from kafkalite.client.producer import producer as async_producer
+from kafkalite.client.producer import transaction_manager
 from kafkalite.client.producer.delivery import (
     BatchDelivery,
     BatchMetadata,
@@ -28,26 +28,15 @@ from kafkalite.client.producer.sender import ProducerStatistics
 from kafkalite.client.producer.transaction_manager import GroupConsumer, Offsets
 from kafkalite.clock import Clock
 from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
-from kafkalite.loop_thread import LoopThread, shared_loop_thread
-from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
+from kafkalite.model import GroupMetadata, Headers, OffsetAndMetadata, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.rng import Rng
 
-T = TypeVar("T")
+# At most this many records wait for the loop thread; ``send`` blocks while the queue is full.
+MAX_QUEUED_RECORDS: Final = 20_000
 
-# Records that wait to cross into the loop; a sender in front of a full line waits too.
-MAX_OUTBOX_RECORDS: Final = 20_000
-
-
-class _Face:
-    """What the twins share: the loop thread, and opening and closing."""
-
-    def __init__(self) -> None:
-        self._thread: LoopThread = shared_loop_thread()
-
-    def _run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        return self._thread.run(coroutine, timeout_s)
+_ABORTED_WHILE_QUEUED: Final = "the transaction was aborted while the record was queued"
 
 
 class PendingDelivery:
@@ -58,7 +47,7 @@ class PendingDelivery:
     def __init__(self, producer: Producer, record: tuple[Any, ...]) -> None:
         self._producer = producer
         self._record: tuple[Any, ...] | None = record
-        self._delivery: Delivery | None = None  # set in the loop thread, once
+        self._delivery: Delivery | None = None  # set once, in the loop thread
 
     def __repr__(self) -> str:
         return (
@@ -66,18 +55,19 @@ class PendingDelivery:
         )
 
     def done(self) -> bool:
+        """Whether the record is acknowledged or has failed."""
         return self._delivery is not None and self._delivery.done()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record stands. Raises its error, and TimeoutError after ``timeout`` seconds."""
+        """Return where the record was stored. Raises its error, TimeoutError after ``timeout`` seconds."""
         return self._wait(timeout).result()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Why the record failed, or None. Raises TimeoutError after ``timeout`` seconds."""
+        """Return the error of the record, or None. Raises TimeoutError after ``timeout`` seconds."""
         return self._wait(timeout).exception()
 
     def add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
-        """Have ``callback(self)`` called once, in kafkalite's thread: it must not block."""
+        """Call ``callback(self)`` once when the record is done, in kafkalite's thread. It must not block."""
         self._producer._thread.loop.call_soon_threadsafe(self._add_callback, callback)
 
     def _add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
@@ -89,12 +79,12 @@ class PendingDelivery:
     def _wait(self, timeout: float | None) -> Delivery:
         if not self.done():
             self._producer._run(self._until_done(), timeout)
-        assert self._delivery is not None, "its record has crossed"
+        assert self._delivery is not None, "its record has left the queue"
         return self._delivery
 
     async def _until_done(self) -> None:
         while self._delivery is None:
-            await self._producer._next_crossing()
+            await self._producer._next_drain()
         while not self._delivery.done():  # a record of a topic not known yet changes its batch once
             await wait_done(self._delivery.batch)
 
@@ -112,15 +102,16 @@ class PendingBatchDelivery:
         return f"<Pending{repr(self._delivery)[1:]}"
 
     def done(self) -> bool:
+        """Whether the batch is acknowledged or has failed."""
         return self._delivery.done()
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the batch stands. Raises its error, and TimeoutError after ``timeout`` seconds."""
+        """Return where the batch was stored. Raises its error, TimeoutError after ``timeout`` seconds."""
         self._wait(timeout)
         return self._delivery.result()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Why the batch failed, or None. Raises TimeoutError after ``timeout`` seconds."""
+        """Return the error of the batch, or None. Raises TimeoutError after ``timeout`` seconds."""
         self._wait(timeout)
         return self._delivery.exception()
 
@@ -129,7 +120,8 @@ class PendingBatchDelivery:
             self._producer._run(wait_done(self._delivery.batch), timeout)
 
 
-class Producer(_Face):
+@twin_of(async_producer.Producer)
+class Producer(Twin[async_producer.Producer]):
     """Sends records to topics; the blocking twin of ``kafkalite.Producer``, with the same arguments.
 
     ::
@@ -152,8 +144,7 @@ class Producer(_Face):
         rng: Rng | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        super().__init__()
-        self._begin_with(
+        self._set_up(
             async_producer.Producer(
                 bootstrap_servers,
                 partitioner=partitioner,
@@ -165,24 +156,18 @@ class Producer(_Face):
             )
         )
 
-    def _begin_with(self, producer: async_producer.Producer) -> None:
-        self._producer = producer
-        self._outbox: deque[PendingDelivery] = deque()
-        self._is_crossing = False
-        self._crossed: asyncio.Future[None] | None = None
+    def _set_up(self, original: async_producer.Producer) -> None:
+        super().__init__(original)
+        self._is_transactional = original.config.transactional_id is not None
+        self._queue: deque[PendingDelivery] = deque()
+        self._is_woken = False  # whether the loop thread will drain the queue soon
+        self._drained: asyncio.Future[None] | None = None  # resolved by the next drain
         self._waiting_for_room: asyncio.Task[None] | None = None
         self._has_room = threading.Condition()
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<sync {repr(self._producer)[1:-1]}, {len(self._outbox)} records queued>"
-
-    def start(self) -> Self:
-        self._run(self._producer.start())
-        return self
-
-    def __enter__(self) -> Self:
-        return self.start()
+        return f"<sync {repr(self._original)[1:-1]}, {len(self._queue)} records queued>"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -196,23 +181,28 @@ class Producer(_Face):
     async def _exit(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cross()
-        await self._producer.__aexit__(kind, error, trace)
+        self._drain()
+        await self._original.__aexit__(kind, error, trace)
         self._refuse_queued()
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what was accepted, then close, as ``kafkalite.Producer.close``. ``timeout`` in seconds."""
+        """Deliver all accepted records, then close the connections. May be called twice.
+
+        After ``timeout`` seconds (None: the delivery.timeout.ms of each record), undelivered records fail
+        with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError if records failed
+        and their errors were not retrieved.
+        """
         self._closed = True
         self._run(self._close(timeout))
 
     async def _close(self, timeout: float | None) -> None:
         try:
             async with asyncio.timeout(timeout):
-                await self._all_crossed()
+                await self._drain_all()
         except TimeoutError:
             timeout = 0
         try:
-            await self._producer.close(None if timeout is None else int(timeout * 1000))
+            await self._original.close(None if timeout is None else int(timeout * 1000))
         finally:
             self._refuse_queued()
 
@@ -228,38 +218,38 @@ class Producer(_Face):
     ) -> PendingDelivery:
         """Queue one record and return at once; ``result()`` waits for its acknowledgement.
 
-        Waits while the queue is full, up to max.block.ms, then raises BufferFullError. A record that can't be
-        sent (too large, not bytes) tells so by its result.
+        Waits up to max.block.ms while the queue is full, then raises BufferFullError. The error of a record
+        that cannot be sent (too large, not bytes) is raised by ``result()``.
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
-        if self._producer.config.transactional_id is not None:
-            self._producer.check_may_send()
-        outbox = self._outbox
-        if len(outbox) >= MAX_OUTBOX_RECORDS:
+        if self._is_transactional:
+            self._original.check_may_send()
+        queue = self._queue
+        if len(queue) >= MAX_QUEUED_RECORDS:
             self._wait_for_room()
         pending = PendingDelivery(self, (topic, value, key, partition, timestamp_ms, headers))
-        outbox.append(pending)
-        if not self._is_crossing:  # set before the loop is woken, cleared before it looks: none is missed
-            self._is_crossing = True
-            self._thread.loop.call_soon_threadsafe(self._cross)
+        queue.append(pending)
+        if not self._is_woken:  # set before the loop is woken, cleared before it drains: no record is missed
+            self._is_woken = True
+            self._thread.loop.call_soon_threadsafe(self._drain)
         return pending
 
     def _wait_for_room(self) -> None:
-        timeout_s = self._producer.config.max_block_ms / 1000
+        timeout_s = self._original.config.max_block_ms / 1000
         with self._has_room:
-            if not self._has_room.wait_for(lambda: len(self._outbox) < MAX_OUTBOX_RECORDS, timeout_s):
+            if not self._has_room.wait_for(lambda: len(self._queue) < MAX_QUEUED_RECORDS, timeout_s):
                 raise BufferFullError(
-                    f"{len(self._outbox)} records are queued and none went for {timeout_s:g} s",
-                    hint="the brokers take less than is sent; raise buffer.memory or max.block.ms",
+                    f"{len(self._queue)} records are queued and none was sent for {timeout_s:g} s",
+                    hint="the brokers are slower than the sender; raise buffer.memory or max.block.ms",
                 )
 
-    def _cross(self) -> None:
-        """In the loop: hand queued records to the producer, as long as it takes them."""
-        self._is_crossing = False
-        outbox, send_nowait = self._outbox, self._producer.send_nowait
-        while outbox:
-            pending = outbox[0]
+    def _drain(self) -> None:
+        """In the loop thread: pass queued records to the producer until its buffer is full."""
+        self._is_woken = False
+        queue, send_nowait = self._queue, self._original.send_nowait
+        while queue:
+            pending = queue[0]
             assert pending._record is not None
             topic, value, key, partition, timestamp_ms, headers = pending._record
             try:
@@ -268,46 +258,46 @@ class Producer(_Face):
                 )
             except BufferFullError:
                 if self._waiting_for_room is None:
-                    self._waiting_for_room = asyncio.ensure_future(self._cross_when_there_is_room())
+                    self._waiting_for_room = asyncio.ensure_future(self._drain_when_there_is_room())
                 break
             except Exception as error:
-                pending._delivery = self._producer.refuse(topic, error)
+                pending._delivery = self._original.refuse(topic, error)
             pending._record = None
-            outbox.popleft()
-        crossed, self._crossed = self._crossed, None
-        if crossed is not None and not crossed.done():
-            crossed.set_result(None)
+            queue.popleft()
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
         with self._has_room:
             self._has_room.notify_all()
 
-    async def _cross_when_there_is_room(self) -> None:
+    async def _drain_when_there_is_room(self) -> None:
         try:
-            await self._producer.wait_for_room()
+            await self._original.wait_for_room()
         except BufferFullError as error:
-            first = self._outbox.popleft()
-            first._delivery = self._producer.refuse(first._record[0] if first._record else "", error)
+            first = self._queue.popleft()
+            first._delivery = self._original.refuse(first._record[0] if first._record else "", error)
         except ClientClosedError:
             return
         finally:
             self._waiting_for_room = None
-        self._cross()
+        self._drain()
 
-    async def _next_crossing(self) -> None:
-        if self._crossed is None:
-            self._crossed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._crossed)
+    async def _next_drain(self) -> None:
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._drained)
 
-    async def _all_crossed(self) -> None:
-        self._cross()
-        while self._outbox:
-            await self._next_crossing()
+    async def _drain_all(self) -> None:
+        self._drain()
+        while self._queue:
+            await self._next_drain()
 
     def _refuse_queued(self, error: Exception | None = None) -> None:
         error = error or ClientClosedError("the producer was closed while the record was queued")
-        while self._outbox:
-            pending = self._outbox.popleft()
-            pending._delivery = self._producer.refuse(pending._record[0] if pending._record else "", error)
-        self._cross()
+        while self._queue:
+            pending = self._queue.popleft()
+            pending._delivery = self._original.refuse(pending._record[0] if pending._record else "", error)
+        self._drain()
 
     def send_and_wait(
         self,
@@ -320,7 +310,10 @@ class Producer(_Face):
         headers: Sequence[tuple[str, bytes | None]] = (),
         timeout: float | None = None,
     ) -> RecordMetadata:
-        """Send one record and return when it is acknowledged as ``acks`` says."""
+        """Send one record and return when it is acknowledged as ``acks`` requires.
+
+        Raises the same errors as ``send`` and ``PendingDelivery.result``.
+        """
         return self.send(
             topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
         ).result(timeout)
@@ -336,11 +329,9 @@ class Producer(_Face):
         headers: Sequence[Headers] | None = None,
         timeout: float | None = None,
     ) -> list[BatchMetadata]:
-        """Send columns of records behind what is queued, and return when all are acknowledged."""
-
         async def send() -> list[BatchMetadata]:
-            await self._all_crossed()
-            return await self._producer.send_many(
+            await self._drain_all()
+            return await self._original.send_many(
                 topic, values, keys, partition=partition, timestamps_ms=timestamps_ms, headers=headers
             )
 
@@ -354,11 +345,9 @@ class Producer(_Face):
         *,
         timeout: float | None = None,
     ) -> BatchMetadata:
-        """Send a batch built elsewhere behind what is queued, and return when it is acknowledged."""
-
         async def send() -> BatchMetadata:
-            await self._all_crossed()
-            return await self._producer.send_batch(topic, partition, batch)
+            await self._drain_all()
+            return await self._original.send_batch(topic, partition, batch)
 
         return self._run(send(), timeout)
 
@@ -370,66 +359,146 @@ class Producer(_Face):
         *,
         timeout: float | None = None,
     ) -> PendingBatchDelivery:
-        """As ``send_batch``, but return as soon as buffer.memory has room for the batch.
+        """Like ``send_batch``, but return as soon as buffer.memory has room for the batch.
 
-        ``result()`` of what is returned waits for the acknowledgement, ``flush()`` for that of everything.
-        Raises BufferFullError after max.block.ms.
+        ``result()`` of the returned object waits for the acknowledgement, ``flush()`` for all of them.
+        Raises BufferFullError after max.block.ms, TimeoutError after ``timeout`` seconds.
         """
 
         async def queue() -> BatchDelivery:
-            await self._all_crossed()
-            return await self._producer.queue_batch(topic, partition, batch)
+            await self._drain_all()
+            return await self._original.queue_batch(topic, partition, batch)
 
         return PendingBatchDelivery(self, self._run(queue(), timeout))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when all that was sent is acknowledged. Raises DeliveryFailedError, TimeoutError."""
+        """Send all accepted records without lingering, and return when they are acknowledged.
+
+        Raises DeliveryFailedError if records failed whose errors were not retrieved, TimeoutError after
+        ``timeout`` seconds.
+        """
 
         async def flush() -> None:
-            await self._all_crossed()
-            await self._producer.flush()
+            await self._drain_all()
+            await self._original.flush()
 
         self._run(flush(), timeout)
 
     # --- transactions --------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """``with producer.transaction():``, as ``kafkalite.Producer.transaction``."""
-        return Transaction(self._producer.transaction(), self._run, self._all_crossed, self._refuse_queued)
+        """Return a transaction: at its end ``read_committed`` consumers see all of its records, or none.
+
+        ::
+
+            with producer.transaction():
+                producer.send("orders", b"...")
+                producer.send_offsets(consumer)
+
+        The end of the block commits, and raises TransactionAbortableError if a record failed; the transaction
+        is aborted then, as it is when an exception leaves the block. Raises ProducerFencedError if this
+        producer is fenced, RequestTimeoutError if the outcome is unknown.
+        """
+        return Transaction(self, self._original.transaction())
 
     def begin_transaction(self) -> None:
-        self._run(self._producer.begin_transaction())
+        self._run(self._original.begin_transaction())
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """As ``kafkalite.Producer.commit_transaction``, of all that was sent until now."""
-
         async def commit() -> None:
-            await self._all_crossed()
-            await self._producer.commit_transaction()
+            await self._drain_all()
+            await self._original.commit_transaction()
 
         self._run(commit(), timeout)
 
     def abort_transaction(self) -> None:
-        """As ``kafkalite.Producer.abort_transaction``; what is queued is not sent."""
-
         async def abort() -> None:
-            self._refuse_queued(TransactionAbortedError(ABORTED_WHILE_QUEUED))
-            await self._producer.abort_transaction()
+            self._refuse_queued(TransactionAbortedError(_ABORTED_WHILE_QUEUED))
+            await self._original.abort_transaction()
 
         self._run(abort())
 
     def send_offsets(
         self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
-        """As ``kafkalite.Producer.send_offsets``; of a blocking Consumer, what it has given."""
         if isinstance(offsets, Consumer):
-            offsets = GivenPositions(
-                offsets.positions(), offsets._consumer.group_metadata, offsets._consumer.config
-            )
-        self._run(self._producer.send_offsets(offsets, group))
+            original = offsets._original
+            offsets = _ConsumerSnapshot(offsets.positions(), original.group_metadata, original.config)
+        self._run(self._original.send_offsets(offsets, group))
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
-        return self._run(self._producer.partitions_for(topic))
+        return self._run(self._original.partitions_for(topic))
 
     def statistics(self) -> ProducerStatistics:
-        return self._producer.statistics()
+        """Return the producer's current counters."""
+        return self._original.statistics()
+
+
+class _ConsumerSnapshot:
+    """The positions of a blocking consumer. The loop thread reads its group metadata when it needs them."""
+
+    def __init__(
+        self,
+        positions: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group_metadata: Callable[[], GroupMetadata],
+        config: ConsumerConfig,
+    ) -> None:
+        self.config = config
+        self._positions = positions
+        self._group_metadata = group_metadata
+
+    def positions(self) -> Mapping[TopicPartition, int | OffsetAndMetadata]:
+        return self._positions
+
+    def group_metadata(self) -> GroupMetadata:
+        return self._group_metadata()
+
+
+@twin_of(transaction_manager.Transaction)
+class Transaction:
+    """``with producer.transaction()``: the end of the block commits, an exception that leaves it aborts."""
+
+    def __init__(self, producer: Producer, transaction: transaction_manager.Transaction) -> None:
+        self._producer = producer
+        self._transaction = transaction
+
+    def __repr__(self) -> str:
+        return f"<sync {repr(self._transaction)[1:]}"
+
+    @property
+    def is_open(self) -> bool:
+        return self._transaction.is_open
+
+    def __enter__(self) -> Self:
+        self._producer._run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer._run(self._leave(kind, error, trace))
+
+    async def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._transaction.is_open:
+            try:
+                await self._producer._drain_all()
+            except BaseException as refused:
+                await self._leave(type(refused), refused, None)
+                raise
+        elif error is not None:
+            self._producer._refuse_queued(TransactionAbortedError(_ABORTED_WHILE_QUEUED))
+        await self._transaction.__aexit__(kind, error, trace)
+
+    def abort(self) -> None:
+        async def abort() -> None:
+            self._producer._refuse_queued(TransactionAbortedError(_ABORTED_WHILE_QUEUED))
+            await self._transaction.abort()
+
+        self._producer._run(abort())
+
+    def send_offsets(
+        self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        self._producer.send_offsets(offsets, group)

@@ -1,21 +1,21 @@
-"""The blocking twins of ``txn_group``: for executors and drivers that are plain functions."""
+"""The blocking twins of TransactionGroup and TransactionGroupWriter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
-from kafkalite.client.blocking.producer import Producer, _Face
+from kafkalite.client.blocking.producer import Producer
+from kafkalite.client.blocking.twin import Twin, twin_of
 from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSettings
 from kafkalite.client.producer import transaction_group as txn_group
 from kafkalite.client.producer.transaction_group import GroupResult, PreparedWriter
-from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.rng import Rng
 
 
+@twin_of(txn_group.TransactionGroupWriter)
 class TransactionGroupWriter(Producer):
-    """Writes one share of a batch; the blocking twin of ``kafkalite.TransactionGroupWriter``."""
+    """Writes one part of a batch; the blocking twin of ``kafkalite.TransactionGroupWriter``."""
 
     def __init__(
         self,
@@ -28,28 +28,25 @@ class TransactionGroupWriter(Producer):
         rng: Rng | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        _Face.__init__(self)
         self._writer = txn_group.TransactionGroupWriter(
             application_id, batch_id, member, bootstrap_servers, config=config, rng=rng, **settings
         )
-        self._begin_with(self._writer)
+        self._set_up(self._writer)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the batch was decided before this writer joined."""
         return self._writer.is_finished
 
     def prepare(self, timeout: float | None = None) -> PreparedWriter | None:
-        """As ``kafkalite.TransactionGroupWriter.prepare``, of all that was sent until now."""
-
         async def prepare() -> PreparedWriter | None:
-            await self._all_crossed()
+            await self._drain_all()
             return await self._writer.prepare()
 
         return self._run(prepare(), timeout)
 
 
-class TransactionGroup:
+@twin_of(txn_group.TransactionGroup)
+class TransactionGroup(Twin[txn_group.TransactionGroup]):
     """Decides over the batches of one application; the blocking twin of ``kafkalite.TransactionGroup``."""
 
     def __init__(
@@ -61,39 +58,17 @@ class TransactionGroup:
         rng: Rng | None = None,
         **settings: Unpack[CommonSettings],
     ) -> None:
-        self._thread = shared_loop_thread()
-        self._group = txn_group.TransactionGroup(
-            application_id, bootstrap_servers, config=config, rng=rng, **settings
+        super().__init__(
+            txn_group.TransactionGroup(application_id, bootstrap_servers, config=config, rng=rng, **settings)
         )
-
-    def __repr__(self) -> str:
-        return f"<sync {repr(self._group)[1:]}"
-
-    def start(self) -> Self:
-        self._thread.run(self._group.start())
-        return self
-
-    def close(self) -> None:
-        self._thread.run(self._group.close())
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def finish(
         self, batch_id: int, winners: Iterable[PreparedWriter | None], *, wait_ms: int = 0
     ) -> GroupResult:
-        """As ``kafkalite.TransactionGroup.finish``."""
-        return self._thread.run(self._group.finish(batch_id, winners, wait_ms=wait_ms))
+        return self._run(self._original.finish(batch_id, winners, wait_ms=wait_ms))
 
     def last_batch_id(self) -> int:
-        """The last batch decided; -1 before any."""
-        return self._thread.run(self._group.last_batch_id())
+        return self._run(self._original.last_batch_id())
 
     def retire(self) -> int:
-        """As ``kafkalite.TransactionGroup.retire``."""
-        return self._thread.run(self._group.retire())
+        return self._run(self._original.retire())

@@ -81,6 +81,7 @@ class PositionCalls:
         self._state.pause(self._named(partitions))
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Fetch records of paused partitions again."""
         hidden = self._group.hidden if self._group is not None else {}
         for tp in self._named(partitions):
             if tp in hidden:

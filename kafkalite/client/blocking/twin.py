@@ -1,0 +1,90 @@
+"""The base of the blocking twins: the loop thread, opening and closing, the docstrings of the originals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from inspect import cleandoc, getattr_static, signature
+from types import FunctionType, TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from kafkalite.loop_thread import shared_loop_thread
+
+
+class Openable(Protocol):
+    """An asynchronous client."""
+
+    async def start(self) -> Any: ...
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=Openable)
+C = TypeVar("C", bound=type)
+T = TypeVar("T")
+
+
+def twin_of(original: type) -> Callable[[C], C]:
+    """Give each public method without a docstring the docstring of the same method of ``original``.
+
+    A method with a ``timeout`` that the original lacks gets a sentence about it.
+    """
+
+    def decorate(twin: C) -> C:
+        for name in dir(original):
+            member = getattr_static(twin, name, None)
+            doc = getattr(original, name).__doc__
+            if name.startswith("_") or member is None or not doc:
+                continue
+            if name in vars(twin):
+                if member.__doc__ is not None:
+                    continue
+            elif name in vars(original) and isinstance(member, FunctionType):  # inherited by the twin alone
+                member = FunctionType(
+                    member.__code__, member.__globals__, name, member.__defaults__, member.__closure__
+                )
+                member.__kwdefaults__ = getattr(twin, name).__kwdefaults__
+                member.__annotations__ = getattr(twin, name).__annotations__
+                setattr(twin, name, member)
+            else:
+                continue
+            member.__doc__ = _adapted(doc, member)
+        return twin
+
+    return decorate
+
+
+def _adapted(doc: str, member: Any) -> str:
+    doc = cleandoc(doc).replace("``async with``", "``with``")
+    if isinstance(member, FunctionType) and "timeout" in signature(member).parameters:
+        doc += "\n\nRaises TimeoutError after ``timeout`` seconds."
+    return doc
+
+
+class Twin(Generic[A]):
+    """Runs the coroutines of ``original`` in the loop thread that all twins of the process share."""
+
+    def __init__(self, original: A) -> None:
+        self._original = original
+        self._thread = shared_loop_thread()
+
+    def __repr__(self) -> str:
+        return f"<sync {repr(self._original)[1:]}"
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        return self._thread.run(coroutine, timeout_s)
+
+    def start(self) -> Self:
+        """Connect to the cluster. Raises ConnectionFailedError. ``with`` does this."""
+        self._run(self._original.start())
+        return self
+
+    def close(self) -> None:
+        """Close the connections. May be called twice."""
+        self._run(self._original.close())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -12,13 +12,34 @@ import pytest
 
 import kafkalite
 import sparkbridge
+from proof.pure import pattern, pure_modules
+from proof.test_only import only_tests_use
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
-MODULES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py"))
+MODULES = sorted(path for package in (*PACKAGES, "proof") for path in ROOT.glob(f"{package}/**/*.py"))
 
 MAX_FUNCTION_LINES = 90
 MAX_MODULE_LINES = 600  # a longer module carries the reason in a line "# Long because ..."
+
+#: What only tests use, and why it is in the product nevertheless: name of a file's definition, by a prefix.
+ONLY_TESTS_USE = {
+    "kafkalite/broker/broker.py Broker.intercept": "the seam of kafkalite.testing's faults",
+    "kafkalite/broker/config.py BrokerConfig.": "options, which are read by their configuration names",
+    "kafkalite/broker/coordination/config.py CoordinatorConfig.": "likewise",
+    "kafkalite/cli/lazy_group.py LazyGroup.": "click calls them",
+    "kafkalite/client/blocking/producer.py Producer.send_and_wait": "public API",
+    "kafkalite/errors.py ": "every error code of the protocol has a class",
+    "kafkalite/raft/raft_journal.py RaftJournal.setRaftCommitIndex": "pysyncobj calls it",
+    "kafkalite/raft/snapshot_store.py SnapshotStore.getTransmissionData": "pysyncobj calls it",
+    "kafkalite/rng.py Rng.shuffle": "a seam; the simulations are handed the same object",
+    "kafkalite/storage/memory_filesystem.py MemoryFileSystem.": "the disk of kafkalite.testing's clusters",
+    "kafkalite/transport/inproc.py InprocEnd.": "asyncio.Transport's methods",
+    "sparkbridge/datasource.py KafkaliteDataSource.": "Spark calls them",
+    "sparkbridge/listener.py BatchProgress.": "public API",
+    "sparkbridge/local/warm_up.py WarmUpSource.": "Spark calls them",
+    "sparkbridge/source/stream_reader.py KafkaliteStreamReader.": "Spark calls them",
+}
 
 
 def _name(path: Path) -> str:
@@ -59,6 +80,29 @@ def test_module_is_tidy(path: Path) -> None:
             if "pickle" in names or module == "pickle":
                 problems.append("pickle")
     assert not problems
+
+
+@pytest.mark.xfail(reason="python -m proof.test_only lists what is left", strict=False)
+def test_the_product_has_no_code_that_only_tests_use() -> None:
+    found = {f"{one.path} {one.name}" for one in only_tests_use()}
+    assert {name for name in found if not name.startswith(tuple(ONLY_TESTS_USE))} == set()
+
+
+@pytest.mark.parametrize("module", pure_modules())
+def test_the_coverage_of_a_pure_module_is_measured(module: str) -> None:
+    assert list(ROOT.glob(pattern(module).replace("*", "**/*.py")))
+
+
+def test_the_wheel_has_the_product_and_nothing_else(tmp_path: Path) -> None:
+    code = (
+        "from setuptools import setup\n"
+        f"setup(script_args=['-q', 'egg_info', '--egg-base', {str(tmp_path)!r}, "
+        f"'build_py', '--build-lib', {str(tmp_path / 'wheel')!r}])"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, check=True)
+    built = {path.relative_to(tmp_path / "wheel").as_posix() for path in tmp_path.glob("wheel/**/*.*")}
+    product = {_name(path) for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py")}
+    assert built == product | {f"{package}/py.typed" for package in PACKAGES}
 
 
 def test_public_names() -> None:

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kafkalite.client.admin.admin import Admin, ClusterDescription
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.admin.descriptions import ClusterDescription
 from kafkalite.errors import KafkaliteError
 from kafkalite.transport.free_ports import free_ports
 

@@ -21,7 +21,7 @@ from kafkalite.errors import BrokerError
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
-    from kafkalite.client.admin.groups import GroupDescription, MemberDescription, PartitionLag
+    from kafkalite.client.admin.descriptions import GroupDescription, MemberDescription, PartitionLag
     from kafkalite.model import TopicPartition
 
 STATES: Final = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")

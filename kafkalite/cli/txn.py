@@ -20,7 +20,7 @@ from kafkalite.model import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
-    from kafkalite.client.admin.transactions import (
+    from kafkalite.client.admin.descriptions import (
         HangingTransaction,
         TransactionDescription,
         TransactionGroupDescription,
@@ -131,15 +131,15 @@ def describe(name: str) -> None:
 def _print_group(described: TransactionGroupDescription, output: str) -> None:
     rows = [
         {
-            "name": member.member,
-            "batch_id": member.batch_id,
-            "state": member.state,
-            "producer_id": member.producer_id,
-            "producer_epoch": member.producer_epoch,
-            "started": format_time(member.start_ms),
-            "partitions": [str(tp) for tp in member.partitions],
+            "name": writer.writer,
+            "batch_id": writer.batch_id,
+            "state": writer.state,
+            "producer_id": writer.producer_id,
+            "producer_epoch": writer.producer_epoch,
+            "started": format_time(writer.start_ms),
+            "partitions": [str(tp) for tp in writer.partitions],
         }
-        for member in described.members
+        for writer in described.writers
     ]
     document = {
         "application_id": described.application_id,

@@ -90,12 +90,12 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
         sink_ids = [sink_id]
     for sink_id in sink_ids:
         try:
-            members = admin.describe_transaction_group(sink_id).members
+            writers = admin.describe_transaction_group(sink_id).writers
         except TransactionalIdNotFoundError:  # no group, or nobody has joined
             continue
-        for one in members:
+        for one in writers:
             if one.state == "Ongoing":
-                yield Attempt(sink_id, one.batch_id, one.member)
+                yield Attempt(sink_id, one.batch_id, one.writer)
 
 
 def _take_back(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:

@@ -9,7 +9,8 @@ import pytest
 import pytest_asyncio
 
 from kafkalite.broker.broker import Broker
-from kafkalite.client.admin.admin import Admin, NewTopic
+from kafkalite.client.admin.admin import Admin
+from kafkalite.client.admin.descriptions import NewTopic
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BrokerError,

@@ -1,149 +1,114 @@
-"""Admin: topics, their settings, the cluster."""
+"""Admin: topics, their configs, consumer groups, transactions, the cluster."""
+
+# Long because Admin is one class with one method per request; what it returns is in ``descriptions``.
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
-from kafkalite.client.admin.connection import error_of, raise_first, told
-from kafkalite.client.admin.groups import GroupAdmin
-from kafkalite.client.admin.transactions import TransactionAdmin
+from kafkalite.client.admin.descriptions import (
+    BROKER_DEFAULT,
+    ClusterDescription,
+    ConfigValue,
+    CreatedTopic,
+    GroupDescription,
+    GroupListing,
+    HangingTransaction,
+    LogDescription,
+    MemberDescription,
+    MetadataDescription,
+    NewTopic,
+    PartitionLag,
+    ProducerDescription,
+    QuorumDescription,
+    QuorumMember,
+    TopicDescription,
+    TransactionDescription,
+    TransactionGroupDescription,
+    TransactionListing,
+    group_description,
+    node_description,
+    producer_description,
+    topic_description,
+    transaction_description,
+    transaction_group_description,
+)
+from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.list_offsets import check_partitions, list_offsets, offsets_for_times
+from kafkalite.client.cluster.routing import NO_NODE
+from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
+from kafkalite.client.group.committed_offsets import as_committed, to_commit
+from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import (
     BrokerError,
+    ClientClosedError,
+    ConcurrentTransactionsError,
     ConnectionFailedError,
     ElectionNotNeededError,
+    GroupIdNotFoundError,
+    LeaderNotAvailableError,
+    broker_error,
 )
-from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_OFFSET, OffsetAndTimestamp, TopicPartition
+from kafkalite.model import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    TopicPartition,
+)
 from kafkalite.protocol.messages import admin as messages
-from kafkalite.protocol.messages.data import DeleteRecordsPartition, DeleteRecordsRequest
+from kafkalite.protocol.messages.data import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    InitProducerIdRequest,
+)
+from kafkalite.protocol.messages.groups import (
+    CommittedOffset,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    GroupPartition,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
 from kafkalite.protocol.messages.metadata import (
-    BrokerDescription,
     DescribeClusterRequest,
     DescribeMetadataRequest,
     DescribeQuorumRequest,
     MetadataRequest,
-    TopicMetadata,
 )
+from kafkalite.protocol.messages.transactions import (
+    AbortTransactionRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    DescribeTxnGroupRequest,
+    ListTransactionsRequest,
+    RetireTxnGroupRequest,
+    TxnPartition,
+)
+from kafkalite.rng import Rng
 
-BROKER_DEFAULT = -1  #: as a number of partitions or replicas: the broker's own setting
+T = TypeVar("T")
 
+#: A broker that uses its whole time limit still has this much for its response to arrive, at most.
+RESPONSE_MARGIN_MS: Final = 500
 
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """A topic to be created. BROKER_DEFAULT takes num.partitions, or default.replication.factor."""
-
-    name: str
-    partitions: int = BROKER_DEFAULT
-    replication_factor: int = BROKER_DEFAULT
-    configs: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CreatedTopic:
-    name: str
-    topic_id: str
-    num_partitions: int
-    replication_factor: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
-    partition: int
-    leader_id: int  #: -1 while there is none
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    partition_epoch: int  #: grows with every change of leader, replicas or ISR
-    elr: tuple[int, ...]  #: outside the ISR and still holding everything committed (KIP-966)
+#: Admin commits without membership, which is allowed only while the group has no members (R39).
+_NO_MEMBER: Final = ""
+_NO_MEMBER_EPOCH: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    name: str
-    topic_id: str
-    is_internal: bool
-    partitions: tuple[PartitionDescription, ...]  #: the index is the partition
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigValue:
-    name: str
-    value: str | None
-    source: str  #: "default", "broker" or "topic"
-    read_only: bool
-    documentation: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDescription:
-    node_id: int
-    address: str
-    rack: str | None
-    broker_epoch: int  #: grows with every registration
-    is_fenced: bool  #: not alive as far as the controller knows: it leads nothing
-    is_shutting_down: bool
-    registered_ms: int  #: wall clock
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterDescription:
-    cluster_id: str
-    controller_id: int
-    metadata_offset: int
-    brokers: tuple[NodeDescription, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumMember:
-    node_id: int
-    address: str  #: of its controller listener; "" when it is not known
-    is_voter: bool
-    match_offset: int  #: its log agrees with the leader's up to here; -1 when not known
-    last_contact_ms: int  #: since it was heard of; -1 never
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumDescription:
-    """The controller quorum as ``node_id`` sees it; match offsets are known to the leader alone."""
-
-    node_id: int
-    leader_id: int  #: -1 while there is none
-    term: int
-    commit_offset: int
-    applied_offset: int
-    log_end_offset: int  #: exclusive
-    snapshot_offset: int
-    members: tuple[QuorumMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataDescription:
-    """Part of the metadata tree: {path: what stands there}; None of a mere directory."""
-
-    metadata_offset: int
-    nodes: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LogDescription:
-    """One partition's log on one broker."""
-
-    node_id: int
-    path: str
-    topic: str
-    partition: int
-    size_bytes: int
-    segment_count: int
-    log_start_offset: int
-    log_end_offset: int  #: exclusive
-    offline_reason: str | None
-
-
-class Admin(GroupAdmin, TransactionAdmin):
+class Admin:
     """Looks after a cluster.
 
     ::
@@ -154,6 +119,45 @@ class Admin(GroupAdmin, TransactionAdmin):
     Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the
     first error, with a note on how many failed; ``return_exceptions=True`` has errors returned as results.
     """
+
+    def __init__(
+        self,
+        bootstrap_servers: BootstrapServers | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        **settings: Unpack[CommonSettings],
+    ) -> None:
+        self.config = admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
+        self._cluster = ClusterClient(self.config, rng=rng)
+        self._clock = clock or SystemClock()
+        self._state = "new"
+
+    def __repr__(self) -> str:
+        return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
+
+    async def start(self) -> Self:
+        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        if self._state != "new":
+            raise ClientClosedError(f"an admin starts once; this one is {self._state}")
+        self._state = "closed"
+        await self._cluster.start()
+        self._state = "open"
+        return self
+
+    async def close(self) -> None:
+        """Close the connections. May be called twice."""
+        self._state = "closed"
+        await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -195,33 +199,33 @@ class Admin(GroupAdmin, TransactionAdmin):
         answer = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
         results: dict[str, CreatedTopic | BrokerError] = {}
         for topic in answer.topics:
-            results[topic.name] = error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
+            results[topic.name] = _error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
                 topic.name, topic.topic_id, topic.num_partitions, topic.replication_factor
             )
-        return told(results, return_exceptions)
+        return _results(results, return_exceptions)
 
     async def delete_topics(
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
         """Delete topics and all their records; {name: None}. Raises UnknownTopicOrPartitionError."""
         answer = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
-        results = {topic.name: error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
-        return told(results, return_exceptions)
+        results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
+        return _results(results, return_exceptions)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
         """Every topic; internal ones only when asked for."""
         answer = await self._call(MetadataRequest(None, False))
-        return [_description(topic) for topic in answer.topics if internal or not topic.is_internal]
+        return [topic_description(topic) for topic in answer.topics if internal or not topic.is_internal]
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
         """The topics, in the order of ``names``. Raises UnknownTopicOrPartitionError."""
         answer = await self._call(MetadataRequest(list(names), False))
         described = {}
         for topic in answer.topics:
-            error = error_of(topic, f"topic {topic.name!r}")
+            error = _error_of(topic, f"topic {topic.name!r}")
             if error is not None:
                 raise error
-            described[topic.name] = _description(topic)
+            described[topic.name] = topic_description(topic)
         return [described[name] for name in names]
 
     async def describe_topic(self, name: str) -> TopicDescription:
@@ -234,7 +238,7 @@ class Admin(GroupAdmin, TransactionAdmin):
         request = messages.CreatePartitionsRequest(
             self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
         )
-        raise_first((await self._call(request)).topics, f"topic {name!r}")
+        _raise_first((await self._call(request)).topics, f"topic {name!r}")
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -244,7 +248,7 @@ class Admin(GroupAdmin, TransactionAdmin):
         """Every setting of a topic, or of a broker (its node id), by name."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
         resources = (await self._call(request)).resources
-        raise_first(resources, f"{resource_type} {name!r}")
+        _raise_first(resources, f"{resource_type} {name!r}")
         return {
             entry.name: ConfigValue(
                 entry.name, entry.value, entry.source, entry.read_only, entry.documentation
@@ -268,7 +272,7 @@ class Admin(GroupAdmin, TransactionAdmin):
                 for key, value in changes.items()
             ],
         )
-        raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
+        _raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
 
     # --- records and offsets -------------------------------------------------------------------
 
@@ -306,8 +310,8 @@ class Admin(GroupAdmin, TransactionAdmin):
             )
             for deleted in answer.partitions:
                 tp = TopicPartition(deleted.topic, deleted.partition)
-                results[tp] = error_of(deleted, str(tp)) or deleted.log_start_offset
-        return told(results, return_exceptions)
+                results[tp] = _error_of(deleted, str(tp)) or deleted.log_start_offset
+        return _results(results, return_exceptions)
 
     # --- cluster -------------------------------------------------------------------------------
 
@@ -318,7 +322,7 @@ class Admin(GroupAdmin, TransactionAdmin):
             answer.cluster_id,
             answer.controller_id,
             answer.metadata_offset,
-            tuple(_node(broker) for broker in answer.brokers),
+            tuple(node_description(broker) for broker in answer.brokers),
         )
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
@@ -370,10 +374,10 @@ class Admin(GroupAdmin, TransactionAdmin):
         results: dict[TopicPartition, int | BrokerError] = {}
         for elected in answer.partitions:
             tp = TopicPartition(elected.topic, elected.partition)
-            error = error_of(elected, str(tp))
+            error = _error_of(elected, str(tp))
             is_led_already = isinstance(error, ElectionNotNeededError)
             results[tp] = elected.leader_id if error is None or is_led_already else error
-        return told(results, return_exceptions)
+        return _results(results, return_exceptions)
 
     async def controlled_shutdown(self, node_id: int) -> None:
         """Have a broker hand over what it leads, and stop. Returns when it has begun to."""
@@ -400,35 +404,273 @@ class Admin(GroupAdmin, TransactionAdmin):
             for log in answer.partitions
         ]
 
+    # --- groups ------------------------------------------------------------------------------------------
 
-def _description(topic: TopicMetadata) -> TopicDescription:
-    partitions = sorted(topic.partitions, key=lambda partition: partition.partition)
-    return TopicDescription(
-        topic.name,
-        topic.topic_id,
-        topic.is_internal,
-        tuple(
-            PartitionDescription(
-                partition.partition,
-                partition.leader_id,
-                partition.leader_epoch,
-                tuple(partition.replicas),
-                tuple(partition.isr),
-                partition.partition_epoch,
-                tuple(partition.elr),
+    async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
+        """Every group of the cluster, or those in one of ``states``, by name."""
+        answers = await self._call_every_broker(ListGroupsRequest(list(states)))
+        return sorted(
+            (
+                GroupListing(group.group_id, group.state, group.group_epoch, group.member_count, node_id)
+                for node_id, answer in answers.items()
+                for group in answer.groups
+            ),
+            key=lambda listing: listing.group_id,
+        )
+
+    async def describe_group(self, group_id: str, *, journal: bool = False) -> GroupDescription:
+        """Its members and what each holds; with ``journal`` also the cause of its latest generations.
+
+        Raises GroupIdNotFoundError.
+        """
+        answer = await self._call_coordinator(GROUP_KEY, group_id, DescribeGroupsRequest([group_id], journal))
+        _raise_first(answer.groups, f"group {group_id!r}")
+        return group_description(answer.groups[0])
+
+    async def committed_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, of ``partitions`` or of all; what has nothing is left out."""
+        offsets = await self._committed(group_id, partitions)
+        return {tp: as_committed(one) for tp, one in offsets.items()}
+
+    async def _committed(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        asked = None if partitions is None else [GroupPartition(*tp) for tp in partitions]
+        request = OffsetFetchRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, False, asked)
+        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
+        found: dict[TopicPartition, CommittedOffset] = {}
+        for one in sorted(answer.offsets, key=lambda one: (one.topic, one.partition)):
+            tp = TopicPartition(one.topic, one.partition)
+            _raise_first([one], f"{tp} in group {group_id!r}")
+            if one.offset != NO_OFFSET:
+                found[tp] = one
+        return found
+
+    async def group_lag(self, group_id: str) -> list[PartitionLag]:
+        """How far the group is in each partition that it holds or has committed, in order.
+
+        Raises GroupIdNotFoundError for a group that has neither members nor offsets.
+        """
+        committed = await self._committed(group_id, None)
+        holders: dict[TopicPartition, MemberDescription] = {}
+        try:
+            for member in (await self.describe_group(group_id)).members:
+                holders.update(dict.fromkeys((*member.assignment, *member.awaited_revocation), member))
+        except GroupIdNotFoundError:
+            if not committed:
+                raise
+        wanted = sorted(committed.keys() | holders.keys())
+        ends = await list_offsets(self._cluster, dict.fromkeys(wanted, LATEST))
+        lags: list[PartitionLag] = []
+        for tp in wanted:
+            one = committed.get(tp)
+            offset = None if one is None else as_committed(one)
+            commit_ms = None if one is None else one.commit_ms
+            lags.append(PartitionLag(tp, offset, commit_ms, ends[tp].offset, holders.get(tp)))
+        return lags
+
+    async def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
+        """Let the group go on at these offsets. Only while it has no members.
+
+        Raises UnknownMemberIdError when it has some, UnknownTopicOrPartitionError.
+        """
+        entries = [to_commit(tp, offset) for tp, offset in offsets.items()]
+        request = OffsetCommitRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, None, entries)
+        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
+        _results(_errors(group_id, answer.offsets), return_exceptions=False)
+
+    async def delete_group_offsets(
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition],
+        *,
+        return_exceptions: bool = False,
+    ) -> dict[TopicPartition, BrokerError | None]:
+        """Forget what the group has committed there. Raises GroupSubscribedToTopicError while it reads it."""
+        request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
+        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
+        return _results(_errors(group_id, answer.offsets), return_exceptions)
+
+    async def delete_groups(
+        self, group_ids: Iterable[str], *, return_exceptions: bool = False
+    ) -> dict[str, BrokerError | None]:
+        """Forget groups and their offsets; {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
+        results: dict[str, BrokerError | None] = {}
+        for group_id in group_ids:
+            answer = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
+            results[group_id] = _error_of(answer.groups[0], f"group {group_id!r}")
+        return _results(results, return_exceptions)
+
+    # --- transactions ------------------------------------------------------------------------------------
+
+    async def list_transactions(
+        self, states: Sequence[str] = (), *, min_duration_ms: int = 0
+    ) -> list[TransactionListing]:
+        """Every transactional id, or those in one of ``states`` and open for so long, by name."""
+        answers = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
+        return sorted(
+            (
+                TransactionListing(one.transactional_id, one.producer_id, one.state, one.duration_ms, node_id)
+                for node_id, answer in answers.items()
+                for one in answer.transactions
+            ),
+            key=lambda listing: (listing.transactional_id, listing.producer_id),
+        )
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """Raises TransactionalIdNotFoundError."""
+        request = DescribeTransactionsRequest([transactional_id])
+        answer = await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
+        _raise_first(answer.transactions, f"transactional id {transactional_id!r}")
+        return transaction_description(answer.transactions[0])
+
+    async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
+        """Raises TransactionalIdNotFoundError."""
+        request = DescribeTxnGroupRequest(application_id)
+        answer = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
+        return transaction_group_description(answer)
+
+    async def retire_transaction_group(self, application_id: str) -> int:
+        """As ``TransactionGroup.retire``, for an application that is not there any more."""
+        request = RetireTxnGroupRequest(application_id)
+        answer = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
+        last: int = answer.last_batch_id
+        return last
+
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Abort what a transactional id has open, and fence its producer (R34).
+
+        Nothing happens, but for the fencing, if nothing is open. Raises TransactionalIdNotFoundError,
+        InvalidTxnStateError for the application id of a transaction group.
+        """
+        described = await self.describe_transaction(transactional_id)
+        request = InitProducerIdRequest(
+            transactional_id, described.timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+        )
+        with contextlib.suppress(ConcurrentTransactionsError):  # it is being ended, and takes a while
+            await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerDescription]]:
+        """The producers that the leader of each partition knows (KIP-664)."""
+        described: dict[TopicPartition, list[ProducerDescription]] = {}
+        for tp in partitions:
+            leader = await self._leader(tp)
+            answer = await self._call(DescribeProducersRequest([TxnPartition(*tp)]), node_id=leader)
+            _raise_first(answer.partitions, str(tp))
+            described[tp] = [producer_description(one) for one in answer.partitions[0].producers]
+        return described
+
+    async def find_hanging_transactions(
+        self, partitions: Iterable[TopicPartition], *, min_age_ms: int
+    ) -> list[HangingTransaction]:
+        """Transactions open in ``partitions`` that no coordinator knows of (KIP-664).
+
+        Younger ones than ``min_age_ms``, by the timestamp of their last batch, are left out: a coordinator
+        may just be learning of them.
+        """
+        now_ms = self._clock.wall_ms()
+        known: set[int] | None = None
+        hanging: list[HangingTransaction] = []
+        for tp, producers in (await self.describe_producers(partitions)).items():
+            for producer in producers:
+                is_old = now_ms - producer.last_timestamp_ms >= min_age_ms
+                if producer.transaction_start_offset is None or not is_old:
+                    continue
+                if known is None:
+                    open_now = await self.list_transactions()
+                    known = {one.producer_id for one in open_now if not _is_at_rest(one.state)}
+                if producer.producer_id not in known:
+                    hanging.append(HangingTransaction(tp, producer))
+        return hanging
+
+    async def abort_hanging_transaction(
+        self, tp: TopicPartition, producer_id: int, start_offset: int
+    ) -> None:
+        """End, as aborted, the transaction that hangs there: of this producer, from this offset on.
+
+        Raises InvalidTxnStateError when there is no such one open.
+        """
+        request = AbortTransactionRequest(*tp, producer_id, start_offset)
+        answer = await self._call(request, node_id=await self._leader(tp))
+        error = _error_of(answer, str(tp))
+        if error is not None:
+            raise error
+
+    async def _leader(self, tp: TopicPartition) -> int:
+        await check_partitions(self._cluster, {tp: None})
+        leader_id = self._cluster.metadata.leader(tp).node_id
+        if leader_id == NO_NODE:
+            raise LeaderNotAvailableError(f"{tp} has no leader now")
+        return leader_id
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ClientClosedError(
+                f"the admin is {self._state}", hint="open it with 'async with' or start()"
             )
-            for partition in partitions
-        ),
-    )
+
+    async def _call(self, request: Any, *, node_id: int | None = None) -> Any:
+        self._check_open()
+        return (await self._cluster.call(request, node_id=node_id)).message
+
+    async def _call_coordinator(self, key_type: int, key: str, request: Any) -> Any:
+        """Ask who coordinates ``key``. Raises the answer's BrokerError."""
+        self._check_open()
+        return await CoordinatorLink(self._cluster, key_type, key).call(request)
+
+    async def _call_every_broker(self, request: Any) -> dict[int, Any]:
+        """{node id: its answer} of every broker that is alive. Raises what one of them raises."""
+        self._check_open()
+        nodes = sorted(self._cluster.metadata.addresses)
+        answers = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
+        for node_id, answer in zip(nodes, answers, strict=True):
+            _raise_first([answer], f"broker {node_id}")
+        return dict(zip(nodes, answers, strict=True))
+
+    @property
+    def _timeout_ms(self) -> int:
+        """How long a broker may take: it is to answer before request.timeout.ms ends the waiting."""
+        timeout_ms = self.config.request_timeout_ms
+        return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
 
 
-def _node(broker: BrokerDescription) -> NodeDescription:
-    return NodeDescription(
-        broker.node_id,
-        broker.address,
-        broker.rack,
-        broker.broker_epoch,
-        broker.is_fenced,
-        broker.is_shutting_down,
-        broker.registered_ms,
-    )
+def _error_of(result: Any, what: str) -> BrokerError | None:
+    """The error that a result of an answer tells, about ``what``; None without one."""
+    if result.error_code == 0:
+        return None
+    return broker_error(result.error_code, result.error_message or "", about=what)
+
+
+def _raise_first(results: Iterable[Any], what: str) -> None:
+    """Raise the first error among ``results``."""
+    for result in results:
+        error = _error_of(result, what)
+        if error is not None:
+            raise error
+
+
+def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
+    """The results, or the first error with a note on the others."""
+    errors = [result for result in results.values() if isinstance(result, BrokerError)]
+    if errors and not return_exceptions:
+        if len(results) > 1:
+            errors[0].add_note(f"{len(errors)} of {len(results)} failed")
+        raise errors[0]
+    return results
+
+
+def _errors(group_id: str, offsets: Iterable[CommittedOffset]) -> dict[TopicPartition, Any]:
+    tps = {TopicPartition(one.topic, one.partition): one for one in offsets}
+    return {tp: _error_of(one, f"{tp} in group {group_id!r}") for tp, one in tps.items()}
+
+
+def _is_at_rest(state: str) -> bool:
+    return state == "Empty" or state.startswith("Complete")

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from kafkalite.client.admin import admin as async_admin
-from kafkalite.client.admin import groups as group_admin
-from kafkalite.client.admin import transactions as txn_admin
+from kafkalite.client.admin import descriptions as values
 from kafkalite.client.blocking.twin import Twin, twin_of
 from kafkalite.client.config import BootstrapServers, CommonSettings
 from kafkalite.errors import BrokerError
@@ -30,12 +29,12 @@ class Admin(Twin[async_admin.Admin]):
     def create_topic(
         self,
         name: str,
-        partitions: int = async_admin.BROKER_DEFAULT,
-        replication_factor: int = async_admin.BROKER_DEFAULT,
+        partitions: int = values.BROKER_DEFAULT,
+        replication_factor: int = values.BROKER_DEFAULT,
         *,
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
-    ) -> async_admin.CreatedTopic:
+    ) -> values.CreatedTopic:
         return self._run(
             self._original.create_topic(
                 name, partitions, replication_factor, configs=configs, validate_only=validate_only
@@ -44,7 +43,7 @@ class Admin(Twin[async_admin.Admin]):
 
     def create_topics(
         self,
-        topics: Iterable[async_admin.NewTopic] | Mapping[str, int],
+        topics: Iterable[values.NewTopic] | Mapping[str, int],
         *,
         validate_only: bool = False,
         return_exceptions: bool = False,
@@ -60,13 +59,13 @@ class Admin(Twin[async_admin.Admin]):
     ) -> dict[str, BrokerError | None]:
         return self._run(self._original.delete_topics(names, return_exceptions=return_exceptions))
 
-    def list_topics(self, *, internal: bool = False) -> list[async_admin.TopicDescription]:
+    def list_topics(self, *, internal: bool = False) -> list[values.TopicDescription]:
         return self._run(self._original.list_topics(internal=internal))
 
-    def describe_topics(self, names: Sequence[str]) -> list[async_admin.TopicDescription]:
+    def describe_topics(self, names: Sequence[str]) -> list[values.TopicDescription]:
         return self._run(self._original.describe_topics(names))
 
-    def describe_topic(self, name: str) -> async_admin.TopicDescription:
+    def describe_topic(self, name: str) -> values.TopicDescription:
         return self._run(self._original.describe_topic(name))
 
     def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
@@ -74,7 +73,7 @@ class Admin(Twin[async_admin.Admin]):
 
     def describe_configs(
         self, resource_type: Literal["topic", "broker"], name: str
-    ) -> dict[str, async_admin.ConfigValue]:
+    ) -> dict[str, values.ConfigValue]:
         return self._run(self._original.describe_configs(resource_type, name))
 
     def alter_configs(
@@ -97,15 +96,15 @@ class Admin(Twin[async_admin.Admin]):
     ) -> dict[TopicPartition, Any]:
         return self._run(self._original.delete_records(before, return_exceptions=return_exceptions))
 
-    def describe_cluster(self) -> async_admin.ClusterDescription:
+    def describe_cluster(self) -> values.ClusterDescription:
         return self._run(self._original.describe_cluster())
 
-    def describe_quorum(self, node_id: int | None = None) -> async_admin.QuorumDescription:
+    def describe_quorum(self, node_id: int | None = None) -> values.QuorumDescription:
         return self._run(self._original.describe_quorum(node_id))
 
     def describe_metadata(
         self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
-    ) -> async_admin.MetadataDescription:
+    ) -> values.MetadataDescription:
         return self._run(
             self._original.describe_metadata(path, after_offset=after_offset, max_wait_ms=max_wait_ms)
         )
@@ -126,15 +125,15 @@ class Admin(Twin[async_admin.Admin]):
     def controlled_shutdown(self, node_id: int) -> None:
         self._run(self._original.controlled_shutdown(node_id))
 
-    def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[async_admin.LogDescription]:
+    def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[values.LogDescription]:
         return self._run(self._original.describe_log_dirs(topics))
 
     # --- groups --------------------------------------------------------------------------------
 
-    def list_groups(self, states: Sequence[str] = ()) -> list[group_admin.GroupListing]:
+    def list_groups(self, states: Sequence[str] = ()) -> list[values.GroupListing]:
         return self._run(self._original.list_groups(states))
 
-    def describe_group(self, group_id: str, *, journal: bool = False) -> group_admin.GroupDescription:
+    def describe_group(self, group_id: str, *, journal: bool = False) -> values.GroupDescription:
         return self._run(self._original.describe_group(group_id, journal=journal))
 
     def committed_offsets(
@@ -142,7 +141,7 @@ class Admin(Twin[async_admin.Admin]):
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         return self._run(self._original.committed_offsets(group_id, partitions))
 
-    def group_lag(self, group_id: str) -> list[group_admin.PartitionLag]:
+    def group_lag(self, group_id: str) -> list[values.PartitionLag]:
         return self._run(self._original.group_lag(group_id))
 
     def alter_group_offsets(
@@ -166,13 +165,13 @@ class Admin(Twin[async_admin.Admin]):
 
     def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
-    ) -> list[txn_admin.TransactionListing]:
+    ) -> list[values.TransactionListing]:
         return self._run(self._original.list_transactions(states, min_duration_ms=min_duration_ms))
 
-    def describe_transaction(self, transactional_id: str) -> txn_admin.TransactionDescription:
+    def describe_transaction(self, transactional_id: str) -> values.TransactionDescription:
         return self._run(self._original.describe_transaction(transactional_id))
 
-    def describe_transaction_group(self, application_id: str) -> txn_admin.TransactionGroupDescription:
+    def describe_transaction_group(self, application_id: str) -> values.TransactionGroupDescription:
         return self._run(self._original.describe_transaction_group(application_id))
 
     def retire_transaction_group(self, application_id: str) -> int:
@@ -183,12 +182,12 @@ class Admin(Twin[async_admin.Admin]):
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, list[txn_admin.ProducerDescription]]:
+    ) -> dict[TopicPartition, list[values.ProducerDescription]]:
         return self._run(self._original.describe_producers(partitions))
 
     def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, min_age_ms: int
-    ) -> list[txn_admin.HangingTransaction]:
+    ) -> list[values.HangingTransaction]:
         return self._run(self._original.find_hanging_transactions(partitions, min_age_ms=min_age_ms))
 
     def abort_hanging_transaction(self, tp: TopicPartition, producer_id: int, start_offset: int) -> None:

@@ -49,8 +49,8 @@ async def _fill(port: int, topic: str, rows: int, batch_bytes: int) -> None:
 
 def _read(port: int, topic: str, schema: Any) -> float:
     from sparkbridge.brokers.cluster import SparkCluster
+    from sparkbridge.offsets import OffsetRange
     from sparkbridge.options import SourceOptions
-    from sparkbridge.source.offsets import OffsetRange
     from sparkbridge.source.reading import read_range
 
     settings = {

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql.streaming import StreamingQueryListener
 
 from kafkalite.model import TopicPartition
-from sparkbridge.source.offsets import OffsetFormatError, Positions, StreamOffset
+from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
 
 
 @dataclass(frozen=True, slots=True)

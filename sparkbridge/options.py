@@ -1,29 +1,29 @@
-"""What may be said with ``.option(...)``: names, defaults and bounds of Spark's Kafka connector, and ours.
+"""The options of the source and the sink: those of Spark's Kafka connector, and ours.
 
-The tables are in ``option_tables``. Keys are case-insensitive, for Spark lower-cases them.
+Each option is declared once, at the field that it becomes; parsing, error texts and the tables of
+docs/spark.md follow from that.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
-from kafkalite.errors import ConfigError
-from kafkalite.limits import MAX_TRANSACTIONAL_ID_LENGTH
-from kafkalite.model import topic_name_problem
-from kafkalite.options import OptionRegistry
-from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
-from sparkbridge.option_tables import REFUSED_BY_SINK, REFUSED_BY_SOURCE
-from sparkbridge.option_tables import SINK_OPTIONS as SINK_OPTIONS
-from sparkbridge.option_tables import SOURCE_OPTIONS as SOURCE_OPTIONS
-from sparkbridge.option_tables import SparkOption as SparkOption
-from sparkbridge.source.starting import (
+from sparkbridge.errors import SparkOptionError
+from sparkbridge.option_reader import OptionReader, declared, option, row, rows_of
+from sparkbridge.option_values import (
+    check_name_length,
+    check_pattern,
+    check_topic,
+    parse_assign,
+    parse_duration,
+    parse_servers,
+    parse_size,
+    parse_subscribe,
+)
+from sparkbridge.position_specs import (
     EndingSpec,
     StartingSpec,
     parse_ending_offsets,
@@ -34,12 +34,12 @@ from sparkbridge.source.starting import (
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
+_LONG: Final = {"minimum": 1, "maximum": _MAX_LONG}
+_REQUEST_TIMEOUT_MS: Final[int] = CONSUMER_OPTIONS.get("request.timeout.ms").default
 
-# What Spark puts there itself, and what has a meaning to it: no reason for a warning.
-_OF_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"}
 # The connector's guide lists it for the sink too, where the column headers decides.
 _SILENT_AT_SINK: Final = {"includeheaders"}
-# What the source does with its consumer's settings; it fetches by ranges, so the others have no use.
+# The consumer settings that the source uses; it fetches ranges of offsets, so the others have no effect.
 _READ_BY_SOURCE: Final = {
     "bootstrap.servers",
     "client.id",
@@ -52,13 +52,31 @@ _READ_BY_SOURCE: Final = {
     "retry.backoff.ms",
     "socket.connection.setup.timeout.ms",
 }
-_SECURITY: Final = re.compile(r"kafka\.(sasl|ssl|security)\.")
 
-_SIZE: Final = re.compile(r"(\d{1,19})\s*(?:([kmgt]?)i?b?)?", re.IGNORECASE)
-_SIZE_FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_DURATION: Final = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
-_DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+# Options that the bridge sets itself, and what to do instead.
+_REFUSED_BY_BOTH: Final = {
+    "kafka.interceptor.classes": "interceptors might change records under the query; transform them in Spark",
+}
+_REFUSED_BY_SOURCE: Final = _REFUSED_BY_BOTH | {
+    "kafka.auto.offset.reset": "startingOffsets says where to start, failOnDataLoss what a loss means",
+    "kafka.key.deserializer": "keys are bytes: cast or decode the column key",
+    "kafka.value.deserializer": "values are bytes: cast or decode the column value",
+    "kafka.enable.auto.commit": "Spark keeps the offsets; commitGroupOffsets shows them to group tools",
+}
+_REFUSED_BY_SINK: Final = _REFUSED_BY_BOTH | {
+    "kafka.key.serializer": "keys are string or binary: cast the column key",
+    "kafka.value.serializer": "values are string or binary: cast the column value",
+    "kafka.partitioner.class": "choose with the option partitioner, or fill the column partition",
+    "kafka.partitioner": "it is the option partitioner",
+    "kafka.transactional.id": "it is made of transactionalIdPrefix and the sink's or the query's name",
+}
+
+_BOOTSTRAP: Final = row(
+    "kafka.bootstrap.servers",
+    "string",
+    "Where to find a first broker: host:port,host:port. Required.",
+    convert=parse_servers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +85,7 @@ class ClientOptions:
 
     bootstrap_servers: str
     client_id: str = "spark"
-    request_timeout_ms: int = 30_000
+    request_timeout_ms: int = _REQUEST_TIMEOUT_MS
     is_read_committed: bool = True
     producer: Mapping[str, str] = field(default_factory=dict, hash=False)
     consumer: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -75,359 +93,392 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What ``spark.read`` and ``spark.readStream`` were told. Exactly one of the first three is not None."""
+    """The options of ``spark.read`` and ``spark.readStream``.
 
-    client: ClientOptions
-    assign: Mapping[str, tuple[int, ...]] | None
-    subscribe: tuple[str, ...] | None
-    subscribe_pattern: str | None
-    starting: StartingSpec
-    ending: EndingSpec | None
-    fail_on_data_loss: bool
-    max_offsets_per_trigger: int | None
-    min_offsets_per_trigger: int | None
-    max_trigger_delay_ms: int
-    max_bytes_per_trigger: int | None
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    include_headers: bool
-    headers_as_map: bool
-    group_id: str | None
-    group_id_prefix: str
-    commit_group_offsets: bool
-    fetch_offset_retries: int
-    fetch_offset_retry_interval_ms: int
-    poll_timeout_ms: int
-    latest_offset_max_wait_ms: int
+    Exactly one of ``assign``, ``subscribe`` and ``subscribe_pattern`` is not None.
+    """
+
+    client: ClientOptions = declared(
+        _BOOTSTRAP,
+        row(
+            "kafka.isolation.level",
+            "string",
+            "Whether records of open and aborted transactions are read: read_committed or read_uncommitted.",
+            default="read_committed",
+            choices=("read_committed", "read_uncommitted"),
+        ),
+    )
+    assign: Mapping[str, tuple[int, ...]] | None = declared(
+        row(
+            "assign",
+            "string",
+            'The partitions to read: {"t":[0,1]}. One of these three.',
+            convert=parse_assign,
+        )
+    )
+    subscribe: tuple[str, ...] | None = declared(
+        row("subscribe", "list", "The topics to read: t1,t2. One of these three.", convert=parse_subscribe)
+    )
+    subscribe_pattern: str | None = declared(
+        row(
+            "subscribePattern",
+            "string",
+            "A Python regular expression that a topic's whole name matches. One of these three.",
+            convert=check_pattern,
+        )
+    )
+    starting: StartingSpec = declared(
+        row(
+            "startingOffsets",
+            "string",
+            "Where a new query starts: earliest, latest (streams), group (the offsets that kafka.group.id "
+            "has committed), "
+            '-100 (that many before the end), or json by topic {"t":"earliest"} or partition '
+            '{"t":{"0":23,"1":-2}}, where -2 is earliest and -1 latest.',
+            default="latest (stream), earliest (batch)",
+        ),
+        row(
+            "startingOffsetsByTimestamp",
+            "string",
+            'Start at the first record with this timestamp or a later one: {"t":{"0":1431857103000}}, or '
+            '{"t":"-10m"}. Overrides startingOffsets.',
+        ),
+        row(
+            "startingTimestamp",
+            "string",
+            "One time for all partitions: milliseconds, ISO 8601, or -10m. Overrides "
+            "startingOffsetsByTimestamp.",
+        ),
+        row(
+            "startingOffsetsByTimestampStrategy",
+            "string",
+            "If all records of a partition are older: error, or latest, which starts at its end.",
+            default="error",
+            choices=("error", "latest"),
+        ),
+    )
+    ending: EndingSpec | None = declared(
+        row(
+            "endingOffsets",
+            "string",
+            "Where to end, exclusive: latest, -100 (that many before the end), or json of offsets, where "
+            "-1 is latest. A stream never reads beyond it; a relative end counts from the end at the start "
+            "of each run.",
+            default="latest",
+        ),
+        row(
+            "endingOffsetsByTimestamp",
+            "string",
+            "End before the first record with this timestamp or a later one, by topic or partition. "
+            "Overrides endingOffsets.",
+        ),
+        row(
+            "endingTimestamp",
+            "string",
+            "One time for all partitions. Overrides endingOffsetsByTimestamp.",
+        ),
+    )
+    fail_on_data_loss: bool = option(
+        "failOnDataLoss",
+        "bool",
+        "Whether the query fails if records were deleted before they were read. If false, it warns.",
+        default="true",
+    )
+    max_offsets_per_trigger: int | None = option(
+        "maxOffsetsPerTrigger",
+        "int",
+        "The most offsets of one batch, divided in proportion to the lag of each partition.",
+        applies="stream",
+        **_LONG,
+    )
+    min_offsets_per_trigger: int | None = option(
+        "minOffsetsPerTrigger",
+        "int",
+        "The fewest offsets that make a batch; maxTriggerDelay limits the wait for them.",
+        applies="stream",
+        **_LONG,
+    )
+    max_trigger_delay_ms: int = option(
+        "maxTriggerDelay",
+        "string",
+        "How long minOffsetsPerTrigger may delay a batch: 500ms, 30s, 15m, 1h.",
+        default="15m",
+        applies="stream",
+        convert=parse_duration,
+    )
+    max_bytes_per_trigger: int | None = option(
+        "maxBytesPerTrigger",
+        "string",
+        "The most bytes of one batch as stored in the log: 1000000, 10m, 1g. At least one record batch is "
+        "read.",
+        applies="stream",
+        convert=parse_size,
+    )
+    min_partitions: int | None = option(
+        "minPartitions",
+        "int",
+        "The number of tasks to aim for: large ranges are split to reach it.",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
+    max_records_per_partition: int | None = option(
+        "maxRecordsPerPartition",
+        "int",
+        "The most offsets that one task reads. Applied before minPartitions.",
+        **_LONG,
+    )
+    include_headers: bool = option(
+        "includeHeaders", "bool", "Whether rows have the column headers.", default="false"
+    )
+    headers_as_map: bool = option(
+        "headersAsMap",
+        "bool",
+        "Whether that column is a map, with the last header of each name, instead of an array.",
+        default="false",
+    )
+    group_id: str | None = option(
+        "kafka.group.id",
+        "string",
+        "The group whose committed offsets show the progress, and which startingOffsets=group reads.",
+    )
+    group_id_prefix: str = option(
+        "groupIdPrefix",
+        "string",
+        "The client id of the query if neither kafka.group.id nor kafka.client.id is set.",
+        default="spark-kafka-source",
+    )
+    commit_group_offsets: bool = option(
+        "commitGroupOffsets",
+        "bool",
+        "Whether finished batches are committed for kafka.group.id, so that tools show the lag.",
+        default="true",
+        applies="stream",
+    )
+    fetch_offset_retries: int = option(
+        "fetchOffset.numRetries",
+        "int",
+        "How often to ask again about a missing topic, or an end that moved back, before it is accepted.",
+        default="3",
+        minimum=0,
+        maximum=1000,
+    )
+    fetch_offset_retry_interval_ms: int = option(
+        "fetchOffset.retryIntervalMs",
+        "int",
+        "The pause between these retries.",
+        default="10",
+        minimum=0,
+        maximum=_MAX_INT,
+    )
+    poll_timeout_ms: int = option(
+        "kafkaConsumer.pollTimeoutMs",
+        "int",
+        "How long a task may wait for records that were planned for it.",
+        default="120000",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
+    latest_offset_max_wait_ms: int = option(
+        "latestOffset.maxWaitMs",
+        "int",
+        "How long an idle trigger waits at the brokers for new data. 0 does not wait.",
+        default="150",
+        applies="stream",
+        minimum=0,
+        maximum=60_000,
+    )
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
-        """Raises SparkOptionError; warns (UnknownSparkOptionWarning) of what nothing reads."""
-        given = _Given(options, SOURCE_OPTIONS, "source", is_stream=is_stream)
-        given.refuse(REFUSED_BY_SOURCE)
-        settings = given.kafka_settings(CONSUMER_OPTIONS)
-        assign, subscribe, pattern = _topics(given)
-        group_id: str | None = given.text("kafka.group.id")
-        min_offsets, max_offsets = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
+        """Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect."""
+        given = OptionReader(options, SOURCE_OPTIONS, CONSUMER_OPTIONS, "source", is_stream=is_stream)
+        given.refuse(_REFUSED_BY_SOURCE)
+        settings = given.client_settings()
+        _check_subscription(given)
+        found = given.values_of(cls)
+        min_offsets, max_offsets = found["min_offsets_per_trigger"], found["max_offsets_per_trigger"]
         if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
             raise SparkOptionError(
                 f"minOffsetsPerTrigger is {min_offsets}, more than maxOffsetsPerTrigger ({max_offsets})",
                 hint="make the minimum the smaller one",
             )
-        headers_as_map = given.flag("headersAsMap")
-        if headers_as_map and given.has("includeHeaders") and not given.flag("includeHeaders"):
+        if found["headers_as_map"] and given.has("includeHeaders") and not found["include_headers"]:
             raise SparkOptionError(
                 "headersAsMap is true, but includeHeaders is false", hint="leave one of them out"
             )
-        group_id_prefix = given.text("groupIdPrefix") or "spark-kafka-source"
-        starting = _starting(given, group_id)
-        ending = _ending(given)
-        max_bytes = given.text("maxBytesPerTrigger")
-        parsed = cls(
-            client=_client(given, {"client.id": group_id or group_id_prefix} | settings, is_source=True),
-            assign=assign,
-            subscribe=subscribe,
-            subscribe_pattern=pattern,
-            starting=starting,
-            ending=ending,
-            fail_on_data_loss=given.flag("failOnDataLoss"),
-            max_offsets_per_trigger=max_offsets if is_stream else None,
-            min_offsets_per_trigger=min_offsets if is_stream else None,
-            max_trigger_delay_ms=parse_duration(given.text("maxTriggerDelay") or "15m", "maxTriggerDelay"),
-            max_bytes_per_trigger=None if max_bytes is None else parse_size(max_bytes, "maxBytesPerTrigger"),
-            min_partitions=given.number("minPartitions"),
-            max_records_per_partition=given.number("maxRecordsPerPartition"),
-            include_headers=headers_as_map or given.flag("includeHeaders"),
-            headers_as_map=headers_as_map,
-            group_id=group_id,
-            group_id_prefix=group_id_prefix,
-            commit_group_offsets=given.flag("commitGroupOffsets") and group_id is not None and is_stream,
-            fetch_offset_retries=given.value("fetchOffset.numRetries"),
-            fetch_offset_retry_interval_ms=given.value("fetchOffset.retryIntervalMs"),
-            poll_timeout_ms=given.value("kafkaConsumer.pollTimeoutMs"),
-            latest_offset_max_wait_ms=given.value("latestOffset.maxWaitMs"),
-        )
-        if given.has("commitGroupOffsets") and given.flag("commitGroupOffsets") and group_id is None:
+        group_id: str | None = found["group_id"]
+        if given.has("commitGroupOffsets") and found["commit_group_offsets"] and group_id is None:
             raise SparkOptionError(
                 "commitGroupOffsets is true, but there is no kafka.group.id to commit for",
                 hint="set kafka.group.id",
             )
+        client_id = group_id or found["group_id_prefix"]
+        found |= {
+            "client": _client(given, {"client.id": client_id} | settings),
+            "starting": _starting(given, group_id),
+            "ending": _ending(given),
+            "include_headers": found["headers_as_map"] or found["include_headers"],
+            "commit_group_offsets": found["commit_group_offsets"] and group_id is not None and is_stream,
+        }
+        if not is_stream:
+            found |= {"max_offsets_per_trigger": None, "min_offsets_per_trigger": None}
         if group_id is not None:
             given.ignored("groupIdPrefix", "kafka.group.id is set")
         for name in sorted(settings.keys() - _READ_BY_SOURCE):
-            given.ignored(f"kafka.{name}", "the source fetches ranges of offsets, where it has no meaning")
-        given.warn()
-        return parsed
+            given.ignored(f"kafka.{name}", "the source fetches ranges of offsets, where it has no effect")
+        given.warn(SINK_OPTIONS, PRODUCER_OPTIONS)
+        return cls(**found)
+
+
+SOURCE_OPTIONS: Final = (
+    *rows_of(SourceOptions),
+    row(
+        "kafka.*",
+        "string",
+        "Any other setting of the consumer: kafka.client.id, kafka.request.timeout.ms, "
+        "kafka.max.partition.fetch.bytes...",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What ``df.write`` and ``df.writeStream`` were told."""
+    """The options of ``df.write`` and ``df.writeStream``."""
 
-    client: ClientOptions
-    topic: str | None
-    partitioner: str
-    exactly_once: bool
-    sink_name: str | None
-    transactional_id_prefix: str
-    txn_app_id: str | None
-    txn_version: int | None
-    transaction_timeout_ms: int
+    client: ClientOptions = declared(_BOOTSTRAP)
+    topic: str | None = option(
+        "topic", "string", "The topic of all rows; overrides the column topic.", convert=check_topic
+    )
+    partitioner: str = option(
+        "partitioner",
+        "string",
+        "How rows without a partition are distributed: roundrobin and sticky (by key with murmur2, rows "
+        "without a key in turn or at random), random, hash.",
+        default="roundrobin",
+        choices=PRODUCER_OPTIONS.get("partitioner").choices,
+    )
+    exactly_once: bool = option(
+        "exactlyOnce",
+        "bool",
+        "Whether a batch becomes visible atomically and once, or at least once and as it is written.",
+        default="true",
+    )
+    sink_name: str | None = option(
+        "sinkName",
+        "string",
+        "The name of this sink within one query; required if foreachBatch writes more than once.",
+        convert=check_name_length,
+    )
+    transactional_id_prefix: str = option(
+        "transactionalIdPrefix",
+        "string",
+        "The prefix of the application id that identifies the sink to the brokers.",
+        default="spark",
+        convert=check_name_length,
+    )
+    txn_app_id: str | None = option(
+        "txnAppId",
+        "string",
+        "With txnVersion: a job that is submitted again with the same pair writes nothing.",
+        applies="batch",
+        convert=check_name_length,
+    )
+    txn_version: int | None = option(
+        "txnVersion",
+        "int",
+        "Grows with each job of txnAppId; repeating the last one writes nothing, an older one is refused.",
+        applies="batch",
+        minimum=0,
+        maximum=_MAX_LONG,
+    )
+    transaction_timeout_ms: int = option(
+        "kafka.transaction.timeout.ms",
+        "int",
+        "The brokers abort a batch that is not committed within this time. They limit the value.",
+        default="600000",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-        """Raises SparkOptionError; warns (UnknownSparkOptionWarning) of what nothing reads."""
-        given = _Given(options, SINK_OPTIONS, "sink", is_stream=is_stream)
-        given.refuse(REFUSED_BY_SINK)
-        settings = given.kafka_settings(PRODUCER_OPTIONS)
-        topic = given.text("topic")
-        problem = None if topic is None else topic_name_problem(topic)
-        if problem is not None:
-            raise SparkOptionError(f"topic is {topic!r}: {problem}", hint="name one topic")
-        exactly_once = given.flag("exactlyOnce")
-        if exactly_once:
+        """Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect."""
+        given = OptionReader(options, SINK_OPTIONS, PRODUCER_OPTIONS, "sink", is_stream=is_stream)
+        given.refuse(_REFUSED_BY_SINK)
+        settings = given.client_settings()
+        found = given.values_of(cls)
+        txn_app_id, txn_version = found["txn_app_id"], found["txn_version"]
+        if found["exactly_once"]:
             _check_exactly_once(settings)
-        txn_app_id, txn_version = given.text("txnAppId"), given.number("txnVersion")
         if (txn_app_id is None) != (txn_version is None):
             raise SparkOptionError(
                 f"{'txnVersion' if txn_app_id is None else 'txnAppId'} is set without the other",
-                hint="a job submitted again is known by both, txnAppId and txnVersion",
+                hint="both identify a job that is submitted again: set txnAppId and txnVersion",
             )
-        if txn_app_id is not None and not is_stream and not exactly_once:
+        if txn_app_id is not None and not is_stream and not found["exactly_once"]:
             raise SparkOptionError(
                 "txnAppId needs exactlyOnce, which is false", hint="leave out txnAppId and txnVersion"
             )
-        names = {name: given.text(name) for name in ("sinkName", "transactionalIdPrefix", "txnAppId")}
-        for name, value in names.items():
-            if value is not None and len(value) > MAX_TRANSACTIONAL_ID_LENGTH // 4:
-                raise SparkOptionError(
-                    f"{name} has {len(value)} characters, more than {MAX_TRANSACTIONAL_ID_LENGTH // 4}",
-                    hint="it is part of a name that the brokers keep",
-                )
-        given.warn(silent=_SILENT_AT_SINK)
-        return cls(
-            client=_client(given, settings, is_source=False),
-            topic=topic,
-            partitioner=given.value("partitioner"),
-            exactly_once=exactly_once,
-            sink_name=names["sinkName"],
-            transactional_id_prefix=names["transactionalIdPrefix"] or "spark",
-            txn_app_id=None if is_stream else txn_app_id,
-            txn_version=None if is_stream else txn_version,
-            transaction_timeout_ms=given.value("kafka.transaction.timeout.ms"),
-        )
+        given.warn(SOURCE_OPTIONS, CONSUMER_OPTIONS, silent=_SILENT_AT_SINK)
+        found["client"] = _client(given, settings)
+        if is_stream:
+            found |= {"txn_app_id": None, "txn_version": None}
+        return cls(**found)
 
 
-class _Given:
-    """The options of one source or sink, by lower-case name, with what its table says of them."""
-
-    def __init__(
-        self, options: Mapping[str, str], table: tuple[SparkOption, ...], kind: str, *, is_stream: bool
-    ) -> None:
-        self.values = {str(key).lower(): str(value) for key, value in options.items() if value is not None}
-        self.table = {row.name.lower(): row for row in table if row.name != "kafka.*"}
-        self.kind = kind
-        self.is_stream = is_stream
-        self.warnings: list[str] = []
-        self.known: set[str] = set()  # those beginning with "kafka." that our client knows
-        self.refused: Collection[str] = ()
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self.values
-
-    def value(self, name: str) -> Any:
-        """As its type: what was given, or the default. None for a default that is empty."""
-        row = self.table[name.lower()]
-        text = self.values.get(name.lower())
-        if text is not None:
-            return row.parse(text)
-        return row.parse(row.default) if row.default else None
-
-    def text(self, name: str) -> str | None:
-        """Raises SparkOptionError for an empty one."""
-        value: str | None = self.value(name)
-        if value is not None and not value.strip():
-            raise SparkOptionError(f"{name} is empty", hint=self.table[name.lower()].doc)
-        return value
-
-    def number(self, name: str) -> int | None:
-        value: int | None = self.value(name)
-        return value
-
-    def flag(self, name: str) -> bool:
-        return bool(self.value(name))
-
-    def refuse(self, refused: Mapping[str, str]) -> None:
-        """Raises SparkOptionError for an option that is ours to set, and for security that we don't have."""
-        self.refused = refused
-        for name in sorted(self.values):
-            if name in refused:
-                raise SparkOptionError(f"{name} is not supported by the {self.kind}", hint=refused[name])
-            if name == "kafka.security.protocol" and self.values[name].upper() == "PLAINTEXT":
-                self.known.add(name)
-            elif _SECURITY.match(name):
-                raise SparkOptionError(
-                    f"{name} is set, but this client speaks plain TCP only",
-                    hint="leave it out, and keep the brokers in a network that you trust",
-                )
-
-    def kafka_settings(self, registry: OptionRegistry) -> dict[str, str]:
-        """The ``kafka.`` options that our client knows, without the prefix. Raises SparkOptionError."""
-        settings: dict[str, str] = {}
-        for name, value in self.values.items():
-            dotted = name.removeprefix("kafka.")
-            if dotted == name or dotted not in registry:
-                continue
-            try:
-                registry.get(dotted).parse(value)
-            except ConfigError as cause:
-                raise SparkOptionError(
-                    f"kafka.{cause}", hint=f"it is a setting of the {self.kind}'s Kafka client"
-                ) from cause
-            settings[registry.get(dotted).name] = value
-            self.known.add(name)
-        return settings
-
-    def ignored(self, name: str, why: str) -> None:
-        if self.has(name):
-            self.warnings.append(f"{name} is ignored: {why}")
-
-    def warn(self, silent: Collection[str] = ()) -> None:
-        """One warning for each option that nothing reads, with the nearest name that there is."""
-        way = "stream" if self.is_stream else "batch"
-        for row in self.table.values():
-            if row.applies not in {"both", way}:
-                self.ignored(row.name, f"it is one of {'batch jobs' if self.is_stream else 'streams'}")
-        for name in sorted(self.values):
-            if name in self.table or name in self.known or name in silent or name in _OF_SPARK:
-                continue
-            near = self._nearest(name)
-            other = "sink" if self.kind == "source" else "source"
-            hint = f"; did you mean {near}?" if near else ""
-            hint = f"; it is one of the {other}" if _is_option_of(other, name) else hint
-            self.warnings.append(f"{name} is no option of the kafkalite {self.kind} and is ignored{hint}")
-        for text in self.warnings:
-            warnings.warn(text, UnknownSparkOptionWarning, stacklevel=3)
-
-    def _nearest(self, name: str) -> str | None:
-        spelling = {lower: row.name for lower, row in self.table.items()}
-        registry = CONSUMER_OPTIONS if self.kind == "source" else PRODUCER_OPTIONS
-        settings = [f"kafka.{option.name}" for option in registry]
-        spelling |= {setting: setting for setting in settings if setting not in self.refused}
-        if f"kafka.{name}" in spelling:
-            return spelling[f"kafka.{name}"]
-        near = get_close_matches(name, spelling, n=1, cutoff=0.75)
-        return spelling[near[0]] if near else None
+SINK_OPTIONS: Final = (
+    *rows_of(SinkOptions),
+    row(
+        "kafka.*",
+        "string",
+        "Any other setting of the producer: kafka.compression.type, kafka.linger.ms, kafka.batch.size...",
+    ),
+)
 
 
-def _is_option_of(kind: str, name: str) -> bool:
-    table, registry = (
-        (SOURCE_OPTIONS, CONSUMER_OPTIONS) if kind == "source" else (SINK_OPTIONS, PRODUCER_OPTIONS)
-    )
-    is_setting = name.startswith("kafka.") and name.removeprefix("kafka.") in registry
-    return is_setting or name in {row.name.lower() for row in table}
-
-
-def _client(given: _Given, settings: Mapping[str, str], *, is_source: bool) -> ClientOptions:
-    text = given.values.get("kafka.bootstrap.servers", "")
-    servers = [part.strip() for part in text.split(",") if part.strip()]
-    if not servers:
-        near = "bootstrap.servers" if given.has("bootstrap.servers") else ""
+def _client(given: OptionReader, settings: Mapping[str, str]) -> ClientOptions:
+    if not given.has("kafka.bootstrap.servers"):
+        near = ", but bootstrap.servers is" if given.has("bootstrap.servers") else ""
         raise SparkOptionError(
-            "kafka.bootstrap.servers is not set" + (f", but {near} is" if near else ""),
+            f"kafka.bootstrap.servers is not set{near}",
             hint="name one broker or more: .option('kafka.bootstrap.servers', 'host:9092')",
         )
-    for server in servers:
-        match = _ADDRESS.fullmatch(server)
-        if match is None or not 1 <= int(match[1]) <= 65_535:
-            raise SparkOptionError(
-                f"kafka.bootstrap.servers has {server!r}, which is no address",
-                hint="write host:port, several of them with commas",
-            )
+    is_source = given.kind == "source"
     own = {"bootstrap.servers", "client.id", "transaction.timeout.ms", "isolation.level", "group.id"}
     rest = {name: value for name, value in settings.items() if name not in own}
-    level = given.value("kafka.isolation.level") if is_source else "read_committed"
+    timeout_ms = settings.get("request.timeout.ms")
     return ClientOptions(
-        bootstrap_servers=",".join(servers),
+        bootstrap_servers=given.value("kafka.bootstrap.servers"),
         client_id=settings.get("client.id", "spark"),
-        request_timeout_ms=int(settings.get("request.timeout.ms", "30000")),
-        is_read_committed=level == "read_committed",
+        request_timeout_ms=_REQUEST_TIMEOUT_MS if timeout_ms is None else int(timeout_ms),
+        is_read_committed=not is_source or given.value("kafka.isolation.level") == "read_committed",
         producer={} if is_source else rest,
         consumer=rest if is_source else {},
     )
 
 
-def _topics(
-    given: _Given,
-) -> tuple[dict[str, tuple[int, ...]] | None, tuple[str, ...] | None, str | None]:
-    """(assign, subscribe, subscribePattern), exactly one of them. Raises SparkOptionError."""
+def _check_subscription(given: OptionReader) -> None:
     names = [name for name in ("assign", "subscribe", "subscribePattern") if given.has(name)]
     if len(names) != 1:
-        said = " and ".join(names) + " are set" if names else "none of them is set"
+        found = " and ".join(names) + " are set" if names else "none of them is set"
         raise SparkOptionError(
-            f"exactly one of assign, subscribe and subscribePattern says what to read, but {said}",
+            f"exactly one of assign, subscribe and subscribePattern is needed, but {found}",
             hint=".option('subscribe', 'topic1,topic2')",
         )
-    if names == ["assign"]:
-        return _assign(given.values["assign"]), None, None
-    if names == ["subscribe"]:
-        topics: tuple[str, ...] = tuple(dict.fromkeys(given.value("subscribe")))
-        if not topics:
-            raise SparkOptionError("subscribe names no topic", hint=".option('subscribe', 'topic1,topic2')")
-        for topic in topics:
-            problem = topic_name_problem(topic)
-            if problem is not None:
-                raise SparkOptionError(
-                    f"subscribe: {problem}", hint="subscribePattern takes a regular expression"
-                )
-        return None, topics, None
-    pattern = given.text("subscribePattern")
-    try:
-        re.compile(pattern or "")
-    except (re.error, OverflowError, RecursionError) as cause:
-        raise SparkOptionError(
-            f"subscribePattern is {(pattern or '')[:200]!r}, which is no regular expression: {cause}",
-            hint="it is Python's, and matches a topic's whole name: logs-.*",
-        ) from cause
-    return None, None, pattern
 
 
-def _assign(text: str) -> dict[str, tuple[int, ...]]:
-    example = 'write {"topic1":[0,1],"topic2":[0]}'
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise SparkOptionError(
-            f"assign is {text[:200]!r}, which is no json: {cause}", hint=example
-        ) from cause
-    if not isinstance(told, dict) or not told:
-        raise SparkOptionError(f"assign is {text[:200]!r}, which names no topic", hint=example)
-    assign: dict[str, tuple[int, ...]] = {}
-    for topic, numbers in told.items():
-        problem = topic_name_problem(topic)
-        if problem is not None:
-            raise SparkOptionError(f"assign: {problem}", hint=example)
-        if not isinstance(numbers, list) or not numbers:
-            raise SparkOptionError(f"assign names no partition of topic {topic}", hint=example)
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MAX_INT:
-                raise SparkOptionError(f"assign has the partition {number!r} of topic {topic}", hint=example)
-        assign[topic] = tuple(sorted(set(numbers)))
-    return assign
-
-
-def _starting(given: _Given, group_id: str | None) -> StartingSpec:
+def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
     """startingTimestamp goes before startingOffsetsByTimestamp before startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
-        text = given.text(name)
+        text = given.value(name)
         if text is not None and spec is None:
             spec = parse_starting_times(text, name, is_latest_without_match=is_latest)
     if spec is not None:
         return spec
     by_default = "latest" if given.is_stream else "earliest"
-    text = given.text("startingOffsets") if given.has("startingOffsets") else by_default
+    text = given.value("startingOffsets") if given.has("startingOffsets") else by_default
     spec = parse_starting_offsets(text or by_default)
     kinds = {where.kind for where in spec.places()}
     if "latest" in kinds and not given.is_stream:
@@ -442,13 +493,13 @@ def _starting(given: _Given, group_id: str | None) -> StartingSpec:
     return spec
 
 
-def _ending(given: _Given) -> EndingSpec | None:
+def _ending(given: OptionReader) -> EndingSpec | None:
     """As the starting ones. None in a stream without a bound."""
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
-        text = given.text(name)
+        text = given.value(name)
         if text is not None:
             return parse_ending_times(text, name)
-    spec = parse_ending_offsets(given.text("endingOffsets") or "latest")
+    spec = parse_ending_offsets(given.value("endingOffsets") or "latest")
     is_bound = any(where.kind != "latest" for where in spec.places())
     return spec if is_bound or not given.is_stream else None
 
@@ -461,24 +512,3 @@ def _check_exactly_once(settings: Mapping[str, str]) -> None:
                 f"kafka.{name} is {value}, which can't be with exactlyOnce",
                 hint="leave it out, or set exactlyOnce=false",
             )
-
-
-def parse_size(text: str, name: str) -> int:
-    """``10m`` -> bytes, as Spark reads sizes: k, m, g, t are powers of 1024. Raises SparkOptionError."""
-    match = _SIZE.fullmatch(text.strip())
-    size = 0 if match is None else int(match[1]) * _SIZE_FACTOR[(match[2] or "").lower()]
-    if not 1 <= size <= _MAX_LONG:
-        raise SparkOptionError(
-            f"{name} is {text!r}, but must be a size above 0", hint="write 1000000, 512k, 10m or 1g"
-        )
-    return size
-
-
-def parse_duration(text: str, name: str) -> int:
-    """``15m`` -> milliseconds, as Spark reads durations; a bare number is ms. Raises SparkOptionError."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise SparkOptionError(
-            f"{name} is {text!r}, but must be a duration", hint="write 500ms, 30s, 15m or 1h"
-        )
-    return int(match[1]) * _DURATION_MS[(match[2] or "ms").lower()]

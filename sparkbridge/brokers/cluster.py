@@ -24,7 +24,7 @@ from sparkbridge.brokers.fetch import receive_fetch, send_early
 from sparkbridge.brokers.groups import GroupOffsets
 from sparkbridge.brokers.long_poll import NewsWatch
 from sparkbridge.brokers.offsets_for_bytes import ends_by_bytes
-from sparkbridge.source.offsets import Positions, TopicSnapshot
+from sparkbridge.offsets import Positions, TopicSnapshot
 
 if TYPE_CHECKING:
     from sparkbridge.options import ClientOptions

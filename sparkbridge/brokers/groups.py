@@ -19,7 +19,7 @@ from kafkalite.protocol.messages.groups import (
     OffsetFetchRequest,
 )
 from sparkbridge.brokers.brokers import Brokers
-from sparkbridge.source.offsets import Positions
+from sparkbridge.offsets import Positions
 
 _GROUP_KEY: Final = 0
 

@@ -14,7 +14,7 @@ from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import parse_header
 from sparkbridge.brokers.brokers import Brokers
 from sparkbridge.brokers.fetch import Fetched, FetchToken, receive_fetch, send_early
-from sparkbridge.source.offsets import Positions, TopicSnapshot
+from sparkbridge.offsets import Positions, TopicSnapshot
 
 # Behind the batch where the record of a time should be, the search goes on by steps of this size.
 _STEP_BYTES: Final = MIB

@@ -19,7 +19,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import FetchedPartition, FetchPartition, FetchRequest
 from sparkbridge.brokers.brokers import Brokers
 from sparkbridge.brokers.connection import Reply, WireConnection
-from sparkbridge.source.offsets import Positions
+from sparkbridge.offsets import Positions
 
 # How long a broker may hold a poll, over any number of waits.
 POLL_MS: Final = 5_000

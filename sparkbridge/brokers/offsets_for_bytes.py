@@ -8,7 +8,7 @@ from typing import Any
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import OffsetForBytes, OffsetsForBytesPartition, OffsetsForBytesRequest
 from sparkbridge.brokers.brokers import Brokers
-from sparkbridge.source.offsets import Positions
+from sparkbridge.offsets import Positions
 
 
 def ends_by_bytes(

@@ -12,8 +12,8 @@ from typing import Any, Final, cast, get_args
 
 from kafkalite.model import topic_name_problem
 from sparkbridge.errors import SparkOptionError
-from sparkbridge.option_tables import SINK_OPTIONS, SOURCE_OPTIONS, SparkOption
-from sparkbridge.options import SinkOptions, SourceOptions
+from sparkbridge.option_reader import SparkOption
+from sparkbridge.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, SourceOptions
 from sparkbridge.pipelines import ddl
 from sparkbridge.pipelines.definition import (
     AVAILABLE_NOW,

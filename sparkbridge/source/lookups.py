@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
-from sparkbridge.source.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSnapshot
+from sparkbridge.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSnapshot
+from sparkbridge.position_specs import EndingSpec, StartingSpec
 from sparkbridge.source.planning import is_created_again, went_back
 from sparkbridge.source.starting import (
     Answers,
-    EndingSpec,
     Questions,
     Resolved,
-    StartingSpec,
     assigned,
     questions,
     resolve_ending,

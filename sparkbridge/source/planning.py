@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kafkalite.model import TopicPartition
+from sparkbridge.offsets import Loss as Loss
+from sparkbridge.offsets import OffsetRange, Positions, Snapshot, StreamOffset
 from sparkbridge.options import SourceOptions
-from sparkbridge.source.offsets import Loss as Loss
-from sparkbridge.source.offsets import OffsetRange, Positions, Snapshot, StreamOffset
 from sparkbridge.source.splitting import split
 from sparkbridge.source.starting import (
     NO_ANSWERS,

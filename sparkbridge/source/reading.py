@@ -31,8 +31,8 @@ from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import scan
 from sparkbridge.errors import DataLossError
 from sparkbridge.local.worker_garbage import spare_collections
+from sparkbridge.offsets import Loss, OffsetRange
 from sparkbridge.source.lookups import tell_losses
-from sparkbridge.source.offsets import Loss, OffsetRange
 from sparkbridge.source.schema import arrow_schema
 
 if TYPE_CHECKING:

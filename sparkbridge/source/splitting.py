@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sparkbridge.source.offsets import OffsetRange
+from sparkbridge.offsets import OffsetRange
 
 
 def split(

@@ -1,67 +1,18 @@
-"""Where to start and where to end: what the user may write, and what it means against a snapshot.
+"""Where to start and where to end, against a snapshot of the topics. Pure.
 
-Two steps, both pure. ``questions`` tells which look-ups the answer needs (offsets of times, offsets of a
-group); ``resolve_starting`` and ``resolve_ending`` then make positions of the snapshot and the answers.
+``questions`` returns the look-ups that are needed (offsets for times, offsets of a group);
+``resolve_starting`` and ``resolve_ending`` then make positions from the snapshot and the answers.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
-from kafkalite.model import TopicPartition, topic_name_problem
+from kafkalite.model import TopicPartition
 from sparkbridge.errors import SparkOptionError
-from sparkbridge.source.offsets import Loss, Positions, Snapshot, partition_number
-
-Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
-
-
-class Where(NamedTuple):
-    """One place in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
-
-    kind: Kind
-    value: int = 0
-
-
-EARLIEST: Final = Where("earliest")
-LATEST: Final = Where("latest")
-GROUP: Final = Where("group")
-
-
-@dataclass(frozen=True, slots=True)
-class PositionSpec:
-    """A place for every partition, or by topic, or by partition; the option it was read from, for errors."""
-
-    option: str
-    everywhere: Where | None = None
-    topics: Mapping[str, Where] = field(default_factory=dict, hash=False)
-    partitions: Mapping[TopicPartition, Where] = field(default_factory=dict, hash=False)
-
-    def where(self, tp: TopicPartition) -> Where | None:
-        """The nearest word on ``tp``; None when there is none."""
-        return self.partitions.get(tp) or self.topics.get(tp.topic) or self.everywhere
-
-    def places(self) -> Iterator[Where]:
-        if self.everywhere is not None:
-            yield self.everywhere
-        yield from self.topics.values()
-        yield from self.partitions.values()
-
-
-@dataclass(frozen=True, slots=True)
-class StartingSpec(PositionSpec):
-    """Where a query begins. ``is_latest_without_match``: a time later than every record means the end."""
-
-    is_latest_without_match: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EndingSpec(PositionSpec):
-    """Where a batch, or a bounded stream, ends. A time later than every record means the end."""
+from sparkbridge.offsets import Loss, Positions, Snapshot
+from sparkbridge.position_specs import EndingSpec, PositionSpec, StartingSpec, Where
 
 
 class StartOffsetMismatchError(SparkOptionError):
@@ -76,137 +27,6 @@ class StartAfterEndError(SparkOptionError):
     """A batch that begins behind its end."""
 
 
-# --- reading the options ---------------------------------------------------------------------------
-_BACK = re.compile(r"-(\d{1,19})")
-_AGO = re.compile(r"-((?:\d{1,15}(?:\.\d+)?(?:ms|min|s|m|h|d|w))+)")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|s|m|h|d|w)")
-_MILLISECONDS = re.compile(r"[0-9]{1,19}")
-_UNIT_MS: Final = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
-}
-_MAX_LONG: Final = 2**63 - 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
-_OFFSET_EXAMPLES: Final = 'earliest, latest, group, "-100" (that many before the end), {"t":{"0":23,"1":-2}}'
-_END_EXAMPLES: Final = 'latest, "-100" (that many before the end), {"t":{"0":23,"1":-1}}'
-_TIME_EXAMPLES: Final = "1431857103000 (milliseconds), 2015-05-17T10:05:03Z, -10m"
-
-
-def parse_starting_offsets(text: str, option: str = "startingOffsets") -> StartingSpec:
-    """``earliest``, ``latest``, ``group``, ``-100``, or json of these. Raises SparkOptionError."""
-    return StartingSpec(option, *_parse(text, option, _starting_place, _OFFSET_EXAMPLES))
-
-
-def parse_ending_offsets(text: str, option: str = "endingOffsets") -> EndingSpec:
-    """``latest``, ``-100``, or json of these and of offsets. Raises SparkOptionError."""
-    return EndingSpec(option, *_parse(text, option, _ending_place, _END_EXAMPLES))
-
-
-def parse_starting_times(text: str, option: str, *, is_latest_without_match: bool) -> StartingSpec:
-    """One time, or json of times by topic or by partition. Raises SparkOptionError."""
-    places = _parse(text, option, _time_place, _TIME_EXAMPLES)
-    return StartingSpec(option, *places, is_latest_without_match=is_latest_without_match)
-
-
-def parse_ending_times(text: str, option: str) -> EndingSpec:
-    return EndingSpec(option, *_parse(text, option, _time_place, _TIME_EXAMPLES))
-
-
-def _parse(
-    text: str, option: str, read: Any, examples: str
-) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """(everywhere, by topic, by partition). ``read`` makes a place of a text or number, or None."""
-
-    def place(value: Any, whose: str) -> Where:
-        is_readable = isinstance(value, str | int) and not isinstance(value, bool)
-        where: Where | None = read(value) if is_readable else None
-        if where is None:
-            raise SparkOptionError(
-                f"{option} has {value!r} for {whose}, which is no place there",
-                hint=f"write for example {examples}",
-            )
-        return where
-
-    cleaned = text.strip()
-    if not cleaned.startswith("{"):
-        return place(cleaned, "all partitions"), {}, {}
-    topics: dict[str, Where] = {}
-    partitions: dict[TopicPartition, Where] = {}
-    for topic, value in _parse_object(cleaned, option, examples).items():
-        problem = topic_name_problem(topic)
-        if problem is not None:
-            raise SparkOptionError(f"{option}: {problem}", hint=f"write for example {examples}")
-        if not isinstance(value, Mapping):
-            topics[topic] = place(value, f"topic {topic}")
-            continue
-        for key, each in value.items():
-            number = partition_number(key)
-            if number is None:
-                raise SparkOptionError(
-                    f"{option} has the partition {key!r} of topic {topic}",
-                    hint='partitions are numbers in quotes: {"t":{"0":23}}',
-                )
-            partitions[TopicPartition(topic, number)] = place(each, f"{topic}-{number}")
-    return None, topics, partitions
-
-
-def _parse_object(text: str, option: str, examples: str) -> dict[str, Any]:
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise SparkOptionError(
-            f"{option} is {text[:200]!r}, which is no json: {cause}", hint=f"write for example {examples}"
-        ) from cause
-    assert isinstance(told, dict), "json that begins with a brace is an object"
-    return told
-
-
-def _starting_place(value: str | int) -> Where | None:
-    if value == "earliest" or value == -2:
-        return EARLIEST
-    if value == "group":
-        return GROUP
-    return _ending_place(value)
-
-
-def _ending_place(value: str | int) -> Where | None:
-    """Everything but ``earliest`` and ``group``: a batch does not end there."""
-    if isinstance(value, int):
-        return LATEST if value == -1 else Where("offset", value) if 0 <= value <= _MAX_LONG else None
-    if value == "latest":
-        return LATEST
-    back = _BACK.fullmatch(value)
-    return Where("back", int(back[1])) if back is not None else None
-
-
-def _time_place(value: str | int) -> Where | None:
-    """Milliseconds since the epoch, ISO 8601 (UTC where no zone is told), or ``-10m``: so long ago."""
-    if isinstance(value, int):
-        return Where("time", value) if 0 <= value <= _MAX_LONG else None
-    if _MILLISECONDS.fullmatch(value):
-        return _time_place(int(value))
-    ago = _AGO.fullmatch(value.lower())
-    if ago is not None:
-        return Where(
-            "ago", round(sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(ago[1])))
-        )
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    timestamp_ms = -((_EPOCH - moment) // _MILLISECOND)  # rounded up: no record before it is wanted
-    return Where("time", timestamp_ms) if timestamp_ms >= 0 else None
-
-
-# --- resolving them --------------------------------------------------------------------------------
 class Questions(NamedTuple):
     """Look-ups that a resolution needs: the first offset at or after a time (ms), and a group's offsets."""
 

@@ -28,9 +28,9 @@ from pyspark.sql.streaming.datasource import (
 
 from kafkalite.errors import KafkaliteError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from sparkbridge.errors import DataLossError, SparkBridgeError, SparkOptionError
+from sparkbridge.offsets import Positions, Snapshot, StreamOffset, positions_to_json
 from sparkbridge.options import SourceOptions
 from sparkbridge.source import lookups
-from sparkbridge.source.offsets import Positions, Snapshot, StreamOffset, positions_to_json
 from sparkbridge.source.planning import Proposal, SourcePlan
 from sparkbridge.source.schema import check_projection
 

@@ -35,8 +35,8 @@ from sparkbridge.brokers import cluster as spark_cluster
 from sparkbridge.brokers import list_offsets as wire_offsets
 from sparkbridge.brokers import long_poll as wire_news
 from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
+from sparkbridge.offsets import TopicSnapshot
 from sparkbridge.options import ClientOptions
-from sparkbridge.source.offsets import TopicSnapshot
 
 MIB = 1 << 20
 LONG_MS = 10_000

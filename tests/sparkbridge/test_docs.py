@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkbridge.option_tables import SINK_OPTIONS, SOURCE_OPTIONS, SparkOption
+from sparkbridge.option_reader import SparkOption
+from sparkbridge.options import SINK_OPTIONS, SOURCE_OPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 APPLIES = {"both": "s b", "stream": "s", "batch": "b"}

@@ -24,9 +24,9 @@ from kafkalite.testing import SyncCluster, drop_next
 from sparkbridge.brokers import brokers as wire_brokers
 from sparkbridge.brokers import groups as wire_groups
 from sparkbridge.brokers.cluster import Fetched, SparkCluster
+from sparkbridge.offsets import StreamOffset
 from sparkbridge.options import ClientOptions, SourceOptions
 from sparkbridge.source import lookups
-from sparkbridge.source.offsets import StreamOffset
 
 MIB = 1 << 20
 LONG_MS = 20_000

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.model import TopicPartition
+from sparkbridge.offsets import OffsetRange
 from sparkbridge.source.filters import Pruning
-from sparkbridge.source.offsets import OffsetRange
 
 spark = pytest.importorskip("pyspark.sql.datasource")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.model import TopicPartition
-from sparkbridge.source.offsets import (
+from sparkbridge.offsets import (
     Loss,
     OffsetFormatError,
     OffsetRange,

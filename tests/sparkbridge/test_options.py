@@ -10,16 +10,15 @@ import pytest
 
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
+from sparkbridge.option_values import parse_duration, parse_size
 from sparkbridge.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     ClientOptions,
     SinkOptions,
     SourceOptions,
-    parse_duration,
-    parse_size,
 )
-from sparkbridge.source.starting import EARLIEST, GROUP, LATEST, Where
+from sparkbridge.position_specs import EARLIEST, GROUP, LATEST, Where
 
 SERVERS = {"kafka.bootstrap.servers": "one:9092,two:9093"}
 LEAST = SERVERS | {"subscribe": "t"}
@@ -238,12 +237,12 @@ def test_subscribe_pattern() -> None:
         ({"subscribe": "t", "subscribePattern": "t"}, "subscribe and subscribePattern are set"),
         ({"subscribe": " , "}, "names no topic"),
         ({"subscribe": "a/b"}, "subscribePattern takes a regular expression"),
-        ({"subscribePattern": "["}, "no regular expression"),
-        ({"subscribePattern": "a{99999999999999999999}"}, "no regular expression"),
-        ({"subscribePattern": "(" * 5_000}, "no regular expression"),
-        ({"assign": '{"t":' * 100_000}, "is no json"),
+        ({"subscribePattern": "["}, "not a regular expression"),
+        ({"subscribePattern": "a{99999999999999999999}"}, "not a regular expression"),
+        ({"subscribePattern": "(" * 5_000}, "not a regular expression"),
+        ({"assign": '{"t":' * 100_000}, "is not json"),
         ({"subscribePattern": ""}, "subscribePattern is empty"),
-        ({"assign": "t"}, "is no json"),
+        ({"assign": "t"}, "is not json"),
         ({"assign": "{}"}, "names no topic"),
         ({"assign": "[]"}, "names no topic"),
         ({"assign": '{"t":[]}'}, "names no partition of topic t"),
@@ -437,7 +436,7 @@ def test_an_unknown_option_warns_with_the_nearest_name(name: str, near: str) -> 
     with pytest.warns(UnknownSparkOptionWarning) as told:
         source({name: "1"})
     assert len(told) == 1
-    assert f"{name.lower()} is no option of the kafkalite source" in str(told[0].message)
+    assert f"{name.lower()} is not an option of the kafkalite source" in str(told[0].message)
     assert str(told[0].message).endswith(f"did you mean {near}?")
 
 
@@ -448,7 +447,9 @@ def test_an_option_like_no_other_is_told_alone() -> None:
 
 def test_an_option_of_the_other_side_is_told_as_such() -> None:
     for name in ("kafka.linger.ms", "topic"):
-        with pytest.warns(UnknownSparkOptionWarning, match=f"{name} is no option.*it is one of the sink$"):
+        with pytest.warns(
+            UnknownSparkOptionWarning, match=f"{name} is not an option.*it is an option of the sink$"
+        ):
             source({name: "5"})
     for name in ("kafka.fetch.max.bytes", "subscribe", "startingOffsets"):
         with pytest.warns(UnknownSparkOptionWarning, match=f"{name.lower()} is no .*one of the source$"):
@@ -481,7 +482,7 @@ def test_what_spark_puts_there_is_no_reason_to_warn() -> None:
 )
 def test_what_a_batch_ignores_is_told(name: str, text: str) -> None:
     assert {row.name for row in SOURCE_OPTIONS if row.applies != "both"} >= {name}
-    with pytest.warns(UnknownSparkOptionWarning, match=f"{name} is ignored: it is one of streams"):
+    with pytest.warns(UnknownSparkOptionWarning, match=f"{name} is ignored: it is an option of streams"):
         options = source({name: text}, is_stream=False)
     assert options.max_offsets_per_trigger is None
     assert options.min_offsets_per_trigger is None
@@ -551,7 +552,7 @@ def test_a_job_that_may_be_submitted_again() -> None:
 
 
 def test_a_stream_has_an_identity_of_its_own() -> None:
-    with pytest.warns(UnknownSparkOptionWarning, match="is one of batch jobs") as told:
+    with pytest.warns(UnknownSparkOptionWarning, match="is an option of batch jobs") as told:
         options = sink(txnAppId="nightly", txnVersion="7")
     assert len(told) == 2
     assert (options.txn_app_id, options.txn_version) == (None, None)
@@ -584,7 +585,15 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "duration_ms"),
-    [("5", 5), ("5ms", 5), ("5s", 5000), ("2min", 120_000), ("1h", 3_600_000), ("1 D", 86_400_000)],
+    [
+        ("5", 5),
+        ("5ms", 5),
+        ("5s", 5000),
+        ("2min", 120_000),
+        ("1h", 3_600_000),
+        ("1 D", 86_400_000),
+        ("1h30m", 5_400_000),
+    ],
 )
 def test_durations(text: str, duration_ms: int) -> None:
     assert parse_duration(text, "x") == duration_ms

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.model import TopicPartition
+from sparkbridge.offsets import Loss, OffsetRange, Positions, StreamOffset, TopicSnapshot
 from sparkbridge.options import SourceOptions
-from sparkbridge.source.offsets import Loss, OffsetRange, Positions, StreamOffset, TopicSnapshot
 from sparkbridge.source.planning import Proposal, SourcePlan, share_out, went_back, whole_ranges
 from sparkbridge.source.starting import Answers, StartOffsetMismatchError
 

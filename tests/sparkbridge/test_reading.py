@@ -40,9 +40,9 @@ from kafkalite.records.header import stamp
 from kafkalite.testing import SyncCluster
 from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.errors import DataLossError, DataLossWarning
+from sparkbridge.offsets import OffsetRange, TopicSnapshot
 from sparkbridge.options import SourceOptions
 from sparkbridge.source import reading
-from sparkbridge.source.offsets import OffsetRange, TopicSnapshot
 from sparkbridge.source.reading import TARGET_BYTES, TARGET_ROWS, read_range
 from sparkbridge.source.schema import arrow_schema, source_schema
 
@@ -684,7 +684,7 @@ READER = """
 import sys
 import pyarrow, pyspark.sql.pandas.types
 from sparkbridge.brokers.cluster import SparkCluster
-from sparkbridge.source.offsets import OffsetRange
+from sparkbridge.offsets import OffsetRange
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.reading import read_range
 from sparkbridge.source.schema import source_schema

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkbridge.source.offsets import OffsetRange
+from sparkbridge.offsets import OffsetRange
 from sparkbridge.source.splitting import cut, split
 
 

@@ -11,23 +11,25 @@ from hypothesis import strategies as st
 
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import SparkOptionError
-from sparkbridge.source.offsets import Loss, TopicSnapshot
-from sparkbridge.source.starting import (
+from sparkbridge.offsets import Loss, TopicSnapshot
+from sparkbridge.position_specs import (
     EARLIEST,
     GROUP,
     LATEST,
+    Where,
+    parse_ending_offsets,
+    parse_ending_times,
+    parse_starting_offsets,
+    parse_starting_times,
+)
+from sparkbridge.source.starting import (
     Answers,
     Bounds,
     NoOffsetForTimeError,
     StartAfterEndError,
     StartOffsetMismatchError,
-    Where,
     assigned,
     check_order,
-    parse_ending_offsets,
-    parse_ending_times,
-    parse_starting_offsets,
-    parse_starting_times,
     questions,
     resolve_ending,
     resolve_starting,

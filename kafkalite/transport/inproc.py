@@ -24,14 +24,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kafkalite.errors import ConnectionFailedError, ListenError
-from kafkalite.limits import KIB, MIB
+from kafkalite.limits import MIB
 from kafkalite.transport.seam import P, ProtocolFactory
+from kafkalite.transport.stream_end import StreamEnd
 
 _SCHEME: Final = "inproc://"
-
-# As asyncio's own transports: writers pause above the first and go on below the second.
-_HIGH_WATER_BYTES: Final = 64 * KIB
-_LOW_WATER_BYTES: Final = 16 * KIB
 
 # What one call of the loop delivers before others get their turn.
 _DELIVERY_BYTES: Final = 1 * MIB
@@ -116,30 +113,18 @@ class InprocListener:
             raise
 
 
-class InprocEnd(asyncio.Transport):
+class InprocEnd(StreamEnd):
     """One end of a joined pair. Only its own loop calls it, but for the names under "the peer's side"."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]
     ) -> None:
-        super().__init__({"peername": peername, "sockname": sockname})
-        self._loop = loop
-        self._context = contextvars.copy_context()
+        super().__init__(loop, contextvars.copy_context(), {"peername": peername, "sockname": sockname})
         self._peer = self
-        self._protocol: asyncio.BufferedProtocol | None = None
         self._call: Callable[..., Any] = loop.call_soon_threadsafe
         self._is_open = False
-        self._is_closing = False
-        self._is_reading = True
-        self._has_sent_eof = False
-        self._taken_bytes = 0  # of what arrived
-        self._high_water_bytes = _HIGH_WATER_BYTES
-        self._low_water_bytes = _LOW_WATER_BYTES
-        self._sent_bytes = 0
-        self._is_paused = False
-        # Written by the peer's side as well:
+        # Written by the peer's side as well, as is _is_scheduled:
         self._arrived: deque[memoryview] = deque()  # the peer appends, this side takes
-        self._is_scheduled = False
         self._was_reset = False  # set by the peer, once
 
     def __repr__(self) -> str:
@@ -168,22 +153,6 @@ class InprocEnd(asyncio.Transport):
         self._is_closing = True
         self._peer._reset()
 
-    # --- asyncio.Transport: state -------------------------------------------------------------------
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None, "the transport is not open"
-        return self._protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.BufferedProtocol)
-        self._protocol = protocol
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def is_reading(self) -> bool:
-        return self._is_reading and not self._is_closing
-
     # --- asyncio.Transport: writing -------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -195,59 +164,20 @@ class InprocEnd(asyncio.Transport):
             view = view.cast("B")
         self._sent_bytes += view.nbytes
         self._peer._receive(view)
-        if not self._is_paused and self.get_write_buffer_size() > self._high_water_bytes:
-            self._pause()
+        self._pause_if_full()
 
     def writelines(self, list_of_data: Any) -> None:
         for data in list_of_data:
             self.write(data)
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        if not self._has_sent_eof and not self._is_closing:
-            self._has_sent_eof = True
-            self._peer._receive(_EOF)
+    def _send_eof(self) -> None:
+        self._peer._receive(_EOF)
 
     def get_write_buffer_size(self) -> int:
         """Bytes written that the peer's protocol has not been given, and may still be."""
         return 0 if self._peer._is_closing else self._sent_bytes - self._peer._taken_bytes
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low_water_bytes, self._high_water_bytes
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if high is None:
-            high = 4 * low if low is not None else _HIGH_WATER_BYTES
-        if low is None:
-            low = high // 4
-        if not 0 <= low <= high:
-            raise ValueError(f"low {low} and high {high} must satisfy 0 <= low <= high")
-        self._high_water_bytes, self._low_water_bytes = high, low
-
-    def _pause(self) -> None:
-        assert self._protocol is not None
-        self._is_paused = True
-        self._protocol.pause_writing()
-        self._resume_if_drained()
-
-    def _resume_if_drained(self) -> None:
-        if self._is_paused and self.get_write_buffer_size() <= self._low_water_bytes:
-            self._is_paused = False
-            if self._protocol is not None:
-                self._protocol.resume_writing()
-
     # --- asyncio.Transport: reading -------------------------------------------------------------------
-
-    def pause_reading(self) -> None:
-        self._is_reading = False
-
-    def resume_reading(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            if self._arrived:
-                self._wake()
 
     def _receive(self, data: memoryview) -> None:
         """The peer's side: queue what it wrote."""
@@ -323,43 +253,10 @@ class InprocEnd(asyncio.Transport):
             self._fail(error)
         return filled
 
-    def _on_eof(self) -> None:
-        assert self._protocol is not None
-        try:
-            keep_open = self._protocol.eof_received()
-        except Exception as error:
-            self._fail(error)
-        else:
-            if not keep_open:
-                self.close()
+    # --- closing --------------------------------------------------------------------------------------
 
-    # --- asyncio.Transport: closing -------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End the stream: the peer gets what was written, then the end; ``connection_lost`` comes soon."""
-        if not self._is_closing:
-            self.write_eof()
-            self._end(None)
-
-    def abort(self) -> None:
-        """End the stream at once: what the peer was not given yet is lost."""
-        if not self._is_closing:
-            self._peer._reset()
-            self._end(None)
-
-    def _fail(self, error: Exception) -> None:
-        """The protocol raised: tell the loop, as asyncio does, and break the connection."""
-        self._loop.call_exception_handler(
-            {
-                "message": "Fatal error: the protocol failed on what it received",
-                "exception": error,
-                "transport": self,
-                "protocol": self._protocol,
-            }
-        )
-        if not self._is_closing:
-            self._peer._reset()
-            self._end(error)
+    def _reset_peer(self) -> None:
+        self._peer._reset()
 
     def _end(self, error: Exception | None) -> None:
         self._is_closing = True
@@ -368,7 +265,5 @@ class InprocEnd(asyncio.Transport):
         self._loop.call_soon(self._lose, error, context=self._context)
 
     def _lose(self, error: Exception | None) -> None:
-        protocol, self._protocol = self._protocol, None
         self._is_open = False
-        if protocol is not None:
-            protocol.connection_lost(error)
+        super()._lose(error)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
-    from kafkalite.testing.sim.network import Network
 
 #: One turn of one process takes this long: a program that never waits can't stop time.
 TURN_S: Final = 20e-6
@@ -87,7 +86,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.root = Process("simulation", "")
         self.task_numbers = count(1)
         self.turn_count = 0
-        self.network: Network | None = None
+        self.network: object = None  #: the Network that joins the hosts of this loop
         self._now_s = START_S
         self._active: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Process]] = []

@@ -11,18 +11,51 @@ from __future__ import annotations
 import contextvars
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kafkalite.testing.sim.loop import Process, SimLoop
 
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
-    from kafkalite.testing.sim.streams import SimEnd, SimListener
 
 #: Held data moves again so long after a link has healed: a retransmission has to come first.
 RETRANSMIT_S: Final = 0.4
 
 _FIRST_FREE_PORT: Final = 40_000
+
+
+class Listener(Protocol):
+    """An address that a process listens on."""
+
+    @property
+    def process(self) -> Process: ...
+
+
+class End(Protocol):
+    """One end of a connection, as the network sees it."""
+
+    is_dialler: bool
+    peer_host: str
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def peer(self) -> End: ...
+
+    def reset_both(self) -> None:
+        """Break the connection between the two ends; each notices on its own."""
+        ...
+
+    def on_reset_by_peer(self) -> None: ...
+
+    def on_own_death(self, *, is_polite: bool) -> None:
+        """The process died: its kernel sends the end of the stream, or a reset."""
+        ...
+
+    def vanish(self) -> None:
+        """The host lost power: nothing more is sent, and data in transit is lost."""
+        ...
 
 
 class Tuning:
@@ -139,15 +172,15 @@ class Network:
         self.rng = rng
         self.tuning = Tuning()
         self.context = contextvars.copy_context()
-        self.listeners: dict[str, SimListener] = {}
+        self.listeners: dict[str, Listener] = {}
         self.is_powered: dict[str, bool] = {}
         self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
         #: Called in the process, before it writes to a connection; it may kill the process, or cut the link.
         self.before_write: Callable[[Process], None] = lambda process: None
         self.connection_count = 0
         self._links: dict[tuple[str, str], Link] = {}
-        self._ends: dict[SimEnd, None] = {}
-        self._orphans: dict[str, list[SimEnd]] = {}  # ends whose peer's host lost power
+        self._ends: dict[End, None] = {}
+        self._orphans: dict[str, list[End]] = {}  # ends whose peer's host lost power
         self._ports = _FIRST_FREE_PORT
         loop.network = self
 
@@ -162,7 +195,7 @@ class Network:
         """Those that have been used, in the order of first use."""
         return list(self._links.values())
 
-    def ends(self) -> list[SimEnd]:
+    def ends(self) -> list[End]:
         """Both ends of every open connection."""
         return list(self._ends)
 
@@ -233,8 +266,8 @@ class Network:
 
     # --- connections ------------------------------------------------------------------------------------
 
-    def add(self, end: SimEnd) -> None:
+    def add(self, end: End) -> None:
         self._ends[end] = None
 
-    def discard(self, end: SimEnd) -> None:
+    def discard(self, end: End) -> None:
         self._ends.pop(end, None)

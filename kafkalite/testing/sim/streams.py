@@ -12,24 +12,22 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
-from kafkalite.limits import KIB
 from kafkalite.testing.sim.loop import Process, SimLoop, current_process
 from kafkalite.testing.sim.network import Item, Link, Network, Pipe
 from kafkalite.transport.seam import P, ProtocolFactory
+from kafkalite.transport.stream_end import StreamEnd
 
 SCHEME: Final = "sim://"
 
 #: A host that does not answer a dial is given up after this time, as a kernel does.
 DIAL_TIMEOUT_S: Final = 20.0
 
-_HIGH_WATER_BYTES: Final = 64 * KIB
-_LOW_WATER_BYTES: Final = 16 * KIB
-
 
 def _network() -> Network:
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop) and loop.network is not None, "sim:// addresses are for a SimLoop"
-    return loop.network
+    network = loop.network if isinstance(loop, SimLoop) else None
+    assert isinstance(network, Network), "sim:// addresses are for a SimLoop"
+    return network
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -77,7 +75,8 @@ class SimTransport:
             far.name_socket((f"{SCHEME}{host}", port))
             end.join(far)
             reply.send(Item("call", b""))
-            loop.call_soon(listener.open, far, context=far.context)
+            assert isinstance(listener, SimListener)
+            loop.call_soon(listener.open, far, context=far._context)
 
         Pipe(out, on_dial).send(Item("call", b""))
         try:
@@ -136,33 +135,21 @@ class SimListener:
         return
 
 
-class SimEnd(asyncio.Transport):
+class SimEnd(StreamEnd):
     """One end of a connection, as its process sees it."""
 
     def __init__(
         self, network: Network, process: Process, out: Link, peername: tuple[str, int], *, is_dialler: bool
     ) -> None:
-        super().__init__({"peername": peername})
+        super().__init__(network.loop, process.context(), {"peername": peername})
         self.process = process
-        self.context = process.context()
         self.is_dialler = is_dialler
         self.peer_host = out.target
         self.peer: SimEnd = self
         self._network = network
-        self._loop = network.loop
         self._out = Pipe(out, self._deliver_to_peer)
-        self._protocol: asyncio.BufferedProtocol | None = None
         self._was_opened = False
-        self._is_closing = False
-        self._is_reading = True
-        self._has_sent_eof = False
         self._arrived: deque[Item] = deque()
-        self._is_scheduled = False
-        self._sent_bytes = 0
-        self._taken_bytes = 0
-        self._is_paused = False
-        self._high_water_bytes = _HIGH_WATER_BYTES
-        self._low_water_bytes = _LOW_WATER_BYTES
 
     def __repr__(self) -> str:
         return f"<SimEnd {self.get_extra_info('sockname')} to {self.get_extra_info('peername')}>"
@@ -181,13 +168,13 @@ class SimEnd(asyncio.Transport):
 
     def open(self, protocol: asyncio.BufferedProtocol) -> None:
         if self._is_closing:  # reset between the dial and its answer
-            self._loop.call_soon(_refused, protocol, self, context=self.context)
+            self._loop.call_soon(_refused, protocol, self, context=self._context)
             return
         self._protocol = protocol
         self._was_opened = True
         protocol.connection_made(self)
         if self._arrived:
-            self._schedule()
+            self._wake()
 
     def give_up(self) -> None:
         """The dialler waits no more for the answer."""
@@ -209,12 +196,12 @@ class SimEnd(asyncio.Transport):
             self._out.break_off()
         self._arrived.append(item)
         if self._was_opened:
-            self._schedule()
+            self._wake()
 
-    def _schedule(self) -> None:
+    def _wake(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self._deliver, context=self.context)
+            self._loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
         """In the process: give the protocol what has arrived, as far as it reads."""
@@ -246,48 +233,9 @@ class SimEnd(asyncio.Transport):
         self._taken_bytes += len(data)
         peer = self.peer
         if peer._is_paused and peer.get_write_buffer_size() <= peer._low_water_bytes:
-            self._loop.call_later(self._out.link.delay_s(), peer._resume_if_drained, context=peer.context)
-
-    def _on_eof(self) -> None:
-        assert self._protocol is not None
-        try:
-            keep_open = self._protocol.eof_received()
-        except Exception as error:
-            self._fail(error)
-        else:
-            if not keep_open:
-                self.close()
-
-    def _fail(self, error: Exception) -> None:
-        self._loop.call_exception_handler(
-            {"message": "the protocol failed on what it received", "exception": error, "transport": self}
-        )
-        self.abort()
+            self._loop.call_later(self._out.link.delay_s(), peer._resume_if_drained, context=peer._context)
 
     # --- asyncio.Transport ------------------------------------------------------------------------------
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None, "the transport is not open"
-        return self._protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.BufferedProtocol)
-        self._protocol = protocol
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def is_reading(self) -> bool:
-        return self._is_reading and not self._is_closing
-
-    def pause_reading(self) -> None:
-        self._is_reading = False
-
-    def resume_reading(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            if self._arrived:
-                self._schedule()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing or self._has_sent_eof or not data:
@@ -312,63 +260,25 @@ class SimEnd(asyncio.Transport):
             self._out.send(Item("data", data[:middle]))
             data = data[middle:]
         self._out.send(Item("data", data))
-        if not self._is_paused and self.get_write_buffer_size() > self._high_water_bytes:
-            assert self._protocol is not None
-            self._is_paused = True
-            self._protocol.pause_writing()
+        self._pause_if_full()
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        if not self._has_sent_eof and not self._is_closing:
-            self._has_sent_eof = True
-            self._out.send(Item("eof", b""))
+    def _send_eof(self) -> None:
+        self._out.send(Item("eof", b""))
 
     def get_write_buffer_size(self) -> int:
         return self._sent_bytes - self.peer._taken_bytes
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low_water_bytes, self._high_water_bytes
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if high is None:
-            high = 4 * low if low is not None else _HIGH_WATER_BYTES
-        if low is None:
-            low = high // 4
-        self._high_water_bytes, self._low_water_bytes = high, low
-
-    def _resume_if_drained(self) -> None:
-        if self._is_paused and not self._is_closing and self.get_write_buffer_size() <= self._low_water_bytes:
-            self._is_paused = False
-            assert self._protocol is not None
-            self._protocol.resume_writing()
-
     # --- closing ------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """The peer gets what was written, then the end; ``connection_lost`` comes soon."""
-        if not self._is_closing:
-            self.write_eof()
-            self._end(None)
-
-    def abort(self) -> None:
-        """What is under way may be lost; the peer is reset."""
-        if not self._is_closing:
-            self._out.send(Item("reset", b""))
-            self._end(None)
+    def _reset_peer(self) -> None:
+        self._out.send(Item("reset", b""))
 
     def _end(self, error: Exception | None) -> None:
         self._is_closing = True
         self._arrived.clear()
         self._network.discard(self)
         if self._was_opened:
-            self._loop.call_soon(self._lose, error, context=self.context)
-
-    def _lose(self, error: Exception | None) -> None:
-        protocol, self._protocol = self._protocol, None
-        if protocol is not None:
-            protocol.connection_lost(error)
+            self._loop.call_soon(self._lose, error, context=self._context)
 
     # --- faults: in the simulation's own context --------------------------------------------------------
 

@@ -1,0 +1,167 @@
+"""StreamEnd: what the ends of all streams without a socket have in common.
+
+The state of an ``asyncio.Transport``: its protocol, whether it reads, its write buffer limits, how it closes.
+How bytes travel is up to the subclass: ``InprocEnd`` joins two protocols of one process, ``SimEnd`` two
+processes of a simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from abc import abstractmethod
+from collections import deque
+from typing import Any, Final
+
+from kafkalite.limits import KIB
+
+# As asyncio's own transports: writers pause above the first and go on at or below the second.
+_HIGH_WATER_BYTES: Final = 64 * KIB
+_LOW_WATER_BYTES: Final = 16 * KIB
+
+
+class StreamEnd(asyncio.Transport):
+    """One end of a stream. Its protocol is called in ``context``, by callbacks of ``loop``."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, extra: dict[str, Any]
+    ) -> None:
+        super().__init__(extra)
+        self._loop = loop
+        self._context = context
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._is_closing = False
+        self._is_reading = True
+        self._has_sent_eof = False
+        self._is_paused = False
+        self._arrived: deque[Any] = deque()
+        self._is_scheduled = False
+        self._sent_bytes = 0
+        self._taken_bytes = 0  # of what arrived
+        self._high_water_bytes = _HIGH_WATER_BYTES
+        self._low_water_bytes = _LOW_WATER_BYTES
+
+    # --- what differs
+
+    @abstractmethod
+    def get_write_buffer_size(self) -> int:
+        """Return how many written bytes the peer's protocol has not received and may still receive."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Have the loop deliver what arrived."""
+
+    @abstractmethod
+    def _send_eof(self) -> None:
+        """Send the end of the stream behind what was written."""
+
+    @abstractmethod
+    def _reset_peer(self) -> None:
+        """Break the connection: the peer may lose what was written."""
+
+    @abstractmethod
+    def _end(self, error: Exception | None) -> None:
+        """Stop, and call ``_lose`` soon."""
+
+    # --- asyncio.Transport: reading
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None, "the transport is not open"
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            if self._arrived:
+                self._wake()
+
+    def _on_eof(self) -> None:
+        assert self._protocol is not None
+        try:
+            keep_open = self._protocol.eof_received()
+        except Exception as error:
+            self._fail(error)
+        else:
+            if not keep_open:
+                self.close()
+
+    # --- asyncio.Transport: writing
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._has_sent_eof and not self._is_closing:
+            self._has_sent_eof = True
+            self._send_eof()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_water_bytes, self._high_water_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = 4 * low if low is not None else _HIGH_WATER_BYTES
+        if low is None:
+            low = high // 4
+        if not 0 <= low <= high:
+            raise ValueError(f"low {low} and high {high} must satisfy 0 <= low <= high")
+        self._high_water_bytes, self._low_water_bytes = high, low
+
+    def _pause_if_full(self) -> None:
+        if not self._is_paused and self.get_write_buffer_size() > self._high_water_bytes:
+            assert self._protocol is not None
+            self._is_paused = True
+            self._protocol.pause_writing()
+            self._resume_if_drained()  # the peer, in another thread, may have taken it meanwhile
+
+    def _resume_if_drained(self) -> None:
+        if self._is_paused and self.get_write_buffer_size() <= self._low_water_bytes:
+            self._is_paused = False
+            if self._protocol is not None:
+                self._protocol.resume_writing()
+
+    # --- asyncio.Transport: closing
+
+    def close(self) -> None:
+        """End the stream: the peer receives what was written first. ``connection_lost`` comes soon."""
+        if not self._is_closing:
+            self.write_eof()
+            self._end(None)
+
+    def abort(self) -> None:
+        """End the stream at once: the peer may lose what it has not received."""
+        if not self._is_closing:
+            self._reset_peer()
+            self._end(None)
+
+    def _fail(self, error: Exception) -> None:
+        """Report that the protocol raised ``error``, as asyncio does, and break the connection."""
+        self._loop.call_exception_handler(
+            {
+                "message": "Fatal error: the protocol failed on what it received",
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
+        if not self._is_closing:
+            self._reset_peer()
+            self._end(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.connection_lost(error)

@@ -19,8 +19,8 @@ from quickstart_job import LINES_PER_SEND, PARTITION_COUNT, Job
 from kafkalite.cli import invocation
 from kafkalite.cli.app import run
 from kafkalite.cli.exit_codes import CheckFailedError
-from kafkalite.cli.figures import percentile, show_ms, show_rate
 from kafkalite.cli.invocation import debug_option, program_name
+from kafkalite.cli.output import percentile, show_ms, show_rate
 
 
 @click.command(

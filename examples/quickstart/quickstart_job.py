@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from donut_purchases import purchases
 
-from kafkalite.cli.figures import percentile, show_ms
+from kafkalite.cli.output import percentile, show_ms
 from kafkalite.cli.progress import bar_on
 from kafkalite.model import Record, TopicPartition
 from kafkalite.rng import seeded_rng

@@ -18,9 +18,8 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.exit_codes import TimedOutError
-from kafkalite.cli.figures import percentile, show_ms
 from kafkalite.cli.invocation import Invocation, client_options, output_option
-from kafkalite.cli.output import print_document
+from kafkalite.cli.output import percentile, print_document, show_ms
 from kafkalite.model import TopicPartition
 from kafkalite.rng import seeded_rng, system_rng
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options, output_option
 from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
@@ -138,7 +138,6 @@ Examples:
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Say whether all is well, and what is not."""
     current = invocation.current()
-
     view, quorum = invocation.run_command(lambda: _view_and_quorum(current))
     found = complaints(view, quorum)
     if under_replicated or leaderless:
@@ -147,9 +146,8 @@ def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
             for each in view.partitions
             if (under_replicated and each.is_under_replicated) or (leaderless and each.is_leaderless)
         )
-        if not rows and current.output in {"table", "wide"}:
-            invocation.say(f"none of {plural(len(view.partitions), 'partition')}")
-        print_listing(rows, _PROBLEM_COLUMNS, current.output)
+        none = f"none of {plural(len(view.partitions), 'partition')}"
+        print_listing(rows, _PROBLEM_COLUMNS, current.output, if_empty=none)
     elif current.output in {"table", "wide", "name"}:
         _print_status(view, found)
     else:
@@ -205,7 +203,6 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 def describe() -> None:
     """Say all about the cluster: its state, brokers, quorum."""
     current = invocation.current()
-
     view, seen = invocation.run_command(lambda: _view_and_quorum(current))
     found = complaints(view, seen)
     quorum = quorum_document(seen) if seen is not None else None
@@ -227,13 +224,11 @@ def describe() -> None:
 def brokers() -> None:
     """List brokers, live or not, and how much each has to do."""
     current = invocation.current()
-
-    async def main() -> ClusterView:
-        async with connect.cluster(current) as client:
-            return await look(client)
-
     print_listing(
-        _broker_rows(invocation.run_command(main)), _BROKER_COLUMNS, current.output, name_key="node_id"
+        _broker_rows(connect.ask_cluster(look)),
+        _BROKER_COLUMNS,
+        current.output,
+        name_key="node_id",
     )
 
 
@@ -243,12 +238,7 @@ def brokers() -> None:
 def controller() -> None:
     """Say which node decides; exit code 4 while none does."""
     current = invocation.current()
-
-    async def main() -> ClusterView:
-        async with connect.cluster(current) as client:
-            return await look(client)
-
-    view = invocation.run_command(main)
+    view = connect.ask_cluster(look)
     if view.controller_id < 0:
         raise NotFoundError(
             "there is no controller now: fewer than half of the controllers can reach each other",
@@ -325,16 +315,17 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
         raise UsageError("an unclean election wants its partitions named: kl cluster elect --unclean TOPIC-P")
     current = invocation.current()
     if unclean and not yes:
-        _ask("Records that were acknowledged may be lost for ever. Elect an unclean leader?")
+        invocation.confirm(
+            "Acknowledged records may be lost for ever. Elect an unclean leader?", "nothing was changed"
+        )
 
-    async def main() -> list[ElectedPartition]:
-        async with connect.cluster(current) as client:
-            partitions = await _named_partitions(client, names) if names else None
-            request = ElectLeadersRequest(ELECTION_TIMEOUT_MS, unclean, partitions)
-            elected: list[ElectedPartition] = (await client.call(request)).message.partitions
-            return elected
+    async def main(client: ClusterClient) -> list[ElectedPartition]:
+        partitions = await _named_partitions(client, names) if names else None
+        request = ElectLeadersRequest(ELECTION_TIMEOUT_MS, unclean, partitions)
+        elected: list[ElectedPartition] = (await client.call(request)).message.partitions
+        return elected
 
-    elected = invocation.run_command(main)
+    elected = connect.ask_cluster(main)
     fine = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
     rows = [
         {
@@ -345,9 +336,8 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
         for each in elected
         if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED
     ]
-    if not rows and current.output in {"table", "wide"}:
-        invocation.say("nothing to do: every partition is led by its preferred replica")
-    print_listing(rows, _ELECTION_COLUMNS, current.output)
+    nothing = "nothing to do: every partition is led by its preferred replica"
+    print_listing(rows, _ELECTION_COLUMNS, current.output, if_empty=nothing)
     failed = [each for each in elected if each.error_code not in fine]
     if failed and len(failed) == len(elected):
         raise broker_error(failed[0].error_code, failed[0].error_message or "")
@@ -384,13 +374,6 @@ async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list
     return [ElectionPartition(*tp) for tp in wanted]
 
 
-def _ask(question: str) -> None:
-    """Raises KafkaliteError unless somebody says yes."""
-    click.echo(f"{question} [y/N] ", err=True, nl=False)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise KafkaliteError("nothing was changed", hint="--yes does it without asking")
-
-
 # --- shutdown --------------------------------------------------------------------------------------
 
 
@@ -405,26 +388,24 @@ Examples:
 @client_options
 def shutdown(node_id: int, no_wait: bool) -> None:
     """Stop one node in order: leaders move first, nothing is lost. SIGTERM does the same."""
-    current = invocation.current()
 
-    async def main() -> None:
-        async with connect.cluster(current) as client:
-            view = await look(client)
-            known = {broker.node_id: broker for broker in view.brokers}
-            if node_id not in known:
-                numbers = ", ".join(map(str, known))
-                raise NotFoundError(f"there is no broker {node_id}", hint=f"the brokers are {numbers}")
-            if state_of(known[node_id]) != LIVE:
-                invocation.say(f"node {node_id} is {state_of(known[node_id])} already")
-                return
-            await client.call(ControlledShutdownRequest(node_id), node_id=node_id)
-            if no_wait:
-                click.echo(f"node {node_id}: shutting down")
-                return
-            await _until_gone(client, node_id, is_alone=len(view.live) == 1)
-            click.echo(f"node {node_id}: stopped")
+    async def main(client: ClusterClient) -> None:
+        view = await look(client)
+        known = {broker.node_id: broker for broker in view.brokers}
+        if node_id not in known:
+            numbers = ", ".join(map(str, known))
+            raise NotFoundError(f"there is no broker {node_id}", hint=f"the brokers are {numbers}")
+        if state_of(known[node_id]) != LIVE:
+            invocation.say(f"node {node_id} is {state_of(known[node_id])} already")
+            return
+        await client.call(ControlledShutdownRequest(node_id), node_id=node_id)
+        if no_wait:
+            click.echo(f"node {node_id}: shutting down")
+            return
+        await _until_gone(client, node_id, is_alone=len(view.live) == 1)
+        click.echo(f"node {node_id}: stopped")
 
-    invocation.run_command(main)
+    connect.ask_cluster(main)
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:

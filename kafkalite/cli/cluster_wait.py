@@ -11,7 +11,7 @@ import click
 
 from kafkalite.cli import invocation
 from kafkalite.cli.cluster import cluster
-from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.invocation import client_options
 from kafkalite.cli.output import plural

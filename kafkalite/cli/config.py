@@ -11,9 +11,9 @@ from typing import Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
-from kafkalite.cli.exit_codes import NotFoundError, UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.completion import complete_topics
+from kafkalite.cli.exit_codes import NotFoundError
+from kafkalite.cli.invocation import Invocation, client_options, output_option, parse_settings
 from kafkalite.cli.output import Column, print_document, print_listing
 from kafkalite.options import Option, OptionRegistry
 
@@ -199,11 +199,5 @@ def _topic_value(current: Invocation, topic: str, option: Option) -> tuple[Any, 
 
 
 def parse_overrides(texts: tuple[str, ...]) -> dict[str, str]:
-    """``--set name=value`` as a mapping. Raises UsageError."""
-    overrides: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{text!r} is not name=value, for example --set log.retention.ms=60000")
-        overrides[name.strip()] = value.strip()
-    return overrides
+    """Return the settings given by ``--set name=value``. Raises UsageError."""
+    return parse_settings(texts, "--set log.retention.ms=60000")

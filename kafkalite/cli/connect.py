@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
-from kafkalite.cli.invocation import Invocation
+from kafkalite.cli.invocation import Invocation, current, run_command
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.client.producer.producer import Producer
     from kafkalite.options import OptionRegistry
+
+T = TypeVar("T")
 
 # A person waits at the prompt: without a broker the answer comes after seconds, not after Kafka's minute.
 IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
@@ -68,6 +70,28 @@ async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[Clus
         yield client
     finally:
         await client.close()
+
+
+def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    """Run ``question`` with an Admin of the current invocation, within its --timeout."""
+    invocation = current()
+
+    async def ask() -> T:
+        async with admin(invocation) as client:
+            return await question(client)
+
+    return run_command(ask)
+
+
+def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
+    """As ``ask_admin``, with a client for requests that any broker answers."""
+    invocation = current()
+
+    async def ask() -> T:
+        async with cluster(invocation) as client:
+            return await question(client)
+
+    return run_command(ask)
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:

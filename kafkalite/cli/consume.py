@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_groups, complete_topics
+from kafkalite.cli.completion import complete_groups, complete_topics
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.group_consume import GroupJob, patience_ms, timed_out
-from kafkalite.cli.invocation import Invocation, client_options
+from kafkalite.cli.invocation import Invocation, client_options, topic_names
+from kafkalite.cli.offset_queries import Span, partitions_of, spans
 from kafkalite.cli.output import plural
-from kafkalite.cli.positions import Span, partitions_of, spans
 from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
 from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
 from kafkalite.cli.stdio import Output, until_pipe_closes
@@ -115,11 +115,7 @@ def consume(
     output: str | OffsetRange,
 ) -> None:
     """Print the records of TOPICS."""
-    if topic_flags:
-        topics = (*topics, *topic_flags)
-        invocation.short_form(f"kl consume {' '.join(topics)}")
-    if not topics:
-        raise UsageError("which topic? Give TOPIC as an argument", hint="kl topic list shows them")
+    topics = topic_names(topics, topic_flags, "kl consume")
     if isinstance(output, OffsetRange):
         if range_text is not None:
             raise UsageError("both -o and -r hold a range; -o is the output format")

@@ -12,7 +12,7 @@ from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, debug_option, program_name
 from kafkalite.cli.output import plural
-from kafkalite.cli.serving import serve
+from kafkalite.cli.server import serve
 from kafkalite.model import topic_name_problem
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _IN_MEMORY: Final = "in memory: what it holds is gone when it stops"
 MAX_NODES: Final = 9
 
 
-class TopicWish(NamedTuple):
+class TopicSpec(NamedTuple):
     """``NAME[:PARTITIONS[:REPLICAS]]``; -1 leaves the number to the broker."""
 
     name: str
@@ -31,7 +31,7 @@ class TopicWish(NamedTuple):
     replication_factor: int
 
 
-def parse_topic_wish(text: str) -> TopicWish:
+def parse_topic_spec(text: str) -> TopicSpec:
     """Raises UsageError."""
     name, *numbers = text.split(":")
     problem = topic_name_problem(name)
@@ -42,7 +42,7 @@ def parse_topic_wish(text: str) -> TopicWish:
     ):
         counts = [int(number) for number in numbers] + [-1, -1]
         if 0 not in counts[: len(numbers)]:
-            return TopicWish(name, counts[0], counts[1])
+            return TopicSpec(name, counts[0], counts[1])
     raise UsageError(
         f"--topic {text!r} is not NAME:PARTITIONS:REPLICAS, for example events:3:1", hint=problem or ""
     )
@@ -99,11 +99,11 @@ def dev(
     """Start a broker, or a cluster of several, in the foreground; Ctrl-C stops it."""
     from kafkalite.broker.config import BrokerConfig
 
-    wishes = [parse_topic_wish(text) for text in topics]
+    specs = [parse_topic_spec(text) for text in topics]
     settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}"}
     if nodes > 1:
         BrokerConfig.from_settings(parse_overrides(overrides), source="--set")  # complain here, not thrice
-        _dev_cluster(nodes, wishes, data, port, _bracketed(host), parse_overrides(overrides), print_env)
+        _dev_cluster(nodes, specs, data, port, _bracketed(host), parse_overrides(overrides), print_env)
         return
     if data is not None:
         settings["log.dirs"] = str(data)
@@ -111,8 +111,8 @@ def dev(
 
     async def when_up(broker: Broker) -> None:
         home = f"data in {config.log_dirs}" if config.log_dirs else _IN_MEMORY
-        await _create(broker.bootstrap_servers, wishes)
-        _greet(broker.bootstrap_servers, [f"({home})"], wishes, print_env=print_env)
+        await _create(broker.bootstrap_servers, specs)
+        _greet(broker.bootstrap_servers, [f"({home})"], specs, print_env=print_env)
 
     invocation.run(lambda: serve(config, when_up))
     click.echo("stopped.", err=True)
@@ -120,7 +120,7 @@ def dev(
 
 def _dev_cluster(
     count: int,
-    wishes: list[TopicWish],
+    specs: list[TopicSpec],
     data: Path | None,
     port: int | None,
     host: str,
@@ -136,14 +136,14 @@ def _dev_cluster(
         servers = ",".join(cluster.addresses)
 
         async def when_up() -> None:
-            await _create(servers, wishes)
+            await _create(servers, specs)
             lines = [f"({count} nodes, data in {home.path}{', removed at the end' * home.is_temporary})"]
             for node_id, process in cluster.processes.items():
                 address = cluster.addresses[node_id - 1]
                 lines.append(
                     f"  node {node_id}  {address}  pid {process.pid}  log {cluster.log_path(node_id)}"
                 )
-            _greet(servers, lines, wishes, print_env=print_env)
+            _greet(servers, lines, specs, print_env=print_env)
 
         invocation.run(lambda: run(cluster, when_up))
     finally:
@@ -155,32 +155,32 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-async def _create(servers: str, wishes: list[TopicWish]) -> None:
+async def _create(servers: str, specs: list[TopicSpec]) -> None:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.errors import TopicAlreadyExistsError
 
-    if not wishes:
+    if not specs:
         return
     async with Admin(servers) as admin:
-        for wish in wishes:
+        for spec in specs:
             try:
-                await admin.create_topic(wish.name, wish.partition_count, wish.replication_factor)
+                await admin.create_topic(spec.name, spec.partition_count, spec.replication_factor)
             except TopicAlreadyExistsError:  # --data from the last time
                 continue
 
 
-def _greet(servers: str, about: list[str], wishes: list[TopicWish], *, print_env: bool) -> None:
+def _greet(servers: str, about: list[str], specs: list[TopicSpec], *, print_env: bool) -> None:
     from kafkalite import __version__
 
     if print_env:
         click.echo(f"export {BOOTSTRAP_VARIABLE}={servers}")
-    topic = wishes[0].name if wishes else "greetings"
+    topic = specs[0].name if specs else "greetings"
     is_default = servers.partition(",")[0].replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
     address = "" if is_default else f" -b {servers}"
     lines = [f"kafkalite {__version__} is up on {servers} {about[0]}", *about[1:]]
-    if wishes:
+    if specs:
         names = ", ".join(
-            f"{wish.name} ({plural(max(1, wish.partition_count), 'partition')})" for wish in wishes
+            f"{spec.name} ({plural(max(1, spec.partition_count), 'partition')})" for spec in specs
         )
         lines.append(f"topics: {names}")
     lines += [

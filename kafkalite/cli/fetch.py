@@ -9,7 +9,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.exit_codes import NotFoundError, TimedOutError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options
-from kafkalite.cli.positions import extents, partitions_of
+from kafkalite.cli.offset_queries import extents, partitions_of
 from kafkalite.cli.printers import RECORD_OUTPUTS, make_printer
 from kafkalite.cli.stdio import Output
 from kafkalite.model import Record, RecordAddress, TopicPartition

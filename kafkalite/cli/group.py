@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_groups
+from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
 from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
@@ -76,11 +76,6 @@ def group() -> None:
 def list_(states: tuple[str, ...]) -> None:
     """List groups: state, members, generation."""
     current = invocation.current()
-
-    async def main() -> list[Any]:
-        async with connect.admin(current) as admin:
-            return await admin.list_groups(states)
-
     rows = [
         {
             "name": each.group_id,
@@ -89,11 +84,10 @@ def list_(states: tuple[str, ...]) -> None:
             "generation": each.group_epoch,
             "coordinator": each.coordinator_id,
         }
-        for each in invocation.run_command(main)
+        for each in connect.ask_admin(lambda admin: admin.list_groups(states))
     ]
-    if not rows and current.output in {"table", "wide"}:
-        invocation.say("no groups; 'kl consume TOPIC -g GROUP' makes one")
-    print_listing(rows, _GROUP_COLUMNS, current.output)
+    hint = "no groups; 'kl consume TOPIC -g GROUP' makes one"
+    print_listing(rows, _GROUP_COLUMNS, current.output, if_empty=hint)
 
 
 # --- describe, members -----------------------------------------------------------------------------
@@ -107,11 +101,10 @@ def describe(name: str) -> None:
     """Say all about GROUP: its state, its members, its lag."""
     current = invocation.current()
 
-    async def main() -> tuple[GroupDescription, list[PartitionLag]]:
-        async with connect.admin(current) as admin:
-            return await admin.describe_group(name), await admin.group_lag(name)
+    async def main(admin: Admin) -> tuple[GroupDescription, list[PartitionLag]]:
+        return await admin.describe_group(name), await admin.group_lag(name)
 
-    described, lags = invocation.run_command(main)
+    described, lags = connect.ask_admin(main)
     summary = _summary(described, lags)
     members, partitions = _member_rows(described.members), _lag_rows(lags)
     if current.output not in {"table", "wide"}:
@@ -187,15 +180,8 @@ def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
 def members(name: str) -> None:
     """List the members of GROUP and what each holds."""
     current = invocation.current()
-
-    async def main() -> GroupDescription:
-        async with connect.admin(current) as admin:
-            return await admin.describe_group(name)
-
-    rows = _member_rows(invocation.run_command(main).members)
-    if not rows and current.output in {"table", "wide"}:
-        invocation.say(f"group {name!r} has no members now")
-    print_listing(rows, _MEMBER_COLUMNS, current.output)
+    rows = _member_rows(connect.ask_admin(lambda admin: admin.describe_group(name)).members)
+    print_listing(rows, _MEMBER_COLUMNS, current.output, if_empty=f"group {name!r} has no members now")
 
 
 # --- lag -------------------------------------------------------------------------------------------
@@ -239,12 +225,7 @@ Examples:
 def lag(name: str, most: int | None) -> None:
     """How far GROUP is behind, partition by partition."""
     current = invocation.current()
-
-    async def main() -> list[PartitionLag]:
-        async with connect.admin(current) as admin:
-            return await admin.group_lag(name)
-
-    lags = invocation.run_command(main)
+    lags = connect.ask_admin(lambda admin: admin.group_lag(name))
     print_listing(_lag_rows(lags), _LAG_COLUMNS, current.output)
     total = total_lag(lags)
     if current.output in {"table", "wide"}:
@@ -270,12 +251,7 @@ Examples:
 def explain(name: str) -> None:
     """Why GROUP has each of its generations, and what it waits for now."""
     current = invocation.current()
-
-    async def main() -> GroupDescription:
-        async with connect.admin(current) as admin:
-            return await admin.describe_group(name, journal=True)
-
-    described = invocation.run_command(main)
+    described = connect.ask_admin(lambda admin: admin.describe_group(name, journal=True))
     if current.output not in {"table", "wide"}:
         rows = [
             {
@@ -386,13 +362,9 @@ def _show_look(
 @client_options
 def delete(names: tuple[str, ...]) -> None:
     """Forget groups without members, and their offsets."""
-    current = invocation.current()
-
-    async def main() -> dict[str, BrokerError | None]:
-        async with connect.admin(current) as admin:
-            return await _delete(admin, names)
-
-    results = invocation.run_command(main)
+    results: dict[str, BrokerError | None] = connect.ask_admin(
+        lambda admin: admin.delete_groups(dict.fromkeys(names), return_exceptions=True)
+    )
     failed = {name: error for name, error in results.items() if error is not None}
     for name in results.keys() - failed.keys():
         invocation.say(f"group {name!r} deleted")
@@ -402,7 +374,3 @@ def delete(names: tuple[str, ...]) -> None:
         invocation.say(error.message)
     if failed:
         raise PartialFailureError(f"{len(failed)} of {len(results)} groups were not deleted")
-
-
-async def _delete(admin: Admin, names: Sequence[str]) -> dict[str, BrokerError | None]:
-    return await admin.delete_groups(dict.fromkeys(names), return_exceptions=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_groups
+from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.group import group
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.offset_queries import Extent, extents, offsets_at, partitions_of
 from kafkalite.cli.output import Column, plural, print_listing, write
-from kafkalite.cli.positions import Extent, extents, offsets_at, partitions_of
 from kafkalite.cli.times import parse_time
 from kafkalite.errors import UnknownMemberIdError
 from kafkalite.model import OffsetAndMetadata, TopicPartition
@@ -130,15 +130,14 @@ def reset_offsets(
     strategy = strategy_of(chosen, offsets)
     moment_ms = _moment(chosen, invocation.now_ms())
 
-    async def main() -> list[dict[str, Any]]:
-        async with connect.admin(current) as admin:
-            rows = await _plan(admin, name, topics, list(offsets), strategy, moment_ms)
-            if execute:
-                wanted = {TopicPartition(row["topic"], row["partition"]): row["offset"] for row in rows}
-                await _execute(admin, name, wanted)
-            return rows
+    async def main(admin: Admin) -> list[dict[str, Any]]:
+        rows = await _plan(admin, name, topics, list(offsets), strategy, moment_ms)
+        if execute:
+            wanted = {TopicPartition(row["topic"], row["partition"]): row["offset"] for row in rows}
+            await _execute(admin, name, wanted)
+        return rows
 
-    rows = invocation.run_command(main)
+    rows = connect.ask_admin(main)
     if export:
         write("".join(f"{row['topic']},{row['partition']},{row['offset']}\n" for row in rows))
     else:
@@ -254,19 +253,17 @@ Examples:
 @client_options
 def commit(name: str, places: tuple[str, ...], metadata: str | None) -> None:
     """Commit these offsets for GROUP, while it has no members."""
-    current = invocation.current()
     offsets = {tp: OffsetAndMetadata(offset, metadata=metadata) for tp, offset in map(_place, places)}
 
-    async def main() -> None:
-        async with connect.admin(current) as admin:
-            known = await extents(admin, list(offsets))
-            for tp, wanted in offsets.items():
-                if within(wanted.offset, known[tp]) != wanted.offset:
-                    start, end = known[tp]
-                    raise UsageError(f"{tp} has offsets {start} to {end}, not {wanted.offset}")
-            await _execute(admin, name, offsets)
+    async def main(admin: Admin) -> None:
+        known = await extents(admin, list(offsets))
+        for tp, wanted in offsets.items():
+            if within(wanted.offset, known[tp]) != wanted.offset:
+                start, end = known[tp]
+                raise UsageError(f"{tp} has offsets {start} to {end}, not {wanted.offset}")
+        await _execute(admin, name, offsets)
 
-    invocation.run_command(main)
+    connect.ask_admin(main)
     invocation.say(f"committed for group {name!r}: {plural(len(offsets), 'partition')}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
@@ -17,6 +17,7 @@ import click
 
 from kafkalite.cli.exit_codes import TimedOutError, UsageError
 from kafkalite.durations import parse_duration
+from kafkalite.errors import KafkaliteError
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,12 +70,11 @@ def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]
 
 
 def _remember_properties(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
-    properties = ctx.ensure_object(Invocation).properties
-    for text in values:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not name=value, for example -X request.timeout.ms=5000")
-        properties[name.strip()] = value
+    try:
+        settings = parse_settings(values, "-X request.timeout.ms=5000")
+    except UsageError as problem:
+        raise click.BadParameter(problem.message) from None
+    ctx.ensure_object(Invocation).properties.update(settings)
 
 
 def duration_ms(text: str) -> int:
@@ -209,16 +209,34 @@ def say(message: str) -> None:
     click.echo(f"kl: {message}", err=True)
 
 
-def short_form(command: str) -> None:
-    """Kafka's long spelling was used: show the short one, once."""
-    say(f"the short form: {command}")
+def confirm(question: str, refusal: str) -> None:
+    """Ask on stderr. Raises KafkaliteError with the message ``refusal`` unless the answer is yes."""
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise KafkaliteError(refusal, hint="--yes does it without asking")
 
 
-def one_name(positional: str | None, flag: str | None, what: str = "TOPIC") -> str:
-    """The name given as an argument or, as in Kafka's scripts, by ``--topic``; exactly one of the two."""
-    if positional and flag and positional != flag:
-        raise UsageError(f"two names were given: {positional!r} and --topic {flag!r}")
-    name = positional or flag
-    if not name:
-        raise UsageError(f"which topic? Give {what} as an argument")
-    return name
+def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
+    """Return ``name=value`` texts as a mapping. Raises UsageError, which shows the ``example``."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{text!r} is not name=value, for example {example}")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def topic_names(
+    positional: Iterable[str], flags: Sequence[str], command: str, rest: str = ""
+) -> tuple[str, ...]:
+    """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, each once.
+
+    Raises UsageError when there are none.
+    """
+    names = tuple(dict.fromkeys((*positional, *flags)))
+    if not names:
+        raise UsageError("which topic? Give its name as an argument", hint="kl topic list shows them")
+    if flags:
+        say(f"the short form: {command} {' '.join(names)}{rest}")
+    return names

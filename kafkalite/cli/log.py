@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kafkalite.cli import invocation
+from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
 from kafkalite.cli.printers import Printer, make_printer
-from kafkalite.cli.state_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.stdio import Output
 from kafkalite.cli.times import format_time
 from kafkalite.errors import CorruptBatchError, StorageError

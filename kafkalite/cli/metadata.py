@@ -75,11 +75,10 @@ def ls(path: str) -> None:
     current = invocation.current()
     wanted = _path(path)
 
-    async def main() -> list[MetadataNode]:
-        async with connect.cluster(current) as client:
-            return (await _at(client, wanted)).nodes
+    async def main(client: ClusterClient) -> list[MetadataNode]:
+        return (await _at(client, wanted)).nodes
 
-    first, *below = invocation.run_command(main)
+    first, *below = connect.ask_cluster(main)
     shown = below or [first]
     if current.output in {"table", "name"}:
         write("".join(f"{node.path}\n" for node in shown))
@@ -101,11 +100,10 @@ def cat(paths: tuple[str, ...]) -> None:
     """Print the value at a path, as JSON unless -o says otherwise."""
     current = invocation.current()
 
-    async def main() -> list[tuple[str, MetadataNode]]:
-        async with connect.cluster(current) as client:
-            return [(path, (await _at(client, _path(path))).nodes[0]) for path in paths]
+    async def main(client: ClusterClient) -> list[tuple[str, MetadataNode]]:
+        return [(path, (await _at(client, _path(path))).nodes[0]) for path in paths]
 
-    for path, node in invocation.run_command(main):
+    for path, node in connect.ask_cluster(main):
         value = _value(node)
         if value is None:
             raise NotFoundError(f"{_path(path)} has no value", hint=f"kl metadata ls {_path(path)}")
@@ -133,20 +131,19 @@ def tail(path: str, count: int | None) -> None:
     wanted = _path(path)
     is_json = current.output in {"json", "jsonl"}
 
-    async def main() -> None:
-        async with connect.cluster(current) as client:
-            offset, before = await _tree(client, wanted)
-            told = 0
-            while count is None or told < count:
-                offset, now = await _tree(client, wanted, after_offset=offset)
-                for sign, changed, value in changes(before, now):
-                    write(_change_line(offset, sign, changed, value, is_json=is_json))
-                    told += 1
-                    if told == count:
-                        return
-                before = now
+    async def main(client: ClusterClient) -> None:
+        offset, before = await _tree(client, wanted)
+        told = 0
+        while count is None or told < count:
+            offset, now = await _tree(client, wanted, after_offset=offset)
+            for sign, changed, value in changes(before, now):
+                write(_change_line(offset, sign, changed, value, is_json=is_json))
+                told += 1
+                if told == count:
+                    return
+            before = now
 
-    invocation.run_command(main)
+    connect.ask_cluster(main)
 
 
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
@@ -207,12 +204,7 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
 def quorum(check: bool) -> None:
     """Show the controllers: who leads, how far each is."""
     current = invocation.current()
-
-    async def main() -> DescribeQuorumResponse:
-        async with connect.cluster(current) as client:
-            return await look_at_quorum(client)
-
-    seen = invocation.run_command(main)
+    seen = connect.ask_cluster(look_at_quorum)
     document = quorum_document(seen)
     if current.output in {"table", "wide", "name"}:
         leader = document["leader_id"]

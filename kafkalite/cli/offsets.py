@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.invocation import Invocation, client_options, output_option, topic_names
+from kafkalite.cli.offset_queries import extents, offsets_at, partitions_of
 from kafkalite.cli.output import Column, print_listing
-from kafkalite.cli.positions import extents, offsets_at, partitions_of
 from kafkalite.cli.times import format_time, parse_time
 
 _HEAD = (Column("topic", "TOPIC"), Column("partition", "PARTITION"))
@@ -45,11 +45,7 @@ def offsets(
     topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None
 ) -> None:
     """Print the offsets of TOPICS' partitions."""
-    if topic_flags:
-        topics = (*topics, *topic_flags)
-        invocation.short_form(f"kl offsets {' '.join(topics)}")
-    if not topics:
-        raise UsageError("which topic? Give TOPIC as an argument", hint="kl topic list shows them")
+    topics = topic_names(topics, topic_flags, "kl offsets")
     if at_text is not None and which is not None:
         raise UsageError(f"--at and --{which} exclude each other")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,10 +32,20 @@ def coloured(stream: Any) -> bool:
 
 
 def print_listing(
-    rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name"
+    rows: Iterable[Row],
+    columns: Sequence[Column],
+    output: str,
+    *,
+    name_key: str = "name",
+    if_empty: str = "",
 ) -> None:
-    """Rows on stdout. json, jsonl and yaml carry every value unrounded; tables are for people."""
+    """Print rows. json, jsonl and yaml carry every value unrounded; tables are for people.
+
+    ``if_empty`` goes to stderr when a table has no rows.
+    """
     listed = list(rows)
+    if if_empty and not listed and output in {"table", "wide"}:
+        sys.stderr.write(f"kl: {if_empty}\n")
     match output:
         case "json":
             text = json.dumps(listed, indent=2, ensure_ascii=False) + "\n"
@@ -126,3 +137,28 @@ def human_bytes(count: int) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# --- numbers ---------------------------------------------------------------------------------------
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The smallest sample that at least ``percent`` of all do not exceed (nearest rank).
+
+    Raises ValueError when there are none.
+    """
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def show_ms(seconds: float) -> str:
+    """0.00123 -> ``1.23 ms``; below a tenth of a millisecond in µs."""
+    if seconds < 0.0001:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def show_rate(count: float, seconds: float) -> str:
+    return f"{count / seconds:,.0f}/s" if seconds > 0 else "-"

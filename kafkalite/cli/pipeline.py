@@ -79,10 +79,8 @@ def list_(directory: Path | None) -> None:
     directories = [directory] if directory else [each for each in (shipped, Path()) if each is not None]
     found = dict.fromkeys(path.resolve() for each in directories for path in files.find(each))
     rows = [_row(files.read(path)) for path in found]
-    output = invocation.current().output
-    if not rows and output in {"table", "wide"}:
-        invocation.say(f"no pipeline in {directory or 'this directory'}")
-    print_listing(rows, _COLUMNS, output)
+    none = f"no pipeline in {directory or 'this directory'}"
+    print_listing(rows, _COLUMNS, invocation.current().output, if_empty=none)
 
 
 def _row(file: Any) -> dict[str, Any]:
@@ -92,10 +90,8 @@ def _row(file: Any) -> dict[str, Any]:
         count = plural(len(file.errors), "problem")
         description = f"has {count}: kl pipeline validate {path}"
         name = part("files").short_name(file.path)
-        return {"name": name, "source": None, "sink": None, "description": description} | {
-            "trigger": None,
-            "file": path,
-        }
+        nothing = dict.fromkeys(("source", "sink", "trigger"))
+        return {"name": name, "description": description, "file": path} | nothing
     return {
         "name": declared.name,
         "source": declared.source.text,

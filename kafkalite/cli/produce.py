@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, UsageError
 from kafkalite.cli.formats import unescape
-from kafkalite.cli.intake import INPUT_FORMATS, Block, InputFormat, Intake, IntakeError, Wishes
+from kafkalite.cli.input_records import (
+    INPUT_FORMATS,
+    Block,
+    InputError,
+    InputFormat,
+    RecordDefaults,
+    RecordReader,
+)
 from kafkalite.cli.invocation import Invocation, client_options
 from kafkalite.cli.output import plural
 from kafkalite.cli.stdio import file_chunks
@@ -134,9 +141,10 @@ def produce(
     if topic_flag is not None:
         files = (Path(topic), *files) if topic else files
         topic = topic_flag
-        invocation.short_form(f"kl produce {topic}")
-    topic = invocation.one_name(topic, None)
-    wishes = Wishes(
+        invocation.say(f"the short form: kl produce {topic}")
+    if not topic:
+        raise UsageError("which topic? Give TOPIC as an argument")
+    defaults = RecordDefaults(
         topic=None if topic == "-" else topic,
         partition=partition,
         any_partition=any_partition,
@@ -149,7 +157,12 @@ def produce(
         raise UsageError("the key separator must not be empty")
     current = invocation.current()
     job = _Job(
-        files or (Path("-"),), cast("InputFormat", how), wishes, rate=rate, progress=progress, dry_run=dry_run
+        files or (Path("-"),),
+        cast("InputFormat", how),
+        defaults,
+        rate=rate,
+        progress=progress,
+        dry_run=dry_run,
     )
     if not files and not quiet and sys.stdin.isatty():
         invocation.say("type a record a line; Ctrl-D ends")
@@ -182,7 +195,7 @@ def _as_bytes(text: str | None) -> bytes | None:
 class _Job:
     files: tuple[Path, ...]
     how: InputFormat
-    wishes: Wishes
+    defaults: RecordDefaults
     rate: float | None
     progress: bool
     dry_run: bool
@@ -203,7 +216,7 @@ class _Job:
                     await self._send_all(producer, bar)
                     return
                 await self._send_in_transaction(producer, bar)
-        except IntakeError as problem:
+        except InputError as problem:
             if self.fate == "aborted":
                 hint = "the transaction was aborted: nothing of it can be read"
             else:
@@ -287,18 +300,18 @@ class _Job:
         if self.rate is not None:
             most = max(1, min(most, int(self.rate / _BURSTS_PER_SECOND)))
         for path in self.files:
-            intake = Intake(
+            reader = RecordReader(
                 "stdin" if str(path) == "-" else str(path),
                 self.how,
-                self.wishes,
+                self.defaults,
                 now_ms=now_ms,
                 parse_timestamp=lambda text: parse_time(text, now_ms=now_ms),
             )
             async for chunk in file_chunks(path):
-                for blocks in intake.feed(chunk, max_records=most):
+                for blocks in reader.feed(chunk, max_records=most):
                     yield blocks
                 bar.advance_bytes(len(chunk))
-            for blocks in intake.finish(max_records=most):
+            for blocks in reader.finish(max_records=most):
                 yield blocks
 
     def _bar(self) -> Progress:
@@ -311,7 +324,7 @@ class _Job:
         return bar_on(sys.stderr, "producing", total_bytes=total_bytes)
 
     def summarize(self, seconds: float) -> None:
-        where = ", ".join(sorted(self.topics)) or self.wishes.topic or "nowhere"
+        where = ", ".join(sorted(self.topics)) or self.defaults.topic or "nowhere"
         verb = "would go" if self.dry_run else self.fate
         if verb == "aborted":
             invocation.say(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics
+from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.invocation import Invocation, client_options, output_option, parse_settings, topic_names
+from kafkalite.cli.offset_queries import extents, partitions_of
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
-from kafkalite.cli.positions import extents, partitions_of
 from kafkalite.cli.topic_description import description, only_partitions, print_descriptions
 from kafkalite.errors import KafkaliteError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin.admin import Admin
 
 _LIST_COLUMNS: Final = (
     Column("name", "NAME"),
@@ -29,26 +31,6 @@ _LIST_COLUMNS: Final = (
 @click.group()
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""
-
-
-def _names(positional: tuple[str, ...], flags: tuple[str, ...], verb: str, rest: str = "") -> tuple[str, ...]:
-    """Names as arguments or, as in Kafka's scripts, by --topic. Raises UsageError when there are none."""
-    names = tuple(dict.fromkeys((*positional, *flags)))
-    if not names:
-        raise UsageError("which topic? Give NAME as an argument", hint="kl topic list shows them")
-    if flags:
-        invocation.short_form(f"kl topic {verb} {' '.join(names)}{rest}")
-    return names
-
-
-def _settings(texts: Iterable[str]) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{text!r} is not name=value, for example -c retention.ms=86400000")
-        settings[name.strip()] = value.strip()
-    return settings
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
@@ -108,33 +90,31 @@ def create(
     """Create topics."""
     rest = f" -p {partitions}" if partitions is not None else ""
     rest += f" -r {replication_factor}" if replication_factor not in {None, 1} else ""
-    wanted = _names(names, flags, "create", rest)
-    settings = _settings(configs)
-    current = invocation.current()
+    wanted = topic_names(names, flags, "kl topic create", rest)
+    settings = parse_settings(configs, "-c retention.ms=86400000")
 
-    async def main() -> None:
-        async with connect.admin(current) as admin:
+    async def main(admin: Admin) -> None:
 
-            async def act(name: str) -> None:
-                try:
-                    created = await admin.create_topic(
-                        name,
-                        partitions if partitions is not None else -1,
-                        replication_factor if replication_factor is not None else -1,
-                        configs=settings,
-                        validate_only=dry_run,
-                    )
-                except TopicAlreadyExistsError:
-                    if not if_not_exists:
-                        raise
-                    invocation.say(f"topic {name} exists already")
-                    return
-                verb = "would be created" if dry_run else "created"
-                click.echo(f"{name}: {verb}, {plural(created.num_partitions, 'partition')}")
+        async def act(name: str) -> None:
+            try:
+                created = await admin.create_topic(
+                    name,
+                    partitions if partitions is not None else -1,
+                    replication_factor if replication_factor is not None else -1,
+                    configs=settings,
+                    validate_only=dry_run,
+                )
+            except TopicAlreadyExistsError:
+                if not if_not_exists:
+                    raise
+                invocation.say(f"topic {name} exists already")
+                return
+            verb = "would be created" if dry_run else "created"
+            click.echo(f"{name}: {verb}, {plural(created.num_partitions, 'partition')}")
 
-            await _each(wanted, act)
+        await _each(wanted, act)
 
-    invocation.run_command(main)
+    connect.ask_admin(main)
 
 
 # --- list and describe -----------------------------------------------------------------------------
@@ -148,26 +128,23 @@ def list_topics(internal: bool) -> None:
     """List topics."""
     current = invocation.current()
 
-    async def main() -> list[dict[str, Any]]:
-        async with connect.admin(current) as admin:
-            sizes: dict[str, int] = {}
-            for log in await admin.describe_log_dirs():
-                sizes[log.topic] = sizes.get(log.topic, 0) + log.size_bytes
-            return [
-                {
-                    "name": each.name,
-                    "partitions": len(each.partitions),
-                    "replication_factor": len(each.partitions[0].replicas) if each.partitions else 0,
-                    "size_bytes": sizes.get(each.name, 0),
-                    "topic_id": each.topic_id,
-                }
-                for each in sorted(await admin.list_topics(internal=internal), key=lambda each: each.name)
-            ]
+    async def main(admin: Admin) -> list[dict[str, Any]]:
+        sizes: dict[str, int] = {}
+        for log in await admin.describe_log_dirs():
+            sizes[log.topic] = sizes.get(log.topic, 0) + log.size_bytes
+        return [
+            {
+                "name": each.name,
+                "partitions": len(each.partitions),
+                "replication_factor": len(each.partitions[0].replicas) if each.partitions else 0,
+                "size_bytes": sizes.get(each.name, 0),
+                "topic_id": each.topic_id,
+            }
+            for each in sorted(await admin.list_topics(internal=internal), key=lambda each: each.name)
+        ]
 
-    rows = invocation.run_command(main)
-    if not rows and current.output in {"table", "wide"}:
-        invocation.say("no topics yet; try: kl topic create events")
-    print_listing(rows, _LIST_COLUMNS, current.output)
+    rows = connect.ask_admin(main)
+    print_listing(rows, _LIST_COLUMNS, current.output, if_empty="no topics yet; try: kl topic create events")
 
 
 @topic.command(
@@ -203,12 +180,12 @@ def describe(
     leaderless: bool,
 ) -> None:
     """Say all about topics: settings, partitions, replicas, offsets, sizes."""
-    wishes = [
+    problems = [
         name
         for name, wanted in (("under_replicated", under_replicated), ("leaderless", leaderless))
         if wanted
     ]
-    wanted = names if wishes and not flags else _names(names, flags, "describe")
+    wanted = names if problems and not flags else topic_names(names, flags, "kl topic describe")
     current = invocation.current()
     documents: list[dict[str, Any]] = []
 
@@ -218,13 +195,13 @@ def describe(
             async def act(name: str) -> None:
                 documents.append(await description(admin, client, name, all_configs=all_configs))
 
-            listed = await admin.list_topics(internal=True) if wishes and not wanted else []
+            listed = await admin.list_topics(internal=True) if problems and not wanted else []
             await _each(tuple(sorted(each.name for each in listed)) or wanted, act)
 
     try:
         invocation.run_command(main)
     finally:
-        print_descriptions(only_partitions(documents, wishes), current.output, is_filtered=bool(wishes))
+        print_descriptions(only_partitions(documents, problems), current.output, is_filtered=bool(problems))
 
 
 # --- alter -----------------------------------------------------------------------------------------
@@ -259,8 +236,11 @@ def alter(
     dry_run: bool,
 ) -> None:
     """Change a topic's settings or its number of partitions."""
-    (wanted,) = _names((name,) if name else (), (flag,) if flag else (), "alter")
-    changes: dict[str, str | None] = {**_settings(configs), **dict.fromkeys(unset)}
+    (wanted,) = topic_names((name,) if name else (), (flag,) if flag else (), "kl topic alter")
+    changes: dict[str, str | None] = {
+        **parse_settings(configs, "-c retention.ms=86400000"),
+        **dict.fromkeys(unset),
+    }
     if partitions is None and not changes:
         raise UsageError("change what? Give -c NAME=VALUE, --unset NAME or -p COUNT")
     current = invocation.current()
@@ -299,14 +279,14 @@ async def _alter(
 @client_options
 def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
     """Delete topics and all their records."""
-    wanted = _names(names, flags, "delete")
+    wanted = topic_names(names, flags, "kl topic delete")
     current = invocation.current()
     found, missing = invocation.run_command(lambda: _weigh(current, wanted))
     for name, weight in found.items():
         click.echo(f"{name}: {weight}", err=not dry_run)
     if not dry_run and found:
         if not yes:
-            _ask(f"Delete {plural(len(found), 'topic')}, for ever?")
+            invocation.confirm(f"Delete {plural(len(found), 'topic')}, for ever?", "nothing was deleted")
         invocation.run_command(lambda: _delete(current, tuple(found)))
     if missing and not if_exists:
         _report_missing(missing, len(wanted))
@@ -337,14 +317,6 @@ async def _weigh(
             records = sum(end - start for start, end in known.values())
             found[name] = f"{plural(len(partitions), 'partition')}, {plural(records, 'record')}"
     return found, missing
-
-
-def _ask(question: str) -> None:
-    """Raises KafkaliteError unless somebody says yes."""
-    click.echo(f"{question} [y/N] ", err=True, nl=False)
-    answer = sys.stdin.readline().strip().lower()
-    if answer not in {"y", "yes"}:
-        raise KafkaliteError("nothing was deleted", hint="--yes deletes without asking")
 
 
 async def _delete(current: Invocation, names: tuple[str, ...]) -> None:

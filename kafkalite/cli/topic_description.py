@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from kafkalite.cli.offset_queries import Extent, extents
 from kafkalite.cli.output import Column, human_bytes, print_listing, write
-from kafkalite.cli.positions import Extent, extents
 from kafkalite.errors import KafkaliteError, UnknownTopicOrPartitionError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.admin import DescribeLogDirsRequest, LogDirPartition
@@ -133,16 +133,16 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
     }
 
 
-def only_partitions(documents: Sequence[dict[str, Any]], wishes: Sequence[str]) -> list[dict[str, Any]]:
-    """The documents with only those partitions that one of ``wishes`` is about. Pure."""
-    if not wishes:
+def only_partitions(documents: Sequence[dict[str, Any]], problems: Sequence[str]) -> list[dict[str, Any]]:
+    """Keep only partitions that have one of ``problems``: "leaderless", "under_replicated". Pure."""
+    if not problems:
         return list(documents)
 
     def is_wanted(partition: dict[str, Any]) -> bool:
         is_leaderless = partition["leader"] is None
         is_under_replicated = len(partition["isr"]) < len(partition["replicas"])
-        return ("leaderless" in wishes and is_leaderless) or (
-            "under_replicated" in wishes and is_under_replicated
+        return ("leaderless" in problems and is_leaderless) or (
+            "under_replicated" in problems and is_under_replicated
         )
 
     kept = [

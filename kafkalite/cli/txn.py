@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.complete import complete_topics, complete_transactional_ids
+from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.offset_queries import partitions_of
 from kafkalite.cli.output import Column, plural, print_document, print_listing, write
-from kafkalite.cli.positions import partitions_of
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import InvalidTxnStateError
@@ -71,11 +71,6 @@ def txn() -> None:
 def list_(states: tuple[str, ...], open_for: int) -> None:
     """List transactional ids and their state."""
     current = invocation.current()
-
-    async def main() -> list[Any]:
-        async with connect.admin(current) as admin:
-            return await admin.list_transactions(states, min_duration_ms=open_for)
-
     rows = [
         {
             "name": each.transactional_id,
@@ -84,14 +79,11 @@ def list_(states: tuple[str, ...], open_for: int) -> None:
             "producer_id": each.producer_id,
             "coordinator": each.coordinator_id,
         }
-        for each in invocation.run_command(main)
+        for each in connect.ask_admin(lambda admin: admin.list_transactions(states, min_duration_ms=open_for))
     ]
-    if not rows and current.output in {"table", "wide"}:
-        which = " in that state" if states else ""
-        invocation.say(
-            f"no transactional ids{which}" + (f" open for {format_duration(open_for)}" if open_for else "")
-        )
-    print_listing(rows, _COLUMNS, current.output)
+    none = "no transactional ids" + (" in that state" if states else "")
+    none += f" open for {format_duration(open_for)}" if open_for else ""
+    print_listing(rows, _COLUMNS, current.output, if_empty=none)
 
 
 @txn.command()
@@ -102,14 +94,13 @@ def describe(name: str) -> None:
     """Say all about one transactional id, or about a transaction group by its application id."""
     current = invocation.current()
 
-    async def main() -> TransactionDescription | TransactionGroupDescription:
-        async with connect.admin(current) as admin:
-            try:
-                return await admin.describe_transaction(name)
-            except InvalidTxnStateError:  # the name of a group
-                return await admin.describe_transaction_group(name)
+    async def main(admin: Admin) -> TransactionDescription | TransactionGroupDescription:
+        try:
+            return await admin.describe_transaction(name)
+        except InvalidTxnStateError:  # the name of a group
+            return await admin.describe_transaction_group(name)
 
-    described: Any = invocation.run_command(main)
+    described: Any = connect.ask_admin(main)
     if hasattr(described, "last_batch_id"):
         _print_group(described, current.output)
         return
@@ -171,18 +162,16 @@ Examples:
 @client_options
 def abort(name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None) -> None:
     """Abort an open transaction, and fence who wrote it."""
-    current = invocation.current()
     where = _hanging(name, hanging, producer_id, start_offset)
 
-    async def main() -> None:
-        async with connect.admin(current) as admin:
-            if where is None:
-                assert name is not None
-                await _abort(admin, name)
-            else:
-                await admin.abort_hanging_transaction(*where)
+    async def main(admin: Admin) -> None:
+        if where is None:
+            assert name is not None
+            await _abort(admin, name)
+        else:
+            await admin.abort_hanging_transaction(*where)
 
-    invocation.run_command(main)
+    connect.ask_admin(main)
     invocation.say(
         f"{name!r} has nothing open any more, and its producer is fenced"
         if where is None
@@ -230,13 +219,8 @@ def retire(name: str) -> None:
     The brokers keep the last batch of every application, so that it is not written twice when its driver
     comes back. One that is retired is forgotten when nobody has used it for transactional.id.expiration.ms.
     """
-    current = invocation.current()
 
-    async def main() -> int:
-        async with connect.admin(current) as admin:
-            return await admin.retire_transaction_group(name)
-
-    last = invocation.run_command(main)
+    last = connect.ask_admin(lambda admin: admin.retire_transaction_group(name))
     invocation.say(f"{name!r} is retired: batch {last} was its last, and is forgotten in its time")
 
 
@@ -255,15 +239,14 @@ def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
     """Find transactions that are open in a partition and known to no coordinator."""
     current = invocation.current()
 
-    async def main() -> tuple[list[HangingTransaction], int]:
-        async with connect.admin(current) as admin:
-            names: Sequence[str] = topics
-            if not names:
-                names = [topic.name for topic in await admin.list_topics(internal=True)]
-            partitions = await partitions_of(admin, names) if names else []
-            return await admin.find_hanging_transactions(partitions, min_age_ms=older_than), len(partitions)
+    async def main(admin: Admin) -> tuple[list[HangingTransaction], int]:
+        names: Sequence[str] = topics
+        if not names:
+            names = [topic.name for topic in await admin.list_topics(internal=True)]
+        partitions = await partitions_of(admin, names) if names else []
+        return await admin.find_hanging_transactions(partitions, min_age_ms=older_than), len(partitions)
 
-    found, looked_at = invocation.run_command(main)
+    found, looked_at = connect.ask_admin(main)
     rows = [
         {
             "name": str(each.partition),
@@ -274,9 +257,8 @@ def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
         }
         for each in found
     ]
-    if not rows and current.output in {"table", "wide"}:
-        invocation.say(f"none in {plural(looked_at, 'partition')}")
-    print_listing(rows, _HANGING_COLUMNS, current.output)
+    none = f"none in {plural(looked_at, 'partition')}"
+    print_listing(rows, _HANGING_COLUMNS, current.output, if_empty=none)
     if rows and current.output in {"table", "wide"}:
         first = found[0]
         invocation.say(

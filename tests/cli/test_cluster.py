@@ -217,7 +217,7 @@ def test_elect_wants_names_it_knows(at: Kl, topic: str) -> None:
     assert at("cluster", "elect", "--unclean").code == 2
     asked = at("cluster", "elect", "--unclean", "shown-0", stdin=b"n\n")
     assert asked.code == 1
-    assert "acknowledged may be lost" in asked.told
+    assert "Acknowledged records may be lost" in asked.told
 
 
 def test_shutdown_of_nobody(at: Kl) -> None:

@@ -19,7 +19,7 @@ from kafkalite import (
     TransactionGroup,
     TransactionGroupWriter,
 )
-from kafkalite.cli.state_records import as_text
+from kafkalite.cli.coordinator_records import as_text
 
 Kl = Callable[..., Any]
 

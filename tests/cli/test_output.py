@@ -8,8 +8,16 @@ import pytest
 import yaml
 
 from kafkalite.cli import output
-from kafkalite.cli.figures import percentile, show_ms, show_rate
-from kafkalite.cli.output import Column, human_bytes, plural, print_document, print_listing
+from kafkalite.cli.output import (
+    Column,
+    human_bytes,
+    percentile,
+    plural,
+    print_document,
+    print_listing,
+    show_ms,
+    show_rate,
+)
 from kafkalite.cli.printers import for_eyes
 
 COLUMNS = (Column("name", "NAME"), Column("size", "SIZE", show=human_bytes), Column("id", "ID", wide=True))

@@ -13,7 +13,7 @@ import pytest
 
 from kafkalite import sync
 from kafkalite.cli import txn
-from kafkalite.cli.complete import complete_transactional_ids
+from kafkalite.cli.completion import complete_transactional_ids
 from kafkalite.cli.invocation import Invocation
 from kafkalite.errors import ProducerFencedError
 

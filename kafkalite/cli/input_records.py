@@ -18,7 +18,7 @@ InputFormat = Literal["lines", "json", "jsonl", "raw"]
 INPUT_FORMATS: Final = ("lines", "json", "jsonl", "raw")
 
 
-class IntakeError(ValueError):
+class InputError(ValueError):
     """A piece of input that is no record; says where it stands."""
 
 
@@ -35,7 +35,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RecordDefaults:
     """What the command line says about every record."""
 
     topic: str | None  #: None takes each line's own
@@ -47,21 +47,21 @@ class Wishes:
     empty_is_null: bool = False
 
 
-class Intake:
-    """Feed chunks of one file; ``finish`` at its end gives what was left. Raises IntakeError."""
+class RecordReader:
+    """Feed chunks of one file; ``finish`` at its end gives what was left. Raises InputError."""
 
     def __init__(
         self,
         source: str,
         how: InputFormat,
-        wishes: Wishes,
+        defaults: RecordDefaults,
         *,
         now_ms: int,
         parse_timestamp: Callable[[str], int],
     ) -> None:
         self._source = source
         self._how = how
-        self._wishes = wishes
+        self._defaults = defaults
         self._now_ms = now_ms
         self._parse_timestamp = parse_timestamp
         self._pending: list[
@@ -103,26 +103,26 @@ class Intake:
     # --- lines and raw
 
     def _columns(self, texts: list[bytes]) -> Block:
-        wishes = self._wishes
-        if wishes.topic is None:
-            raise IntakeError("only -i json and -i jsonl know their topic; name it: kl produce TOPIC")
+        defaults = self._defaults
+        if defaults.topic is None:
+            raise InputError("only -i json and -i jsonl know their topic; name it: kl produce TOPIC")
         keys: list[bytes | None] | None = None
         values: list[bytes | None]
-        if wishes.key_separator is not None and self._how == "lines":
+        if defaults.key_separator is not None and self._how == "lines":
             keys, values = [], []
             for text in texts:
-                key, separator, value = text.partition(wishes.key_separator)
-                keys.append(key if separator else wishes.key)
+                key, separator, value = text.partition(defaults.key_separator)
+                keys.append(key if separator else defaults.key)
                 values.append(value if separator else text)
         else:
             values = list(texts)
-            if wishes.key is not None:
-                keys = [wishes.key] * len(values)
-        if wishes.empty_is_null:
+            if defaults.key is not None:
+                keys = [defaults.key] * len(values)
+        if defaults.empty_is_null:
             values = [value or None for value in values]
             keys = [key or None for key in keys] if keys is not None else None
-        headers = [wishes.headers] * len(values) if wishes.headers else None
-        return Block(wishes.topic, wishes.partition, values, keys, None, headers)
+        headers = [defaults.headers] * len(values) if defaults.headers else None
+        return Block(defaults.topic, defaults.partition, values, keys, None, headers)
 
     # --- json and jsonl
 
@@ -133,7 +133,7 @@ class Intake:
             try:
                 yield from_document(json.loads(line), self._parse_timestamp)
             except ValueError as problem:
-                raise IntakeError(f"{self._source}:{number}: {_in_words(problem)}") from None
+                raise InputError(f"{self._source}:{number}: {_in_words(problem)}") from None
 
     def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
         """JSON arrays of records, or records one after another."""
@@ -148,24 +148,24 @@ class Intake:
                 position = _skip_space(text, position)
         except ValueError as problem:
             where = f"{self._source}: record {len(drafts) + 1}"
-            raise IntakeError(f"{where}: {_in_words(problem)}") from None
+            raise InputError(f"{where}: {_in_words(problem)}") from None
         for start in range(0, len(drafts), max_records):
             yield list(self._group(drafts[start : start + max_records]))
 
     def _group(self, drafts: Iterable[Draft]) -> Iterator[Block]:
-        wishes = self._wishes
+        defaults = self._defaults
         groups: dict[tuple[str, int | None], list[Draft]] = {}
         for draft in drafts:
-            topic = wishes.topic or draft.topic
+            topic = defaults.topic or draft.topic
             if topic is None:
-                raise IntakeError(f'{self._source}: a record names no "topic"; name it: kl produce TOPIC')
-            partition = wishes.partition
-            if partition is None and not wishes.any_partition:
+                raise InputError(f'{self._source}: a record names no "topic"; name it: kl produce TOPIC')
+            partition = defaults.partition
+            if partition is None and not defaults.any_partition:
                 partition = draft.partition
             groups.setdefault((topic, partition), []).append(draft)
         for (topic, partition), members in groups.items():
-            keys = [wishes.key if draft.key is None else draft.key for draft in members]
-            headers = [draft.headers + wishes.headers for draft in members]
+            keys = [defaults.key if draft.key is None else draft.key for draft in members]
+            headers = [draft.headers + defaults.headers for draft in members]
             stamps = [self._now_ms if d.timestamp_ms is None else d.timestamp_ms for d in members]
             yield Block(
                 topic,

@@ -8,18 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.cli.intake import Block, InputFormat, Intake, IntakeError, Wishes
+from kafkalite.cli.input_records import Block, InputError, InputFormat, RecordDefaults, RecordReader
 
 
-def blocks_of(how: InputFormat, *chunks: bytes, max_records: int = 1000, **wishes: Any) -> list[Block]:
-    intake = Intake(
-        "file", how, Wishes(**({"topic": "t"} | wishes)), now_ms=99, parse_timestamp=lambda text: len(text)
+def blocks_of(how: InputFormat, *chunks: bytes, max_records: int = 1000, **defaults: Any) -> list[Block]:
+    reader = RecordReader(
+        "file",
+        how,
+        RecordDefaults(**({"topic": "t"} | defaults)),
+        now_ms=99,
+        parse_timestamp=lambda text: len(text),
     )
     found: list[Block] = []
     for chunk in chunks:
-        for blocks in intake.feed(chunk, max_records=max_records):
+        for blocks in reader.feed(chunk, max_records=max_records):
             found += blocks
-    for blocks in intake.finish(max_records=max_records):
+    for blocks in reader.finish(max_records=max_records):
         found += blocks
     return found
 
@@ -79,7 +83,7 @@ def test_raw_is_one_value() -> None:
 
 
 def test_lines_need_a_topic() -> None:
-    with pytest.raises(IntakeError, match="only -i json and -i jsonl know their topic"):
+    with pytest.raises(InputError, match="only -i json and -i jsonl know their topic"):
         blocks_of("lines", b"a\n", topic=None)
 
 
@@ -135,16 +139,16 @@ def test_json_is_arrays_or_records_one_after_another(text: bytes) -> None:
     ],
 )
 def test_an_error_says_where(how: InputFormat, data: bytes, problem: str) -> None:
-    with pytest.raises(IntakeError) as refused:
+    with pytest.raises(InputError) as refused:
         blocks_of(how, data)
     assert problem in str(refused.value)
 
 
 def test_line_numbers_count_over_blocks_and_chunks() -> None:
-    with pytest.raises(IntakeError, match="file:4:"):
+    with pytest.raises(InputError, match="file:4:"):
         blocks_of("jsonl", b'{"value":"1"}\n{"value":"1"}\n', b'{"value":"1"}\n', b"x", max_records=1)
 
 
 def test_a_json_record_needs_a_topic_from_somewhere() -> None:
-    with pytest.raises(IntakeError, match='names no "topic"'):
+    with pytest.raises(InputError, match='names no "topic"'):
         blocks_of("jsonl", b'{"value":"1"}\n', topic=None)

@@ -34,6 +34,8 @@ from kafkalite.replication.follower import (
     truncation_target,
 )
 from kafkalite.replication.leader import PartitionLeader
+from kafkalite.storage.aborted_index import AbortedIndex
+from kafkalite.storage.producer_state import ProducerStates
 
 if TYPE_CHECKING:
     from kafkalite.storage.log import Log
@@ -176,9 +178,9 @@ class Replica:
         if state.leader_epoch > 0 and log.offline_reason is None:
             log.start_epoch(state.leader_epoch)
         if "R27-no-rebuild" in mutants.ACTIVE:
-            log.lose_producers()
+            log._producers.states = ProducerStates()
         if "R33-index-forgotten" in mutants.ACTIVE:
-            log.lose_aborted()
+            log.producers.aborted = AbortedIndex()
         self._take_role(state)
         self._leader = PartitionLeader(
             self._broker_id,

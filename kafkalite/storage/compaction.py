@@ -51,7 +51,7 @@ from kafkalite.storage.producer_state import ProducerStates
 
 #: Keys up to this length stand for themselves in a map; of longer ones a digest that is one byte longer does.
 _SHORT_KEY_BYTES: Final = 32
-_MARKER: Final = TRANSACTIONAL_BIT | CONTROL_BIT
+_TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 _ALL_COMMITTED: Final = 2**63 - 1
 
 #: What one key of a map costs in memory, roughly: the bytes, the offset, their places in a dictionary.
@@ -94,20 +94,18 @@ class Survey:
         ):
             if producer_id == NO_PRODUCER_ID:
                 continue
-            if attributes & _MARKER == _MARKER:
-                marker = parse_marker(batches[position : position + MARKER_BYTES])
-                epoch_of_it = marker.coordinator_epoch
-                states.note_marker(
-                    producer_id, epoch, epoch_of_it, base, NO_TIMESTAMP, is_commit=marker.is_commit
+            last = base + last_delta
+            if attributes & _TRANSACTION_BITS:
+                marker = batches[position : position + MARKER_BYTES]
+                states.note_transactional(
+                    marker, attributes, producer_id, epoch, sequence, base, last, max_ms, NO_TIMESTAMP
                 )
-                if not marker.is_commit and producer_id in self._last_markers:
-                    self._before_aborts.add(self._last_markers[producer_id])
-                self._last_markers[producer_id] = base
-                continue
-            if attributes & TRANSACTIONAL_BIT:
-                states.note_open(producer_id, epoch, base, NO_TIMESTAMP)
-            if sequence >= 0:
-                states.note(producer_id, epoch, sequence, base, base + last_delta, max_ms, NO_TIMESTAMP)
+                if attributes & CONTROL_BIT:
+                    if not parse_marker(marker).is_commit and producer_id in self._last_markers:
+                        self._before_aborts.add(self._last_markers[producer_id])
+                    self._last_markers[producer_id] = base
+            elif sequence >= 0:
+                states.note(producer_id, epoch, sequence, base, last, max_ms, NO_TIMESTAMP)
         states.settle(_ALL_COMMITTED)  # only what is committed is surveyed
 
     def finish(self, end_offset: int, is_known: Callable[[int], bool]) -> Facts:

@@ -47,6 +47,10 @@ class LeaderEpochs:
     def entries(self) -> list[EpochEntry]:
         return [EpochEntry(*pair) for pair in zip(self.epochs, self.start_offsets, strict=True)]
 
+    def entries_below(self, end_offset: int) -> list[EpochEntry]:
+        """Return the entries whose epoch starts below ``end_offset``."""
+        return [entry for entry in self.entries() if entry.start_offset < end_offset]
+
     def assign(self, leader_epoch: int, start_offset: int) -> bool:
         """The batch at ``start_offset`` (or a leader taking over there) is of ``leader_epoch``.
 
@@ -75,11 +79,6 @@ class LeaderEpochs:
             return EpochEnd(leader_epoch, self.start_offsets[0])
         end = self.start_offsets[index] if index < len(self.epochs) else log_end_offset
         return EpochEnd(self.epochs[index - 1], end)
-
-    def epoch_at(self, offset: int) -> int:
-        """The epoch of the batch that holds ``offset``; NO_EPOCH before the first entry."""
-        index = bisect_right(self.start_offsets, offset)
-        return self.epochs[index - 1] if index else NO_EPOCH
 
     def truncate_from_end(self, end_offset: int) -> bool:
         """Forget entries that start at ``end_offset`` or behind (R5). Returns whether there were any."""

@@ -1,50 +1,76 @@
-"""Log: the segments of one partition, from log_start_offset to log_end_offset.
+"""Log: the record batches of one partition, from the log start offset to the log end offset.
 
-Synchronous, and owned by one thread; only ``SyncWork.run`` may run in another. Appending never syncs:
-the owner gathers, calls ``begin_sync``, lets the work run, and calls ``finish_sync``; only then
-``synced_end_offset`` moves (R7). A write or sync that fails for another reason than a full disk takes the
-log offline for the rest of the process (R26); reading goes on. Damage ends reading too (R24).
+A log is synchronous and belongs to one thread; only ``run`` of the work objects that it returns may run in
+another. Appending never syncs: the owner calls ``begin_sync``, runs the work, and calls ``finish_sync``;
+only then ``synced_end_offset`` moves (R7). A write or sync that fails for another reason than a full disk
+takes the log offline for the rest of the process (R26); reading continues. Damage ends reading too (R24).
 
-Files are opened when they are first needed: a log that nobody uses holds no descriptor and no map.
-Throughout, ``now_ms`` is wall-clock time, as the records' timestamps are.
+Files are opened when they are first needed: an unused log holds no descriptor and no map. Throughout,
+``now_ms`` is wall-clock time, as are the timestamps of records.
 """
+
+# Long because one object owns the offsets and the failure state that every operation below reads and moves.
 
 from __future__ import annotations
 
+import errno
+import logging
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kafkalite import mutants
 from kafkalite.errors import (
     CorruptBatchError,
     CorruptLogError,
     DiskFullError,
+    LogOfflineError,
     MessageTooLargeError,
     OffsetOutOfRangeError,
+    StorageError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
+from kafkalite.log_fields import Fields
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from kafkalite.records.control import check_at
-from kafkalite.records.header import BatchHeader, check, stamp, stamp_log_append_time
-from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import LogState
+from kafkalite.records.header import (
+    CONTROL_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check,
+    stamp,
+    stamp_log_append_time,
+)
+from kafkalite.storage.checkpoints import CleanEnd, CompactionPoints, LogState, RecoveryPoint
+from kafkalite.storage.compaction_pass import CompactionPass
+from kafkalite.storage.compaction_state import Cleanable, CompactionState
+from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
-from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry
+from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.lookup_log import LookupLog
+from kafkalite.storage.producer_snapshots import ProducerSnapshots
+from kafkalite.storage.producer_state import ProducerStates
+from kafkalite.storage.recovery import OpenedLog, RecoverySync, open_clean, recover
 from kafkalite.storage.retention import plan_retention
 from kafkalite.storage.segment import Found, Segment
-from kafkalite.storage.sync_work import StateWork
+from kafkalite.storage.segment_list import BytesEnd, SegmentList
+from kafkalite.storage.sync_work import StateWork, SyncState, SyncWork
+
+logger = logging.getLogger(__name__)
 
 _NEVER: Final = 2**63 - 1
+_TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
+
+#: These errors mean that the process had no descriptor or memory to begin a write: the log stays online.
+_TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Appended(NamedTuple):
-    """``last_offset`` is inclusive; the append time is NO_TIMESTAMP unless the topic uses LogAppendTime.
+    """The place of an appended batch. ``last_offset`` is inclusive.
 
-    ``is_duplicate``: nothing was written now; the offsets are those of the same batch before (R28).
+    ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the batch
+    had been appended before, the offsets are those of the first copy, and nothing was written (R28).
     """
 
     base_offset: int
@@ -55,56 +81,176 @@ class Appended(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Whole batches, one buffer per segment touched. The first may begin before the offset asked for."""
+    """Whole batches, one buffer per segment. The first may begin before the requested offset."""
 
     buffers: list[memoryview]
     size_bytes: int
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogStatistics:
-    """Counters since the log was opened, of the segments it still has.
+class Log:
+    """A log.
 
-    ``bytes_scanned``: what lookups by offset or timestamp walked from an index entry to their batch;
-    ``boundary_bytes_scanned``: what finding the end of a slice walked.
+    Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be deleted
+    before they are synced. All three are exclusive ends or inclusive starts of offset ranges.
     """
 
-    segment_count: int
-    size_bytes: int
-    appends: int
-    reads: int
-    rolls: int
-    syncs: int
-    segments_deleted: int
-    bytes_scanned: int
-    boundary_bytes_scanned: int
-
-
-class Log(LookupLog):
-    """Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
-    deleted before they are synced. ``offline_reason`` is None until the log goes offline, for good."""
-
     __slots__ = (
-        "_appends",
+        "_active",
+        "_clean_end",
+        "_compaction",
+        "_config",
+        "_directory",
+        "_epoch_to_start",
+        "_epochs",
+        "_fs",
         "_index_full_entries",
+        "_is_closed",
+        "_is_damaged",
+        "_latest_epoch",
         "_log_append_time",
-        "_reads",
+        "_producers",
         "_roll_ms",
         "_roll_offset",
         "_roll_size_bytes",
-        "_rolls",
-        "_segments_deleted",
+        "_segments",
+        "_state",
+        "_swap",
+        "_sync",
+        "log_end_offset",
+        "log_start_offset",
+        "offline_reason",
+        "synced_end_offset",
     )
 
     def __init__(
         self, fs: FileSystem, directory: str, config: LogConfig, *, start: int = 0, end: int = 0
     ) -> None:
-        super().__init__(fs, directory, config, start=start, end=end)
-        self._appends = self._reads = self._rolls = self._segments_deleted = 0
+        self._fs = fs
+        self._directory = directory
+        self.log_start_offset = start
+        self.log_end_offset = end
+        self.synced_end_offset = end
+        #: None until the log goes offline, for good.
+        self.offline_reason: str | None = None
+        self._is_damaged = False  # implies offline_reason
+        self._is_closed = False
+        #: Set until a cleanly closed log is first used; until then no file was read and the parts are empty.
+        self._clean_end: CleanEnd | None = None
+        self._segments = SegmentList(fs, directory)
+        #: The last segment, ready for writing; None before the first write and when offline.
+        self._active: Segment | None = None
+        #: The durable content of the log-state file.
+        self._state = LogState()
+        self._epochs = LeaderEpochs()
+        #: ``_epochs.latest_epoch``, copied for the append path.
+        self._latest_epoch = NO_EPOCH
+        #: The epoch of a leadership that began while ``_clean_end`` was set; NO_EPOCH without one.
+        self._epoch_to_start = NO_EPOCH
+        self._producers = ProducerSnapshots(fs, directory)
+        self._sync = SyncState(fs, directory)
+        self._compaction = CompactionState(fs, directory)
+        #: The swap under way; while it is set, no segment closes its file.
+        self._swap: SwapWork | None = None
+        # The active segment is full at this size, time or offset; a size of -1: not computed yet.
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
         self.reconfigure(config)
+
+    def __repr__(self) -> str:
+        offline = f" offline: {self.offline_reason}" if self.offline_reason else ""
+        return f"<Log {self._directory} [{self.log_start_offset}, {self.log_end_offset}){offline}>"
+
+    # --- opening and closing ---------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, fs: FileSystem, directory: str, config: LogConfig) -> Log:
+        """Create a log in a new directory. Nothing is synced before the first sync."""
+        fs.make_dirs(directory)
+        log = cls(fs, directory, config)
+        log._sync.is_parent_unsynced = True
+        return log
+
+    @classmethod
+    def recover(
+        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
+    ) -> Log:
+        """Open after anything but an orderly stop. Raises CorruptLogError, OSError."""
+        log, unsynced = cls.begin_recovery(fs, directory, config, point)
+        if unsynced is not None:
+            unsynced.run()
+        return log
+
+    @classmethod
+    def begin_recovery(
+        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
+    ) -> tuple[Log, RecoverySync | None]:
+        """``recover`` without the syncs: they must have succeeded before the log is used."""
+        opened = recover(fs, directory, config, point or RecoveryPoint())
+        log = cls(fs, directory, config)
+        log._take(opened)
+        return log, opened.unsynced
+
+    @classmethod
+    def open_clean(cls, fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> Log:
+        """Open after an orderly stop that left the log at ``end``. No file is read before the first use."""
+        log = cls(fs, directory, config, start=end.log_start_offset, end=end.log_end_offset)
+        log._clean_end = end
+        return log
+
+    @classmethod
+    def damaged(cls, fs: FileSystem, directory: str, config: LogConfig, reason: str) -> Log:
+        """Return a log that stands for one that cannot be opened: every call raises LogOfflineError."""
+        log = cls(fs, directory, config)
+        log._is_damaged = True
+        log._go_offline(reason)
+        return log
+
+    def _take(self, opened: OpenedLog) -> None:
+        self._segments = SegmentList(self._fs, self._directory, opened.segments)
+        self._state = opened.state
+        self._epochs = opened.epochs
+        self._latest_epoch = opened.epochs.latest_epoch
+        self._sync.saved_epochs = opened.epochs.entries() if opened.epochs_saved else None
+        self._producers = ProducerSnapshots(self._fs, self._directory, opened.producers_offsets)
+        self.log_start_offset = opened.state.log_start_offset
+        self.log_end_offset = self.synced_end_offset = opened.log_end_offset
+
+    def _open(self) -> None:
+        """Read the parts of a cleanly closed log at its first use."""
+        if self._is_damaged:
+            raise self._offline_error()
+        if self._clean_end is None:
+            return
+        with self._reading():
+            self._take(open_clean(self._fs, self._directory, self._config, self._clean_end))
+        self._clean_end = None
+        if self._epoch_to_start > self._latest_epoch:
+            self._epochs.assign(self._epoch_to_start, self.log_end_offset)
+            self._latest_epoch = self._epoch_to_start
+
+    def close(self, *, clean: bool) -> None:
+        """Release all files; with ``clean``, sync first. Raises OSError and DiskFullError then."""
+        self._active = None
+        self._is_closed = True
+        self._sync.take_over_epochs()
+        try:
+            if clean and self.offline_reason is None and self._clean_end is None:
+                last = self._segments.last if len(self._segments) else None
+                if last is not None and last.has_space_ahead:
+                    last.close_for_append()
+                work = self._sync_work()
+                work.run()
+                self._synced(work)
+                if last is not None:
+                    if last.indexes_loaded:
+                        last.save_indexes(last.size_bytes, final=True)
+                    self._save_producers(last, last.base_offset)
+        except OSError as error:
+            self._go_offline(f"sync failed: {error}")
+            raise
+        finally:
+            self._segments.release()
 
     @property
     def config(self) -> LogConfig:
@@ -115,8 +261,45 @@ class Log(LookupLog):
         self._config = config
         self._log_append_time = config.timestamp_type is TimestampType.LOG_APPEND_TIME
         self._index_full_entries = config.segment_index_bytes // OFFSET_ENTRY_BYTES
-        self._roll_size_bytes = -1  # the limits are worked out again at the next append
+        self._roll_size_bytes = -1  # computed again at the next append
         self._segments.reconfigure(config)
+
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether content is lost or cannot be trusted, as opposed to a disk that fails."""
+        return self._is_damaged
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the log was used, so that its recovery point may have moved."""
+        return self._clean_end is None and not self._is_damaged
+
+    @property
+    def clean_end(self) -> CleanEnd | None:
+        """The entry for the clean-shutdown marker; None unless everything is synced."""
+        if self.offline_reason is not None or self.has_unsynced:
+            return None
+        return CleanEnd(self.log_start_offset, self.log_end_offset)
+
+    @property
+    def recovery_point(self) -> RecoveryPoint:
+        self._open()
+        return RecoveryPoint(self.synced_end_offset, self._state.truncations)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all batches, without space allocated ahead."""
+        self._open()
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        self._open()
+        return len(self._segments)
 
     # --- appending -------------------------------------------------------------------------------------
 
@@ -128,9 +311,9 @@ class Log(LookupLog):
         leader_epoch: int,
         header: BatchHeader | None = None,
     ) -> Appended:
-        """Write one batch at the end, as the leader: its offset and epoch are stamped into it in place.
+        """Append one batch as the leader: its offset and epoch are stamped into it in place.
 
-        With ``header`` the caller vouches for the batch (length and CRC). Not synced. Raises
+        With ``header`` the caller has checked the batch's length and CRC. Not synced. Raises
         CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the log stays usable),
         LogOfflineError.
         """
@@ -139,7 +322,7 @@ class Log(LookupLog):
         size = len(batch)
         if size > self._config.max_message_bytes and not header.is_control:
             raise MessageTooLargeError(
-                f"a batch of {size} bytes; this topic takes {self._config.max_message_bytes}"
+                f"a batch of {size} bytes exceeds max.message.bytes={self._config.max_message_bytes}"
             )
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
@@ -156,17 +339,16 @@ class Log(LookupLog):
         except OSError as error:
             raise self._write_failed(error) from error
         self.log_end_offset = end = last_offset + 1
-        self._appends += 1
         if header.producer_id != NO_PRODUCER_ID:
             self._note_producer(header, batch, base_offset, max_timestamp_ms, now_ms)
         return Appended(base_offset, last_offset, append_time_ms, end)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
-        """Write whole batches as a leader sent them, the first with this log's end as base offset (R1).
+        """Append whole batches as the leader sent them; the first has this log's end as base offset (R1).
 
-        Raises CorruptBatchError with nothing written when one is not intact, not the next one, or of a
-        younger epoch than ``leader_epoch``, the leader's; else as ``append``, with the batches before the
-        failed one written.
+        Raises CorruptBatchError with nothing written if a batch is damaged, does not follow the one before,
+        or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of ``append``, with
+        the batches before the failed one written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -193,12 +375,11 @@ class Log(LookupLog):
             except OSError as error:
                 raise self._write_failed(error) from error
             self.log_end_offset = header.next_offset
-            self._appends += 1
             if header.producer_id != NO_PRODUCER_ID:
                 self._note_producer(header, batch, header.base_offset, header.max_timestamp_ms, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """The segment to write a batch of ``size`` bytes to, after a roll if one is due."""
+        """Return the segment for a batch of ``size`` bytes. Rolls first if that is due."""
         segment = self._active
         if (
             segment is None
@@ -211,7 +392,7 @@ class Log(LookupLog):
         return segment
 
     def _prepare_segment(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """As ``_segment_for``, when something has to be opened, worked out or rolled."""
+        """The slow path of ``_segment_for``: open, compute the limits, or roll."""
         segment = self._open_active()
         if segment.size_bytes and self._roll_size_bytes < 0:
             self._arm_roll(segment, now_ms)
@@ -225,18 +406,18 @@ class Log(LookupLog):
         if segment.size_bytes == 0:
             segment.first_append_ms = now_ms
             self._arm_roll(segment, now_ms)
-            # A batch larger than a whole segment gets one of its own.
+            # A batch larger than a whole segment gets a segment of its own.
             self._roll_size_bytes = max(self._roll_size_bytes, size)
         return segment
 
     def _arm_roll(self, segment: Segment, now_ms: int) -> None:
-        """Work out at which size, time and offset the active segment is full."""
+        """Compute the size, time and offset at which the active segment is full."""
         config = self._config
-        if segment.first_append_ms == NO_TIMESTAMP:  # opened, not created: the first batch tells
+        if segment.first_append_ms == NO_TIMESTAMP:  # opened, not created: use the first batch's time
             first_ms = segment.first_timestamp_ms()
             segment.first_append_ms = first_ms if NO_TIMESTAMP < first_ms < now_ms else now_ms
         jitter_ms = 0
-        if config.segment_jitter_ms:  # spread over logs and segments, and the same each time
+        if config.segment_jitter_ms:  # spread over logs and segments, and the same at each start
             seed = zlib.crc32(segment.path().encode())
             jitter_ms = seed % min(config.segment_jitter_ms, config.segment_ms)
         self._roll_size_bytes = config.segment_bytes
@@ -244,7 +425,7 @@ class Log(LookupLog):
         self._roll_offset = segment.base_offset + MAX_SEGMENT_BYTES
 
     def _open_active(self) -> Segment:
-        """The active segment, ready for writing; the first one is created."""
+        """Return the active segment, ready for writing. Creates the first one."""
         if self.offline_reason is not None:
             raise self._offline_error()
         if self._active is not None:
@@ -264,27 +445,24 @@ class Log(LookupLog):
 
     def _create_segment(self) -> Segment:
         segment = self._segments.create(self.log_end_offset, self._config, self._state)
-        self._directory_changes += 1
+        self._sync.names_changed += 1
         return segment
 
     def roll(self) -> Segment:
-        """Begin a new segment, unless the active one is empty. Returns the active one.
+        """Begin a new segment unless the active one is empty. Returns the active segment.
 
         Raises DiskFullError with nothing changed, LogOfflineError.
         """
         old = self._open_active()
         if old.size_bytes == 0:
             return old
-        try:
+        with self._writing():
             self._active = self._create_segment()
-            self._unsynced.append(old)
+            self._sync.unsynced.append(old)
             old.close_for_append()
-        except OSError as error:
-            raise self._write_failed(error) from error
         self._save_producers(self._active, old.base_offset)
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
-        self._rolls += 1
         return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
@@ -302,25 +480,24 @@ class Log(LookupLog):
     # --- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, up_to: int, at_least_one: bool = True) -> Slice:
-        """Whole batches from the one that holds ``offset`` on, all below ``up_to`` (exclusive).
+        """Return whole batches from the one that holds ``offset``, all below ``up_to`` (exclusive).
 
-        As many as fit in ``max_bytes``; the first one in any case if ``at_least_one``. The views stay
-        valid while they are held, whatever becomes of the files. Raises OffsetOutOfRangeError outside
-        [log_start_offset, log_end_offset]; LogOfflineError when damage is met.
+        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The views
+        stay valid while they are held, whatever becomes of the files. Raises OffsetOutOfRangeError outside
+        [log_start_offset, log_end_offset]; LogOfflineError if the files are damaged.
         """
         limit = min(up_to, self.log_end_offset)
         if not self.log_start_offset <= offset < limit:
             return self._read_nothing(offset)
         if self._is_damaged or self._clean_end is not None:
             self._open()
-        self._reads += 1
         try:
             return Slice(*self._segments.read(offset, max_bytes, limit, at_least_one))
         except (CorruptLogError, OSError) as error:
             raise self._read_failed(error) from error
 
     def _read_nothing(self, offset: int) -> Slice:
-        """An empty slice for an offset in range with nothing below the limit, or the error."""
+        """Return an empty slice for an offset within the log. Raises OffsetOutOfRangeError for others."""
         if self._is_damaged:
             raise self._offline_error()
         if self.log_start_offset <= offset <= self.log_end_offset:
@@ -329,13 +506,99 @@ class Log(LookupLog):
             f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
         )
 
+    # Each lookup uses the segments' sizes and sparse indexes and walks at most about one index interval of
+    # batch headers, however long the log or the requested range.
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """Return (max timestamp, base offset) of the first batch whose max timestamp is at least
+        ``timestamp_ms``, or None. Deleted batches are ignored; the offset is at least the log start."""
+        self._open()
+        with self._reading():
+            found = self._segments.find_timestamp(timestamp_ms, self.log_start_offset)
+        return None if found is None else (found[0], max(found[1], self.log_start_offset))
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """Return (largest timestamp, base offset of the first batch that has it); None for an empty log."""
+        self._open()
+        with self._reading():
+            largest = self._segments.largest_timestamp_ms()
+        return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
+
+    def offset_for_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
+        """Return how far [start_offset, end_offset) can be read with at most ``max_bytes`` of batches.
+
+        A batch counts as a whole if any of its offsets is in the range; the first is included whatever its
+        size. Offsets below the log start, and from the log end on, have no bytes. Raises LogOfflineError if
+        the files are damaged.
+        """
+        self._open()
+        start, end = max(start_offset, self.log_start_offset), min(end_offset, self.log_end_offset)
+        if start >= end:
+            return BytesEnd(end_offset, 0, 0)
+        with self._reading():
+            found = self._segments.find_bytes(start, end, max_bytes)
+        return found._replace(end_offset=end_offset) if found.end_offset == end else found
+
+    # --- syncing ---------------------------------------------------------------------------------------
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether a sync would make records, segments or file names durable."""
+        return self.synced_end_offset < self.log_end_offset or self._sync.has_unsynced
+
+    def begin_sync(self) -> SyncWork | None:
+        """Return the work of one sync round, or None: nothing to do, a round is under way, or offline.
+
+        The caller runs it, in any thread, and then calls ``finish_sync`` in its own. Batches appended
+        meanwhile belong to the next round.
+        """
+        if self._sync.round is not None or self.offline_reason is not None or not self.has_unsynced:
+            return None
+        with self._writing():
+            self._sync.round = work = self._sync_work()
+        return work
+
+    def _sync_work(self) -> SyncWork:
+        active = self._segments.last if len(self._segments) else None
+        return self._sync.work(
+            active,
+            is_active_unsynced=self.synced_end_offset < self.log_end_offset,
+            end_offset=self.log_end_offset,
+            epochs=self._epochs.entries_below(self.log_end_offset),
+            truncations=self._state.truncations,
+        )
+
+    def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
+        """Process the result of ``work.run()``. A failed sync is final: the log goes offline (R26).
+
+        DiskFullError is not a failed sync: nothing was counted as synced, and the next round tries again.
+        """
+        self._sync.round = None
+        if self._is_closed:
+            return  # close has synced everything; the files of a deleted log may be gone
+        if isinstance(error, DiskFullError):
+            logger.warning("sync postponed %s", Fields(directory=self._directory, error=error))
+        elif error is not None:
+            self._go_offline(f"sync failed: {error}")
+        elif work.truncations == self._state.truncations and self.offline_reason is None:
+            self._synced(work)
+
+    def _synced(self, work: SyncWork) -> None:
+        self._sync.complete(work)
+        self.synced_end_offset = max(self.synced_end_offset, work.end_offset)
+        active = work.active
+        if active is self._active and active is not None:
+            active.save_indexes(work.active_position, final=False)
+            if self._producers.is_due(active.size_bytes):
+                self._save_producers(active, active.base_offset)
+
     # --- epochs ----------------------------------------------------------------------------------------
 
     @property
     def latest_epoch(self) -> int:
-        """Of the last batch, or of the current leadership; NO_EPOCH (-1) when there is none."""
+        """The epoch of the last batch, or of the current leadership; NO_EPOCH (-1) without either."""
         if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
-            return self._epoch_to_start  # nothing to be found by opening it
+            return self._epoch_to_start  # an empty log need not be opened
         self._open()
         return self._latest_epoch
 
@@ -345,9 +608,9 @@ class Log(LookupLog):
         return self._epochs.entries()
 
     def start_epoch(self, leader_epoch: int) -> None:
-        """The batches from the log end on are of ``leader_epoch``: called by a leader taking over (R2).
+        """Assign ``leader_epoch`` to the batches from the log end on: a leader takes over (R2).
 
-        A log that nobody has used yet is not opened for that.
+        An unused log is not opened for that.
         """
         if self._clean_end is not None:
             self._epoch_to_start = leader_epoch
@@ -357,26 +620,28 @@ class Log(LookupLog):
         self._latest_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
-        """Drop the epoch that has no batch, if there is one: called by a replica becoming follower (R5)."""
+        """Drop the epoch that has no batch, if there is one: a replica becomes a follower (R5)."""
         self._epoch_to_start = NO_EPOCH
-        if self._clean_end is not None:
-            return
-        self._open()
-        kept = 1 if "R5-keep-empty-epochs" in mutants.ACTIVE else 0
-        self._epochs.truncate_from_end(self.log_end_offset + kept)
+        if self._clean_end is None:
+            self._open()
+            self._drop_empty_epochs()
+
+    def _drop_empty_epochs(self) -> None:
+        """Drop the epochs that start at the log end or above: no batch is of them (R5)."""
+        self._epochs.truncate_from_end(self.log_end_offset)
         self._latest_epoch = self._epochs.latest_epoch
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
-        """(the largest known epoch not above ``leader_epoch``, its end offset, exclusive): R4."""
+        """Return the largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4)."""
         self._open()
         return self._epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
-    # --- removing --------------------------------------------------------------------------------------
+    # --- truncating ------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> int:
-        """Cut off the batch that holds ``offset`` and all behind it, durably. Returns the new log end.
+        """Remove the batch that holds ``offset`` and all behind it, durably. Returns the new log end.
 
-        Only a follower that was told to by its leader does this (R4). Raises OffsetOutOfRangeError below
+        Only a follower does this, as its leader's response requires (R4). Raises OffsetOutOfRangeError below
         the log start, DiskFullError with nothing changed, LogOfflineError.
         """
         self._open_active()
@@ -386,13 +651,11 @@ class Log(LookupLog):
             self.forget_empty_epoch()
             return self.log_end_offset
         number = self._segments.number_of(offset)
-        try:
+        with self._reading():
             found = self._segments.segments[number].find(offset)
-        except (CorruptLogError, OSError) as error:
-            raise self._read_failed(error) from error
         start = min(self.log_start_offset, found.base_offset)
-        # First it is made known that nothing said so far holds above the new end: neither the recovery
-        # point nor any index block. From here on a crash leaves the old log or a shorter prefix of it.
+        # Written first: the recovery point and the index blocks hold only below the new end from now on, so
+        # that a crash leaves the old log or a shorter prefix of it.
         self._write_state(LogState(start, self._state.truncations + 1, found.base_offset))
         self.log_start_offset = start
         try:
@@ -402,10 +665,9 @@ class Log(LookupLog):
         return self.log_end_offset
 
     def _cut(self, number: int, found: Found) -> None:
-        """Remove the segments behind ``number`` and the bytes of it from ``found`` on; sync all."""
+        """Remove the segments behind ``number``, and its bytes from ``found`` on; sync the rest."""
         segment = self._segments.segments[number]
-        closed = [one for one in self._unsynced if one.base_offset < segment.base_offset]
-        self._unsynced.clear()
+        closed = [one for one in self._sync.unsynced if one.base_offset < segment.base_offset]
         self._segments.drop_behind(number)
         segment.drop_saved_indexes()
         segment.truncate_to_position(found)
@@ -415,43 +677,43 @@ class Log(LookupLog):
         self._fs.sync_dir(self._directory)
         for one in closed:
             one.save_indexes(one.size_bytes, final=True)
-        self._directory_changes_synced = self._directory_changes
         self._active = segment
-        self._roll_size_bytes = -1
-        self.synced_end_offset = found.base_offset
+        self._synced_all()
 
     def reset_to(self, offset: int) -> None:
-        """Drop everything and begin anew at ``offset``, durably: for a follower whose leader has nothing
-        that joins on to this log (R4). Raises DiskFullError with nothing changed, LogOfflineError."""
+        """Remove all batches and continue at ``offset``, durably: the leader's log has no batch that
+        follows this log's (R4). Raises DiskFullError with nothing changed, LogOfflineError."""
         if self.offline_reason is not None:
             raise self._offline_error()
         self._open()
-        # Nothing that was said so far holds any more. A crash after this leaves nothing below the new
-        # start, and above it either nothing or what would be found to diverge again.
+        # Written first: nothing stated so far holds any more. A crash after this leaves no batch below the
+        # new start, and above it none or some that diverge again.
         self._write_state(LogState(offset, self._state.truncations + 1, 0))
         self.log_start_offset = offset
         try:
             self._active = None
-            self._unsynced.clear()
             self._segments.drop_behind(-1)
             self._epochs.truncate_from_end(0)
             self._end_at(offset)
             self._fs.sync_dir(self._directory)
         except (DiskFullError, OSError) as error:
             raise self._write_failed(error) from error
-        self._directory_changes_synced = self._directory_changes
-        self._roll_size_bytes = -1
-        self.synced_end_offset = offset
+        self._synced_all()
 
     def _end_at(self, offset: int) -> None:
-        """The log ends at ``offset`` now: save the epochs that are left."""
+        """Set the log end to ``offset``, and save the epochs below it."""
         self.log_end_offset = offset
         self._producers.truncate(offset)
         self.forget_empty_epoch()
-        self._epochs_saved, epochs_file = self._epochs_to_save()
-        self._take_over_epochs()
-        if epochs_file is not None:
-            self._fs.write_atomically(*epochs_file)
+        self._sync.write_epochs(self._epochs.entries_below(offset), self._state.truncations)
+
+    def _synced_all(self) -> None:
+        """A truncation has synced everything that is left."""
+        self._sync.forget()
+        self._roll_size_bytes = -1
+        self.synced_end_offset = self.log_end_offset
+
+    # --- deleting --------------------------------------------------------------------------------------
 
     def delete_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, durably, and retire the segments below it.
@@ -466,10 +728,10 @@ class Log(LookupLog):
         return self.log_start_offset
 
     def begin_delete(self, offset: int) -> StateWork | None:
-        """``delete_before`` with its waiting apart: what is to be run, in any thread; None: nothing.
+        """Return the blocking part of ``delete_before``, to run in any thread, or None: nothing to do.
 
-        The caller hands it to ``finish_delete``. Appending and syncing go on meanwhile, but nothing else that
-        removes something. Raises as ``delete_before``, but for DiskFullError.
+        The caller then calls ``finish_delete``. Appending and syncing continue meanwhile, but nothing else
+        may remove records. Raises as ``delete_before``, except DiskFullError.
         """
         if self.offline_reason is not None:
             raise self._offline_error()
@@ -481,7 +743,7 @@ class Log(LookupLog):
         return self._state_work(self._state._replace(log_start_offset=offset))
 
     def finish_delete(self, work: StateWork, error: BaseException | None) -> None:
-        """Take the outcome of ``work.run()``. Raises as ``delete_before``."""
+        """Process the result of ``work.run()``. Raises as ``delete_before``."""
         if self._is_closed:
             return
         if self.offline_reason is not None:
@@ -494,34 +756,24 @@ class Log(LookupLog):
             self._take_state(work.state)
         self._delete(work.state.log_start_offset)
 
-    def apply_retention(
-        self, now_ms: int, wall_ms: int | None = None, *, up_to: int | None = None
-    ) -> list[str]:
-        """Retire the segments that retention.ms and retention.bytes let go. Returns their file names.
+    def _delete(self, log_start_offset: int) -> None:
+        """Retire the segments below the new, durable log start. The renames need no sync: a start removes
+        the leftovers."""
+        self.log_start_offset = log_start_offset
+        self._epochs.truncate_from_start(log_start_offset)
+        count = max(self._segments.number_of(log_start_offset), 0)
+        with self._writing():
+            retired = self._segments.retire(count)
+            self._producers.delete_before(log_start_offset)
+        self._sync.unsynced = [segment for segment in self._sync.unsynced if segment not in retired]
 
-        ``now_ms`` counts for file.delete.delay.ms, ``wall_ms`` (else ``now_ms``) for the records' age.
-        ``up_to`` is as in ``retention_offset``. Raises as ``delete_before``.
-        """
-        if self.offline_reason is not None:
-            return []
-        offset = self.retention_offset(now_ms if wall_ms is None else wall_ms, up_to=up_to)
-        names: list[str] = []
-        if offset > self.log_start_offset:
-            self._write_state(self._state._replace(log_start_offset=offset))
-            names = self._delete(offset)
-        self.remove_retired(now_ms)
-        return names
+    def retention_offset(self, now_ms: int, *, up_to: int) -> int:
+        """Return the log start that retention.ms and retention.bytes ask for; rolls if all may go.
 
-    def retention_offset(self, now_ms: int, *, up_to: int | None = None) -> int:
-        """Up to where retention.ms and retention.bytes let the log go; if all may, a new segment is begun.
-
-        ``up_to`` is the high watermark, exclusive; without it what is synced, or with page-cache
-        durability all, may go. Raises as ``roll``.
+        ``up_to`` is the high watermark, exclusive. Raises as ``roll``.
         """
         self._open()
-        if up_to is None:
-            up_to = self.synced_end_offset if self._config.synced_only else self.log_end_offset
-        try:
+        with self._reading():
             plan = plan_retention(
                 self._segments.summaries(),
                 log_size_bytes=self._segments.size_bytes,
@@ -531,50 +783,280 @@ class Log(LookupLog):
                 retention_bytes=self._config.retention_bytes,
                 now_ms=now_ms,
             )
-        except (CorruptLogError, OSError) as error:
-            raise self._read_failed(error) from error
         if not plan.segment_count:
             return self.log_start_offset
         if plan.segment_count == len(self._segments):
             self.roll()
         return plan.log_start_offset
 
-    def _delete(self, log_start_offset: int) -> list[str]:
-        """The log starts there, durably: retire the segments below. Their names need no sync: a start
-        takes them for left-overs."""
-        self.log_start_offset = log_start_offset
-        self._epochs.truncate_from_start(log_start_offset)
-        retired: list[Segment] = []
-        count = max(self._segments.number_of(log_start_offset), 0)
-        self._removing(lambda: retired.extend(self._segments.retire(count)))
-        self._removing(lambda: self._producers.delete_before(log_start_offset))
-        self._unsynced = [segment for segment in self._unsynced if segment not in retired]
-        self._segments_deleted += len(retired)
-        return [layout.segment_file_name(segment.base_offset, layout.LOG_SUFFIX) for segment in retired]
+    def remove_retired(self, now_ms: int) -> None:
+        """Unlink the files of segments retired ``file.delete.delay.ms`` before."""
+        with self._writing():
+            self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms)
 
-    # --- state -----------------------------------------------------------------------------------------
+    def release_idle(self) -> int:
+        """Close files and maps not used since the last call. Returns the number of segments released."""
+        if self.has_unsynced or self._swap is not None:
+            return 0
+        return self._segments.release_idle()
+
+    # --- compacting ------------------------------------------------------------------------------------
+    #
+    # The owner runs the steps of a pass from ``begin_compaction``, takes every ``SwapWork`` among them
+    # through ``begin_swap``, ``run`` in any thread and ``finish_swap``, during which nothing else may remove
+    # records, and calls ``finish_compaction`` at the end.
+
+    def cleanable(self, now_ms: int, up_to: int) -> Cleanable:
+        """Return what a pass could compact below the high watermark ``up_to``. Raises StorageError."""
+        return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
+
+    def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
+        """Return the closed segments, from the first on, that are synced, committed and old enough."""
+        if not self._config.is_compacted or self.offline_reason is not None or self._clean_end is not None:
+            return []  # a log not used since a clean start is not opened for this
+        limit = min(up_to, self.synced_end_offset)
+        lag_ms = self._config.min_compaction_lag_ms
+        found: list[Segment] = []
+        for segment in self._segments.segments[:-1]:
+            if segment.next_offset > limit or segment in self._sync.unsynced:
+                break
+            if lag_ms:
+                with self._reading():
+                    segment.load_indexes()
+                if segment.max_timestamp_ms > now_ms - lag_ms:
+                    break
+            found.append(segment)
+        return found
 
     @property
-    def size_bytes(self) -> int:
-        """Of all batches, without space allocated ahead."""
-        self._open()
-        return self._segments.size_bytes
+    def compaction_points(self) -> CompactionPoints:
+        """How far this log was compacted."""
+        return self._compaction.points(self._state)
 
-    @property
-    def segment_count(self) -> int:
-        self._open()
-        return len(self._segments)
+    def begin_compaction(
+        self, now_ms: int, up_to: int, max_keys: int, *, may_forget: bool = True
+    ) -> CompactionPass | None:
+        """Return a pass over the segments that may be compacted, or None if there is none.
 
-    def statistics(self) -> LogStatistics:
-        segments = self._segments
-        return LogStatistics(
-            segment_count=len(segments),
-            size_bytes=segments.size_bytes,
-            appends=self._appends,
-            reads=self._reads,
-            rolls=self._rolls,
-            syncs=self._syncs,
-            segments_deleted=self._segments_deleted,
-            bytes_scanned=sum(segment.lookup_bytes_scanned for segment in segments),
-            boundary_bytes_scanned=sum(segment.boundary_bytes_scanned for segment in segments),
+        It keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, every tombstone and
+        marker that nothing later has replaced stays (R41). Raises StorageError.
+        """
+        segments = self._cleanable_segments(now_ms, up_to)
+        if not segments:
+            return None
+        return self._compaction.begin(
+            segments,
+            self._state,
+            self._config,
+            now_ms,
+            is_known=self._is_known_producer,
+            max_keys=max_keys,
+            may_forget=may_forget,
         )
+
+    def _is_known_producer(self, producer_id: int) -> bool:
+        """Whether the log knows a producer; True while the producers are not loaded."""
+        states = self._producers.states
+        return states is None or states.get(producer_id) is not None
+
+    def fits(self, work: CompactionPass | SwapWork) -> bool:
+        """Whether the log was neither truncated, closed nor taken offline since the pass began."""
+        is_usable = self.offline_reason is None and not self._is_closed
+        return is_usable and work.truncations == self._state.truncations
+
+    def begin_swap(self, work: SwapWork) -> SwapWork | None:
+        """Return ``work`` if it still fits the log, else None, which ends the pass.
+
+        The caller runs it and then calls ``finish_swap`` with the result. Raises StorageError.
+        """
+        if not self.fits(work):
+            return None
+        listed = self._segments.segments
+        number = self._segments.number_of(work.old[0].base_offset)
+        if number < 0 or listed[number : number + len(work.old)] != work.old:
+            return None
+        with self._reading():
+            for segment in work.old:  # readers keep using the old files while the names change
+                segment.load_indexes()
+                segment.view()
+        self._swap = work
+        return work
+
+    def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
+        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is neither old nor
+        new until the next start (R26); DiskFullError, OSError with nothing changed."""
+        self._swap = None
+        if error is not None:
+            if work.is_decided:
+                raise self._write_failed(error) from error
+            raise error
+        new = work.new
+        new.state = self._state
+        new.reconfigure(self._config)
+        self._segments.replace(work.old, new)
+        new.save_indexes(new.size_bytes, final=True)
+        work.is_done = True
+
+    def give_up_swap(self, work: SwapWork) -> None:
+        """Undo ``begin_swap`` for work that will not run."""
+        if self._swap is work:
+            self._swap = None
+
+    def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
+        """Record how far a complete pass came. Returns the write that makes it durable, or None.
+
+        It may run in any thread. If it fails, a later pass does the work again.
+        """
+        if not self.fits(done) or not done.is_complete:
+            return None
+        return self._compaction.finish(done, self._state, self._config, now_ms)
+
+    # --- producers and transactions --------------------------------------------------------------------
+
+    @property
+    def producers(self) -> ProducerStates:
+        """The idempotent producers of all batches in the log, uncommitted ones too (R27).
+
+        Loaded at the first call, from the newest snapshot and the batch headers behind it.
+        """
+        states = self._producers.states
+        if states is not None and self._clean_end is None:
+            return states
+        self._open()
+        with self._reading():
+            states = self._producers.states
+            if states is None:
+                states = self._producers.load(
+                    self._segments, self._state, self.log_start_offset, self.log_end_offset
+                )
+        return states
+
+    def _note_producer(
+        self, header: BatchHeader, batch: Buffer, base_offset: int, max_timestamp_ms: int, now_ms: int
+    ) -> None:
+        """Add a batch that was appended at ``base_offset`` to its producer's state."""
+        states = self._producers.states
+        if states is None:
+            self.producers  # noqa: B018 - loaded now, so that a new leader need not walk far
+            return
+        last_offset = base_offset + header.last_offset_delta
+        producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+        if not header.attributes & _TRANSACTION_BITS:
+            states.note(producer_id, epoch, sequence, base_offset, last_offset, max_timestamp_ms, now_ms)
+            return
+        states.note_transactional(
+            batch,
+            header.attributes,
+            producer_id,
+            epoch,
+            sequence,
+            base_offset,
+            last_offset,
+            max_timestamp_ms,
+            now_ms,
+        )
+
+    def _save_producers(self, active: Segment, keep_from: int) -> None:
+        self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Return the offset below which the outcome of every transaction is known, exclusive (R33).
+
+        That is the high watermark, or the first offset of a transaction that is open or whose marker is not
+        below the high watermark.
+        """
+        states = self.producers
+        if not states.open and not states.ended:
+            return high_watermark
+        return max(states.last_stable_offset(high_watermark), self.log_start_offset)
+
+    def known_stable_offset(self, high_watermark: int) -> int:
+        """``last_stable_offset`` if the producers are loaded, else the high watermark."""
+        states = self._producers.states
+        if states is None or not (states.open or states.ended):
+            return high_watermark
+        return self.last_stable_offset(high_watermark)
+
+    def settle_transactions(self, high_watermark: int) -> None:
+        """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
+        states = self._producers.states
+        if states is not None and states.ended:
+            states.settle(high_watermark)
+
+    def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return (producer id, first offset) of the aborted transactions with an offset in [first, end),
+        ordered by first offset."""
+        found = self.producers.aborted.between(first, end)
+        return [(one.producer_id, one.first_offset) for one in found]
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that were idle for ``expiration_ms`` (R29). Returns their number."""
+        states = self._producers.states
+        return 0 if states is None else states.expire(now_ms, expiration_ms)
+
+    # --- failing ---------------------------------------------------------------------------------------
+
+    def _write_state(self, state: LogState) -> None:
+        """Make ``state`` durable. On a full disk the space allocated ahead is given up for it (R26)."""
+        work = self._state_work(state)
+        with self._writing():
+            try:
+                work.run()
+            except DiskFullError:
+                if self._active is None:
+                    raise
+                self._active.close_for_append()
+                work.run()
+        self._take_state(state)
+
+    def _state_work(self, state: LogState) -> StateWork:
+        return StateWork(self._fs, self._directory, state, is_parent_unsynced=self._sync.is_parent_unsynced)
+
+    def _take_state(self, state: LogState) -> None:
+        """Use ``state``, which is durable now, and the log directory's name with it."""
+        self._sync.is_parent_unsynced = False
+        self._state = state
+        self._segments.set_state(state)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn an error of reading into a StorageError; see ``_read_failed``."""
+        try:
+            yield
+        except (CorruptLogError, OSError) as error:
+            raise self._read_failed(error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an OSError of writing into a StorageError; see ``_write_failed``."""
+        try:
+            yield
+        except OSError as error:
+            raise self._write_failed(error) from error
+
+    def _offline_error(self) -> LogOfflineError:
+        return LogOfflineError(
+            f"the log in {self._directory} is offline: {self.offline_reason}",
+            hint="repair the disk, then restart the broker; see the broker's log for the cause",
+        )
+
+    def _go_offline(self, reason: str) -> None:
+        if self.offline_reason is None:
+            self.offline_reason = reason
+            logger.error("log offline %s", Fields(directory=self._directory, reason=reason))
+        self._active = None
+
+    def _write_failed(self, error: BaseException) -> StorageError:
+        """Take the log offline, because a failed write is final (R26), unless the error is transient."""
+        if isinstance(error, OSError) and error.errno in _TRANSIENT:
+            return StorageError(f"the log in {self._directory} can't be written now: {error}")
+        self._go_offline(f"write failed: {error}")
+        return self._offline_error()
+
+    def _read_failed(self, error: CorruptLogError | OSError) -> StorageError:
+        """Take the log offline, for reading too, if its files are damaged (R24); other errors may pass."""
+        if not isinstance(error, CorruptLogError):
+            return StorageError(f"the log in {self._directory} can't be read now: {error}")
+        self._is_damaged = True
+        self._go_offline(str(error))
+        return self._offline_error()

@@ -82,21 +82,6 @@ def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
         return None
 
 
-class CheckpointWork:
-    """A checkpoint to write. ``run`` blocks and may run in any thread."""
-
-    __slots__ = ("_data", "_fs", "_path", "points")
-
-    def __init__(self, fs: FileSystem, path: str, points: dict[str, RecoveryPoint]) -> None:
-        self._fs = fs
-        self._path = path
-        self._data = encode_recovery_points(points)
-        self.points = points
-
-    def run(self) -> None:
-        self._fs.write_atomically(self._path, self._data)
-
-
 class LogStore:
     """The logs of one data directory by topic and partition. Made by ``open``; closed once.
 
@@ -113,7 +98,6 @@ class LogStore:
         self._points: dict[str, RecoveryPoint] = {}
         self._clean_ends: dict[str, CleanEnd] = {}
         self._retired: list[tuple[str, int | None]] = []
-        self._checkpointing = False
         self._has_stale_point = False
         self._closed = False
         self.identity = identity
@@ -304,15 +288,14 @@ class LogStore:
         directory = self._join(name)
         if self._fs.exists(directory):
             log, unsynced = self._open_log(name, config)
+            self._add(tp, name, log)
             if unsynced is not None:
-                self._add(tp, name, log)
                 self._sync_recovered([(tp, log, unsynced)])
-                return self._logs[tp]
-        else:
-            log = Log.create(self._fs, directory, config)
-            file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)
-            file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
-            file.close()
+            return self._logs[tp]
+        log = Log.create(self._fs, directory, config)
+        file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)
+        file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
+        file.close()
         self._add(tp, name, log)
         return log
 
@@ -326,11 +309,6 @@ class LogStore:
     def logs(self) -> Mapping[TopicPartition, Log]:
         """All logs, offline ones included. A live view: don't keep it over a change."""
         return self._logs
-
-    def offline_logs(self) -> dict[TopicPartition, str]:
-        """{topic and partition: reason} of the logs that are offline."""
-        logs = self._logs.items()
-        return {tp: log.offline_reason for tp, log in logs if log.offline_reason is not None}
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
         """Retire a log with all its records, durably; its files go in a later ``remove_retired``.
@@ -382,47 +360,21 @@ class LogStore:
 
     # --- passes ----------------------------------------------------------------------------------------
 
-    def unsynced_logs(self) -> list[Log]:
-        """The logs for which ``begin_sync`` has something to do."""
-        return [log for log in self._logs.values() if log.has_unsynced and log.offline_reason is None]
-
     def release_idle(self) -> int:
         """Let go of files and maps that nobody used since the last call. Returns how many."""
         return sum(log.release_idle() for log in self._logs.values())
 
-    def begin_checkpoint(self) -> CheckpointWork | None:
-        """The recovery points to write, or None: nothing has moved, or one is being written."""
-        if self._checkpointing:
-            return None
+    def checkpoint(self) -> None:
+        """Write the recovery points if any has moved. Raises OSError, DiskFullError: the old ones stay."""
         points = dict(self._points)
         for tp, log in self._logs.items():
             if log.is_open:
                 points[self._names[tp]] = log.recovery_point
         if points == self._points and not self._has_stale_point:
-            return None
-        self._checkpointing = True
-        return CheckpointWork(self._fs, self._join(layout.RECOVERY_POINTS_FILE), points)
-
-    def finish_checkpoint(self, work: CheckpointWork, error: BaseException | None) -> None:
-        """Take the outcome of ``work.run()``. A checkpoint that failed leaves the old one, which holds."""
-        self._checkpointing = False
-        if error is None:
-            self._points = work.points
-            self._has_stale_point = False
-        else:
-            logger.warning("checkpoint failed %s", Fields(path=self._path, error=error))
-
-    def checkpoint(self, now_ms: int = 0) -> None:
-        """Write the recovery points that have moved. Raises OSError, DiskFullError."""
-        work = self.begin_checkpoint()
-        if work is None:
             return
-        try:
-            work.run()
-        except BaseException as error:
-            self.finish_checkpoint(work, error)
-            raise
-        self.finish_checkpoint(work, None)
+        self._fs.write_atomically(self._join(layout.RECOVERY_POINTS_FILE), encode_recovery_points(points))
+        self._points = points
+        self._has_stale_point = False
 
     def _join(self, name: str) -> str:
         return layout.join(self._path, name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kafkalite import mutants
 from kafkalite.errors import (
     ConcurrentTransactionsError,
     InvalidProducerEpochError,
@@ -25,7 +24,8 @@ from kafkalite.errors import (
     UnknownProducerIdError,
 )
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
-from kafkalite.records.header import BatchHeader
+from kafkalite.records.control import parse_marker
+from kafkalite.records.header import CONTROL_BIT, BatchHeader, Buffer
 from kafkalite.storage.aborted_index import ABORTED, Aborted, AbortedIndex
 
 KEPT_BATCHES: Final = 5  #: as many as a producer may have in flight
@@ -78,6 +78,15 @@ class ProducerState:
         self.batches = batches
         self.coordinator_epoch = coordinator_epoch  #: of the last marker; NO_EPOCH before any
         self.transaction_start_offset = transaction_start_offset  #: NO_OFFSET: none is open here
+
+    def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
+        """Whether a marker's coordinator is not older than that of the producer's last marker (R32)."""
+        return coordinator_epoch >= self.coordinator_epoch
+
+    def fence(self, marker_epoch: int) -> None:
+        """Adopt the epoch of a marker: late batches of the transaction that it ended are refused (R31)."""
+        self.epoch = marker_epoch
+        self.batches = []
 
     def _durable(self) -> tuple[object, ...]:
         return (self.epoch, self.batches, self.coordinator_epoch, self.transaction_start_offset)
@@ -149,15 +158,13 @@ class ProducerStates:
                 return None
             found = _repeated(batches, first, (first + header.last_offset_delta) % SEQUENCES)
             if found is not None:
-                return None if "R28-no-dedup" in mutants.ACTIVE else found
+                return found
         elif producer is not None and header.producer_epoch < producer.epoch:
             raise InvalidProducerEpochError(
                 f"producer {header.producer_id} is in epoch {producer.epoch}; the batch is of"
                 f" {header.producer_epoch}"
             )
         elif first == 0:
-            return None
-        if "R28-no-gap-check" in mutants.ACTIVE:
             return None
         if producer is None:
             raise UnknownProducerIdError(
@@ -217,7 +224,7 @@ class ProducerStates:
         producer = self._producers.get(producer_id)
         if producer is None:
             return True
-        if coordinator_epoch < producer.coordinator_epoch and "R32-old-coordinator" not in mutants.ACTIVE:
+        if not producer.is_from_current_coordinator(coordinator_epoch):
             raise TransactionCoordinatorFencedError(
                 f"producer {producer_id} has a marker of coordinator epoch {producer.coordinator_epoch};"
                 f" this one is of {coordinator_epoch}"
@@ -273,6 +280,30 @@ class ProducerStates:
             producer.transaction_start_offset = base_offset
             self.open[producer_id] = base_offset
 
+    def note_transactional(
+        self,
+        batch: Buffer,
+        attributes: int,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        base_offset: int,
+        last_offset: int,
+        max_timestamp_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Add a batch whose ``attributes`` have the transactional or the control bit.
+
+        ``batch`` need only have the length of a marker. Raises CorruptBatchError for a bad marker.
+        """
+        if attributes & CONTROL_BIT:
+            is_commit, coordinator_epoch = parse_marker(batch)
+            self.note_marker(producer_id, epoch, coordinator_epoch, base_offset, now_ms, is_commit=is_commit)
+            return
+        self.note_open(producer_id, epoch, base_offset, now_ms)
+        if first_sequence >= 0:
+            self.note(producer_id, epoch, first_sequence, base_offset, last_offset, max_timestamp_ms, now_ms)
+
     def note_marker(
         self,
         producer_id: int,
@@ -289,9 +320,7 @@ class ProducerStates:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
         producer.last_append_ms = now_ms  # counts as a sign of life, so that the epochs are not lost (R29)
         producer.coordinator_epoch = coordinator_epoch
-        if "R31-marker-epoch-ignored" not in mutants.ACTIVE:
-            producer.epoch = epoch
-            producer.batches = []
+        producer.fence(epoch)
         producer.transaction_start_offset = NO_OFFSET
         first_offset = self.open.pop(producer_id, NO_OFFSET)
         if first_offset == NO_OFFSET:
@@ -312,14 +341,17 @@ class ProducerStates:
     def last_stable_offset(self, high_watermark: int) -> int:
         """The high watermark, or the first offset of a transaction that is open or whose marker is not
         committed, if that is less (R33). Exclusive. A high watermark never goes back."""
-        least = high_watermark
-        if self.open and "R33-lso-ignores-open" not in mutants.ACTIVE:
-            least = min(least, next(iter(self.open.values())))
-        if self.ended and "R33-lso-uncommitted-marker" not in mutants.ACTIVE:
-            self.settle(high_watermark)
-            for one in self.ended:
-                least = min(least, one.first_offset)
-        return least
+        return min(self.first_open_offset(high_watermark), self.first_uncommitted_offset(high_watermark))
+
+    def first_open_offset(self, high_watermark: int) -> int:
+        """Return the first offset of the oldest open transaction, or ``high_watermark`` if that is less."""
+        return min(high_watermark, next(iter(self.open.values()), high_watermark))
+
+    def first_uncommitted_offset(self, high_watermark: int) -> int:
+        """Return the first offset of the ended transactions whose marker is not committed, or
+        ``high_watermark`` if that is less."""
+        self.settle(high_watermark)
+        return min((one.first_offset for one in self.ended), default=high_watermark)
 
     def open_transactions(self) -> list[OpenTransaction]:
         """Those without a marker here, by first offset."""

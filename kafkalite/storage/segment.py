@@ -93,10 +93,8 @@ class Segment:
         "_writable_bytes",
         "allocated_bytes",
         "base_offset",
-        "boundary_bytes_scanned",
         "first_append_ms",
         "indexes_loaded",
-        "lookup_bytes_scanned",
         "max_timestamp_ms",
         "max_timestamp_offset",
         "next_offset",
@@ -131,8 +129,6 @@ class Segment:
         self._file: File | None = None
         self._map = memoryview(b"")
         self._mapped_bytes = 0
-        self.lookup_bytes_scanned = 0
-        self.boundary_bytes_scanned = 0
         self.used = True
         self._saved_end_position = 0
         self._index_saved_bytes = self._time_saved_bytes = 0
@@ -313,7 +309,6 @@ class Segment:
             if base_offset + last_delta >= offset:
                 if base_offset > offset:
                     break
-                self.lookup_bytes_scanned += position - start
                 return Found(position, base_offset)
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
@@ -363,7 +358,6 @@ class Segment:
             if position == start and at_least_one:
                 # Taken whole whatever its size; the loop goes on to those that fit behind it.
                 end, next_offset = position + length, base_offset + last_delta + 1
-        self.boundary_bytes_scanned += max(end - from_position, 0)
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
@@ -381,11 +375,9 @@ class Segment:
             start = self.find(from_offset).position if from_offset < self.next_offset else self.size_bytes
         else:
             start = self.offset_index.position_before_offset(offset - self.base_offset)
-        for position, base_offset, last_delta, max_ms, _ in scan(self.view(), start, self.size_bytes):
+        for _, base_offset, last_delta, max_ms, _ in scan(self.view(), start, self.size_bytes):
             if max_ms >= timestamp_ms and base_offset + last_delta >= from_offset:
-                self.lookup_bytes_scanned += position - start
                 return max_ms, base_offset
-        self.lookup_bytes_scanned += self.size_bytes - start
         return None
 
     # --- indexes ---------------------------------------------------------------------------------------

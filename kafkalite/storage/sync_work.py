@@ -1,6 +1,6 @@
-"""One round of syncing one log: what is to be made durable, and up to where the log is synced then.
+"""Syncing one log: what is not durable yet, and the work of one round.
 
-Many logs that are synced in one round share what they can: ``run_together``.
+Logs that are synced in one round share what they can: ``run_together``.
 """
 
 from __future__ import annotations
@@ -10,31 +10,136 @@ from collections.abc import Sequence
 from functools import partial
 
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import LogState, encode_log_state
+from kafkalite.storage.checkpoints import LogState, encode_leader_epochs, encode_log_state
 from kafkalite.storage.filesystem import File, FileSystem, run_one
 from kafkalite.storage.leader_epochs import EpochEntry
 from kafkalite.storage.segment import Segment
 
 
+class SyncState:
+    """What a log has changed on the disk and not synced, beside the batches of its active segment.
+
+    Invariants: ``unsynced`` are the closed segments with bytes that no sync has covered, in order of offsets;
+    names_synced <= names_changed.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_fs",
+        "is_parent_unsynced",
+        "names_changed",
+        "names_synced",
+        "round",
+        "saved_epochs",
+        "unsynced",
+    )
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.unsynced: list[Segment] = []
+        #: How many names were created in the log's directory, and how many of them are durable.
+        self.names_changed = self.names_synced = 0
+        #: Whether the name of the log's directory itself is not durable.
+        self.is_parent_unsynced = False
+        #: The content of the leader-epochs file; None if unknown.
+        self.saved_epochs: list[EpochEntry] | None = []
+        #: The round under way.
+        self.round: SyncWork | None = None
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether there are closed segments or names to sync."""
+        return bool(self.unsynced) or self.names_changed > self.names_synced
+
+    def work(
+        self,
+        active: Segment | None,
+        *,
+        is_active_unsynced: bool,
+        end_offset: int,
+        epochs: list[EpochEntry],
+        truncations: int,
+    ) -> SyncWork:
+        """Return the work of one round. ``epochs`` are those that have a batch below ``end_offset``."""
+        files = [segment.file for segment in self.unsynced]
+        if active is not None and is_active_unsynced:
+            files.append(active.file)
+        names_changed = self.names_changed > self.names_synced
+        return SyncWork(
+            self._fs,
+            directory=self._directory,
+            files=files,
+            is_parent_unsynced=self.is_parent_unsynced and names_changed,
+            epochs_file=self._epochs_file(epochs, truncations),
+            epochs=epochs,
+            end_offset=end_offset,
+            are_names_unsynced=names_changed,
+            closed=list(self.unsynced),
+            active=active,
+            truncations=truncations,
+            names_changed=self.names_changed,
+        )
+
+    def complete(self, work: SyncWork) -> None:
+        """Record that ``work`` has succeeded."""
+        self.saved_epochs = work.epochs
+        self.names_synced = work.names_changed
+        if work.names_changed:
+            self.is_parent_unsynced = False
+        for segment in work.closed:
+            if segment in self.unsynced:
+                self.unsynced.remove(segment)
+                segment.save_indexes(segment.size_bytes, final=True)
+
+    def forget(self) -> None:
+        """Record that everything was synced outside of a round."""
+        self.unsynced.clear()
+        self.names_synced = self.names_changed
+
+    def _epochs_file(self, epochs: list[EpochEntry], truncations: int) -> tuple[str, bytes] | None:
+        """Return the path and content of the leader-epochs file, or None if it has this content.
+
+        It must be durable before batches of a new epoch count as synced: recovery relies on that.
+        """
+        if epochs == self.saved_epochs:
+            return None
+        path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
+        return path, encode_leader_epochs(epochs, truncations)
+
+    def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
+        """Write the leader-epochs file outside of a round, durably but for its name, if it changes."""
+        epochs_file = self._epochs_file(epochs, truncations)
+        self.saved_epochs = epochs
+        self.take_over_epochs()
+        if epochs_file is not None:
+            self._fs.write_atomically(*epochs_file)
+
+    def take_over_epochs(self) -> None:
+        """Keep a round in another thread from writing the leader-epochs file."""
+        if self.round is not None:
+            self.round.leave_epochs_alone()
+
+
 class SyncWork:
-    """``run`` blocks and may run in any thread; everything else is for the log that made it.
+    """One sync round of one log. ``run`` blocks, in any thread; the rest is for the log that made it.
 
     It holds the files themselves, so that they stay open whatever the log does meanwhile.
     """
 
     __slots__ = (
+        "_are_names_unsynced",
         "_directory",
         "_epochs_file",
         "_files",
         "_lock",
-        "_names_changed",
         "active",
         "active_position",
         "closed",
-        "directory_changes",
         "end_offset",
         "epochs",
         "fs",
+        "names_changed",
         "parent",
         "truncations",
     )
@@ -49,17 +154,17 @@ class SyncWork:
         epochs_file: tuple[str, bytes] | None,
         epochs: list[EpochEntry],
         end_offset: int,
-        names_changed: bool,
+        are_names_unsynced: bool,
         closed: list[Segment],
         active: Segment | None,
         truncations: int,
-        directory_changes: int,
+        names_changed: int,
     ) -> None:
         self.fs = fs
         self._directory = directory
         self._files = files
-        self._names_changed = names_changed
-        #: The directory that holds the log's, if that name isn't durable yet: to be synced last.
+        self._are_names_unsynced = are_names_unsynced
+        #: The directory that holds the log's, if that name is not durable yet. It is synced last.
         self.parent = layout.parent(directory) if is_parent_unsynced else None
         self._epochs_file = epochs_file
         self._lock = threading.Lock()
@@ -69,28 +174,28 @@ class SyncWork:
         self.active = active
         self.active_position = active.size_bytes if active is not None else 0
         self.truncations = truncations
-        self.directory_changes = directory_changes
+        self.names_changed = names_changed
 
     def run(self) -> None:
-        """Sync. Raises OSError, which is final; or DiskFullError, which the next round may overcome."""
+        """Sync. Raises OSError, which is final, or DiskFullError, which the next round may overcome."""
         self.run_inside()
         if self.parent is not None:
             self.fs.sync_dir(self.parent)
 
     def run_inside(self) -> None:
-        """``run`` without ``parent``."""
+        """``run`` without the sync of ``parent``."""
         with self._lock:
             epochs_file = self._epochs_file
             if epochs_file is not None:
                 self._write_epochs(*epochs_file)
         for file in self._files:
             file.sync()
-        if self._names_changed or epochs_file is not None:
+        if self._are_names_unsynced or epochs_file is not None:
             self.fs.sync_dir(self._directory)
 
     def _write_epochs(self, path: str, data: bytes) -> None:
-        """The first ones are not synced: where they are missing or torn, the batches tell them. Later ones
-        are, since an intact file must know every epoch of the batches that count as synced."""
+        """Write the file. The first version is not synced: if it is missing or torn, recovery reads the
+        batches. Later ones are, since an intact file must have every epoch of the synced batches."""
         if self.fs.exists(path):
             self.fs.write_atomically(path, data, sync_name=False)
             return
@@ -99,13 +204,13 @@ class SyncWork:
         file.close()
 
     def leave_epochs_alone(self) -> None:
-        """From now on the log writes its epochs itself: waits for a write under way, prevents a later one."""
+        """Wait for a write of the epochs under way, and prevent a later one: the log writes them itself."""
         with self._lock:
             self._epochs_file = None
 
 
 class StateWork:
-    """A log state to make durable. ``run`` blocks and may run in any thread."""
+    """The write of a log state. ``run`` blocks and may run in any thread."""
 
     __slots__ = ("_data", "_fs", "_parent", "_path", "state")
 
@@ -124,7 +229,7 @@ class StateWork:
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all of them in the way that takes the disk the least time: what each raised, in their order."""
+    """Run all rounds in the least disk time. Returns what each raised, or None, in their order."""
     if not works:
         return []
     fs = works[0].fs

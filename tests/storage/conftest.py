@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, parse_header, seal
+from kafkalite.records.header import (
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    parse_header,
+    scan,
+    seal,
+)
+from kafkalite.storage import segment
 from kafkalite.storage.log import Log
 
 MakeBatch = Callable[..., bytearray]
@@ -94,6 +103,35 @@ def read_all() -> Callable[..., list[tuple[int, bytes]]]:
 @pytest.fixture(scope="session")
 def sync() -> Callable[[Log], None]:
     return _sync
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """walked() -> the bytes of batches passed over by lookups so far; loading an index does not count"""
+    walked_bytes = 0
+    is_loading = False
+    load = segment.Segment._walk
+
+    def counting(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        nonlocal walked_bytes
+        reached = start
+        for batch in scan(view, start, end):
+            if not is_loading:
+                walked_bytes += batch[0] - reached
+                reached = batch[0]
+            yield batch
+
+    def loading(self: segment.Segment, position: int, offset: int) -> tuple[int, int]:
+        nonlocal is_loading
+        is_loading = True
+        try:
+            return load(self, position, offset)
+        finally:
+            is_loading = False
+
+    monkeypatch.setattr(segment, "scan", counting)
+    monkeypatch.setattr(segment.Segment, "_walk", loading)
+    return lambda: walked_bytes
 
 
 @pytest.fixture

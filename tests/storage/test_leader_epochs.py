@@ -64,7 +64,6 @@ def test_deleting_the_front_leaves_what_a_scan_finds(runs: list[tuple[int, int]]
     epochs.truncate_from_start(start)
     if start < len(model):
         assert epochs.entries() == scan(model, start)
-        assert epochs.epoch_at(start) == model[start]
 
 
 def test_r2_an_epoch_that_wrote_nothing_gives_way_to_the_next() -> None:
@@ -86,7 +85,6 @@ def test_an_empty_cache() -> None:
     epochs = LeaderEpochs()
     assert epochs.latest_epoch == NO_EPOCH
     assert epochs.end_offset_for(7, 0) == (7, 0)
-    assert epochs.epoch_at(0) == NO_EPOCH
     assert not epochs.truncate_from_end(0)
     assert not epochs.truncate_from_start(0)
 
@@ -94,4 +92,3 @@ def test_an_empty_cache() -> None:
 def test_r4_when_every_known_epoch_is_younger_the_log_start_is_the_end() -> None:
     epochs = LeaderEpochs([(5, 30), (6, 40)])
     assert epochs.end_offset_for(3, 50) == (3, 30)
-    assert epochs.epoch_at(29) == NO_EPOCH

@@ -19,7 +19,7 @@ from kafkalite.records import control
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import build_marker
 from kafkalite.records.header import check, seal, stamp
-from kafkalite.storage import log_producers
+from kafkalite.storage import producer_snapshots
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -89,10 +89,10 @@ class TransactionalLog(RuleBasedStateMachine):
 
     @initialize(every=st.sampled_from([200, 400, 10**9]))
     def snapshots(self, every):
-        self.every, log_producers.SNAPSHOT_EVERY_BYTES = log_producers.SNAPSHOT_EVERY_BYTES, every
+        self.every, producer_snapshots.SNAPSHOT_EVERY_BYTES = producer_snapshots.SNAPSHOT_EVERY_BYTES, every
 
     def teardown(self):
-        log_producers.SNAPSHOT_EVERY_BYTES = self.every
+        producer_snapshots.SNAPSHOT_EVERY_BYTES = self.every
 
     def state(self, producer):
         """(epoch, next sequence, whether a transaction is open) as the batches tell."""
@@ -277,7 +277,6 @@ def test_r33_the_marker_must_be_committed_before_the_transaction_is_stable(log):
     append(log, part(), build_batch([b"v"]), build_marker(1, 1, 0, False, 5))
     assert [log.last_stable_offset(high_watermark) for high_watermark in (0, 1, 2, 3)] == [0, 0, 0, 3]
     with without("R33-lso-uncommitted-marker"):
-        log.lose_producers()
         log._producers.states = None
         assert log.last_stable_offset(2) == 2
 

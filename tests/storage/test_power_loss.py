@@ -138,7 +138,8 @@ class Driver:
         log.reconfigure(config)
         expected.start_at_most = max(expected.start_at_most, log.synced_end_offset)
         self.note()
-        log.apply_retention(self.count)
+        log.delete_before(log.retention_offset(self.count, up_to=log.synced_end_offset))
+        log.remove_retired(self.count)
         log.reconfigure(CONFIG)
         expected.start_at_least = expected.start_at_most = log.log_start_offset
         self.note()

@@ -111,7 +111,7 @@ def test_files_stay_open_for_a_round_whatever_becomes_of_their_segments(log: Log
     work = log.begin_sync()
     assert work is not None
     log.delete_before(30)
-    log.apply_retention(10**15)
+    log.remove_retired(10**15)
     work.run()
     log.finish_sync(work, None)
     assert log.synced_end_offset == 30

@@ -157,7 +157,7 @@ class Housekeeping:
         if any(hosted.is_busy for hosted in self._partitions):
             return
         try:
-            self._store.checkpoint(self._clock.wall_ms())
+            self._store.checkpoint()
         except (StorageError, OSError) as error:
             logger.error("recovery points not written %s", Fields(error=error))
         self._partitions.mark_unsynced()

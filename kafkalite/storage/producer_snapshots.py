@@ -17,7 +17,7 @@ from kafkalite.errors import CorruptLogError, DiskFullError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
-from kafkalite.records.control import MARKER_BYTES, parse_marker
+from kafkalite.records.control import MARKER_BYTES
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, decode_producers, encode_producers
@@ -28,11 +28,13 @@ from kafkalite.storage.segment_list import SegmentList
 
 logger = logging.getLogger(__name__)
 
+_TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
+
 #: How much of a log is walked at most to find its producers, where snapshots could be written.
 SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 
 
-class LogProducers:
+class ProducerSnapshots:
     """Invariant: ``states``, when not None, is what follows from all batches of the log up to its end.
     ``_offsets`` are those of the snapshots on the disk, ascending."""
 
@@ -141,15 +143,18 @@ def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
     ):
         if producer_id == NO_PRODUCER_ID or base_offset < offset:
             continue
-        if attributes & CONTROL_BIT:
-            is_commit, coordinator_epoch = parse_marker(view[position : position + MARKER_BYTES])
-            states.note_marker(
-                producer_id, epoch, coordinator_epoch, base_offset, NO_TIMESTAMP, is_commit=is_commit
-            )
-            continue
-        if attributes & TRANSACTIONAL_BIT:
-            states.note_open(producer_id, epoch, base_offset, NO_TIMESTAMP)
-            if sequence < 0:
-                continue
         last_offset = base_offset + last_delta
-        states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
+        if attributes & _TRANSACTION_BITS:
+            states.note_transactional(
+                view[position : position + MARKER_BYTES],
+                attributes,
+                producer_id,
+                epoch,
+                sequence,
+                base_offset,
+                last_offset,
+                max_ms,
+                NO_TIMESTAMP,
+            )
+        else:
+            states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)

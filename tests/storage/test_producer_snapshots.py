@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, seal, stamp
-from kafkalite.storage import log_producers
+from kafkalite.storage import producer_snapshots
 from kafkalite.storage.checkpoints import RecoveryPoint
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
@@ -83,7 +83,7 @@ class Life:
     def walked(self, monkeypatch: pytest.MonkeyPatch) -> int:
         """How many headers are read to find the producers."""
         seen = 0
-        scan = log_producers.scan_producers
+        scan = producer_snapshots.scan_producers
 
         def counting(*arguments: Any) -> Any:
             nonlocal seen
@@ -91,7 +91,7 @@ class Life:
                 seen += 1
                 yield found
 
-        monkeypatch.setattr(log_producers, "scan_producers", counting)
+        monkeypatch.setattr(producer_snapshots, "scan_producers", counting)
         assert self.log.producers == self.expected()
         return seen
 
@@ -157,7 +157,7 @@ def test_a_truncation_takes_the_producers_back(life):
 
 
 def test_within_a_long_segment_a_snapshot_replaces_the_one_before(life, monkeypatch):
-    monkeypatch.setattr(log_producers, "SNAPSHOT_EVERY_BYTES", 300)
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_EVERY_BYTES", 300)
     life.append(1, 3)
     life.sync()
     assert life.snapshots() == [3]

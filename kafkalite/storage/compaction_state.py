@@ -1,0 +1,146 @@
+"""CompactionState: how far one log was compacted, and what its last pass left for the next one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from kafkalite.errors import CorruptLogError
+from kafkalite.log_fields import Fields
+from kafkalite.storage import layout
+from kafkalite.storage.checkpoints import CompactionPoints, LogState, decode_compaction, encode_compaction
+from kafkalite.storage.compaction import Horizons, Remembered
+from kafkalite.storage.compaction_pass import CompactionPass
+from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+#: The minimum time that a commit marker stays. A lagging replica or a loading coordinator that has read its
+#: transaction as undecided must still find it.
+MARKER_RETENTION_MS: Final = _DAY_MS
+
+#: The maximum number of remembered passes. With more, tombstones would only be removed a little sooner.
+_MAX_PASSES: Final = 64
+
+
+class Cleanable(NamedTuple):
+    """The bytes of a log that may be compacted, and those of them that never were."""
+
+    total_bytes: int
+    dirty_bytes: int
+
+    @property
+    def dirty_ratio(self) -> float:
+        return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class CompactionState:
+    """Invariant: ``_remembered`` and ``_surveyed_to`` are empty and 0 unless they belong to ``_points``."""
+
+    __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._points: CompactionPoints | None = None  # read at the first use
+        self._remembered: Remembered = {}  # by the last pass, for the next one
+        #: The end of the last complete pass: no pass over the same segments can come further. Exclusive.
+        self._surveyed_to = 0
+
+    @property
+    def _path(self) -> str:
+        return layout.join(self._directory, layout.COMPACTION_FILE)
+
+    def points(self, state: LogState) -> CompactionPoints:
+        """Return how far the log of ``state`` was compacted. Without a readable file that is not at all."""
+        if self._points is None:
+            try:
+                self._points = decode_compaction(self._fs.read_bytes(self._path), self._path)
+            except FileNotFoundError:
+                self._points = CompactionPoints(state.truncations)
+            except (CorruptLogError, ValueError) as error:
+                logger.warning("compaction points ignored %s", Fields(path=self._path, error=error))
+                self._points = CompactionPoints(state.truncations)
+        held = self._points.after(state)
+        if held is not self._points:
+            self._points = held
+            self._surveyed_to = 0
+            self._remembered = {}
+        return held
+
+    def cleanable(self, segments: Sequence[Segment], state: LogState) -> Cleanable:
+        """Return the bytes of ``segments``, those that a pass may cover, and the dirty ones of them."""
+        total_bytes = sum(segment.size_bytes for segment in segments)
+        if not segments or segments[-1].next_offset <= self._surveyed_to:
+            return Cleanable(total_bytes, 0)
+        compacted_to = self.points(state).compacted_to
+        dirty = (segment.size_bytes for segment in segments if segment.next_offset > compacted_to)
+        return Cleanable(total_bytes, sum(dirty))
+
+    def begin(
+        self,
+        segments: Sequence[Segment],
+        state: LogState,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        is_known: Callable[[int], bool],
+        max_keys: int,
+        may_forget: bool,
+    ) -> CompactionPass:
+        """Return a pass over ``segments``; the arguments are those of ``Log.begin_compaction``."""
+        points = self.points(state)
+        horizons = Horizons(0, 0)
+        if may_forget:
+            retention_ms = config.delete_retention_ms
+            horizons = Horizons(
+                points.horizon(now_ms, retention_ms),
+                points.horizon(now_ms, max(retention_ms, MARKER_RETENTION_MS)),
+            )
+        return CompactionPass(
+            self._fs,
+            self._directory,
+            config,
+            segments,
+            compacted_before=points.compacted_to,
+            horizons=horizons,
+            remembered=self._remembered,
+            is_known=is_known,
+            max_keys=max_keys,
+            truncations=state.truncations,
+        )
+
+    def finish(
+        self, done: CompactionPass, state: LogState, config: LogConfig, now_ms: int
+    ) -> Callable[[], None] | None:
+        """Record how far a complete pass came. Returns the write that makes it durable, or None."""
+        if not done.has_more:
+            self._surveyed_to = done.surveyed_to
+        points = self.points(state)
+        self._remembered = done.remembered
+        if done.compacted_to <= points.compacted_to:
+            return None
+        passes = (*points.passes, (done.compacted_to, now_ms))
+        self._points = CompactionPoints(
+            state.truncations, done.compacted_to, _thinned(passes, now_ms, config)
+        )
+        path, data = self._path, encode_compaction(self._points)
+        return lambda: self._fs.write_atomically(path, data)
+
+
+def _thinned(
+    passes: tuple[tuple[int, int], ...], now_ms: int, config: LogConfig
+) -> tuple[tuple[int, int], ...]:
+    """Drop compaction passes that are older than the retention of tombstones and markers; cap the rest."""
+    longest_ms = max(config.delete_retention_ms, MARKER_RETENTION_MS)
+    old = sum(wall_ms + longest_ms <= now_ms for _, wall_ms in passes)
+    kept = passes[max(old - 1, 0) :]
+    if len(kept) <= _MAX_PASSES:
+        return kept
+    half = len(kept) // 2
+    return (*kept[:half:2], *kept[half:])

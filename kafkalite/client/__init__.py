@@ -1,7 +1,6 @@
-"""Producer, consumer and admin: what people hold in their hands.
+"""Producer, consumer and admin.
 
-These decide and touch nothing outside: ``routing``, ``accumulator`` with ``partition_queue``, ``fetch_state``
-with ``progress``, ``membership``, ``retry``.
-``connection`` and ``cluster`` are the rim to the network, ``producer``, ``consumer`` and ``admin`` the three
-faces, ``sync`` their blocking twins. Nothing is imported here, so that using one costs one.
+``cluster`` has the connections, metadata and request retries; ``producer``, ``consumer``, ``group`` and
+``admin`` build on it, and ``blocking`` wraps them for programs without asyncio. The modules that decide
+(``call_plan``, ``accumulator``, ``assigned_partitions``, ``membership``, ...) are pure; setup.cfg lists them.
 """

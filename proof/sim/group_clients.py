@@ -299,7 +299,7 @@ class BatchTeam(_CoordinatedClient):
                 result = await group.finish(batch_id, [winner for winner, _ in winners])
                 for each in prepared:
                     if each is not None:  # repeated: an earlier driver's late request may have decided
-                        each[1].outcome = COMMITTED if each[0].member in result.winners else ABORTED
+                        each[1].outcome = COMMITTED if each[0].writer in result.winners else ABORTED
                 self._coordination.on_decided()
                 self.simulation.probe("batch-repeated" if result.is_repeated else "batch-decided")
                 if rng.random() < 0.2:

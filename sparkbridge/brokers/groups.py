@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from kafkalite.client.cluster.retry import is_retriable
-from kafkalite.client.group.committed_offsets import to_commit
+from kafkalite.client.group.commits import to_commit
 from kafkalite.errors import (
     KafkaliteError,
     broker_error,

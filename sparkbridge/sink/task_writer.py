@@ -1,6 +1,6 @@
 """One task attempt of the sink: Arrow batches in, record batches to the leaders of their partitions out.
 
-Exactly once, the attempt is a member of the batch's transaction group; what it wrote is seen when the driver
+Exactly once, the attempt is a writer of the batch's transaction group; what it wrote is seen when the driver
 names it, and never if it does not. At least once, a producer of the process is used, and all is acknowledged
 before the task ends. Nothing is touched by the record, and at most buffer.memory waits for acknowledgement.
 """
@@ -87,7 +87,7 @@ def write_task(
         task.batch_id,
         task.query_id,
         rows,
-        None if prepared is None else (prepared.member, prepared.producer_id, prepared.producer_epoch),
+        None if prepared is None else (prepared.writer, prepared.producer_id, prepared.producer_epoch),
     )
 
 

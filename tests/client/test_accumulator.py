@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.producer.accumulator import Accumulator, Limits
-from kafkalite.client.producer.partition_queue import PartitionQueue, Shipment
+from kafkalite.client.producer.partition_queue import InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -56,12 +56,12 @@ def _append(
     return batch
 
 
-def _drain(accumulator: Accumulator, now_ms: int = 0, room: int = 100) -> list[list[Shipment]]:
-    return [shipments for _, shipments in accumulator.drain(now_ms, lambda tp: 1, lambda node: room).requests]
+def _drain(accumulator: Accumulator, now_ms: int = 0, room: int = 100) -> list[list[InFlightBatch]]:
+    return [flights for _, flights in accumulator.drain(now_ms, lambda tp: 1, lambda node: room).requests]
 
 
-def _values(shipment: Shipment) -> list[bytes | None]:
-    return [record.value for record in RecordBatch(shipment.encode(Codec.NONE, None))]
+def _values(flight: InFlightBatch) -> list[bytes | None]:
+    return [record.value for record in RecordBatch(flight.encode(Codec.NONE, None))]
 
 
 def test_a_batch_lingers() -> None:
@@ -74,8 +74,8 @@ def test_a_batch_lingers() -> None:
     assert accumulator.on_tick(4) == []
     assert _drain(accumulator, 4) == []
     accumulator.on_tick(5)
-    ((shipment,),) = _drain(accumulator, 5)
-    assert _values(shipment) == [b"a", b"b"]
+    ((flight,),) = _drain(accumulator, 5)
+    assert _values(flight) == [b"a", b"b"]
     assert accumulator.next_deadline_ms() == 1000, "the delivery timeout is next"
 
 
@@ -87,7 +87,7 @@ def test_without_linger_a_batch_leaves_at_once_and_company_gathers_behind_it() -
     assert _values(first) == [b"a"]
     for value in (b"b", b"c"):
         _append(accumulator, queue, value)
-    assert _drain(accumulator) == [], "one shipment of a partition at a time"
+    assert _drain(accumulator) == [], "one flight of a partition at a time"
     accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 1)
     ((second,),) = _drain(accumulator, 1)
     assert _values(second) == [b"b", b"c"]
@@ -103,8 +103,8 @@ def test_a_batch_closes_at_its_size_and_at_its_count() -> None:
     queue = accumulator.queue(T0)
     batches = [_append(accumulator, queue, b"x") for _ in range(5)]
     assert batches[0] is batches[1] is not batches[2]
-    ((shipment,),) = _drain(accumulator)
-    assert len(_values(shipment)) == 2, "coalescing keeps batch.max.messages too"
+    ((flight,),) = _drain(accumulator)
+    assert len(_values(flight)) == 2, "coalescing keeps batch.max.messages too"
 
 
 def test_a_record_above_batch_size_gets_a_batch_of_its_own() -> None:
@@ -112,8 +112,8 @@ def test_a_record_above_batch_size_gets_a_batch_of_its_own() -> None:
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"x" * 2500)
     _append(accumulator, queue, b"y")
-    ((shipment,),) = _drain(accumulator)
-    assert _values(shipment) == [b"x" * 2500]
+    ((flight,),) = _drain(accumulator)
+    assert _values(flight) == [b"x" * 2500]
 
 
 def test_closed_batches_travel_as_one_up_to_the_request_size() -> None:
@@ -124,13 +124,13 @@ def test_closed_batches_travel_as_one_up_to_the_request_size() -> None:
         batch = _append(accumulator, queue, b"%d" % i * 800, key=b"k" if i % 2 else None)
         batches.append(batch)
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    assert len(shipment.batches) == 4
-    assert shipment.size_bytes <= LIMITS.max_request_size
-    records = list(RecordBatch(shipment.encode(Codec.NONE, None)))
+    ((flight,),) = _drain(accumulator)
+    assert len(flight.batches) == 4
+    assert flight.size_bytes <= LIMITS.max_request_size
+    records = list(RecordBatch(flight.encode(Codec.NONE, None)))
     assert [record.value[:1] for record in records] == [b"0", b"1", b"2", b"3"]
     assert [record.key for record in records] == [None, b"k", None, b"k"]
-    done = accumulator.on_acknowledged(shipment, 70, NO_TIMESTAMP, 1)
+    done = accumulator.on_acknowledged(flight, 70, NO_TIMESTAMP, 1)
     assert [batch.base_offset for batch in done] == [70, 71, 72, 73]
 
 
@@ -143,8 +143,8 @@ def test_coalesced_headers_stay_with_their_records() -> None:
         batch.append(b"p", None, 1, (), 20)
         batch.append(b"v", None, 1, (("n", b"%d" % i),) if i != 1 else (), 60)
         accumulator.close_batch(queue, 0)
-    ((shipment,),) = _drain(accumulator)
-    found = [record.headers for record in RecordBatch(shipment.encode(Codec.NONE, None))]
+    ((flight,),) = _drain(accumulator)
+    found = [record.headers for record in RecordBatch(flight.encode(Codec.NONE, None))]
     assert found == [(), (("n", b"0"),), (), (), (), (("n", b"2"),)]
 
 
@@ -165,9 +165,9 @@ def test_a_prebuilt_batch_travels_alone_and_in_order() -> None:
     seen = []
     offset = 0
     while requests := _drain(accumulator):
-        ((shipment,),) = requests
-        seen.append(_values(shipment))
-        accumulator.on_acknowledged(shipment, offset, NO_TIMESTAMP, 0)
+        ((flight,),) = requests
+        seen.append(_values(flight))
+        accumulator.on_acknowledged(flight, offset, NO_TIMESTAMP, 0)
         offset += 2
     assert seen == [[b"before"], [b"built", b"too"], [b"after"]]
     assert built.timestamp_ms(1) == 7
@@ -180,7 +180,7 @@ def test_requests_gather_partitions_up_to_their_size() -> None:
         _append(accumulator, accumulator.queue(TopicPartition("t", partition)), b"x" * 900)
     accumulator.close_all(0)
     requests = _drain(accumulator)
-    assert [len(shipments) for shipments in requests] == [3, 3]
+    assert [len(flights) for flights in requests] == [3, 3]
 
 
 def test_a_broker_without_room_gets_nothing_and_keeps_its_turn() -> None:
@@ -191,7 +191,7 @@ def test_a_broker_without_room_gets_nothing_and_keeps_its_turn() -> None:
     assert _drain(accumulator, room=0) == []
     (first,) = _drain(accumulator, room=1)
     (second,) = _drain(accumulator, room=1)
-    sent = [shipment.queue.tp.partition for shipment in [*first, *second]]
+    sent = [flight.queue.tp.partition for flight in [*first, *second]]
     assert sent == [0, 1, 2, 3, 4, 5]
 
 
@@ -234,10 +234,10 @@ def test_news_of_the_cluster_cut_the_pause_short() -> None:
     accumulator = Accumulator(LIMITS)
     _append(accumulator, accumulator.queue(T0), b"1")
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 10, 0.5)
+    ((flight,),) = _drain(accumulator)
+    accumulator.on_failed(flight, NotLeaderOrFollowerError(), 10, 0.5)
     accumulator.retry_now()
-    assert _drain(accumulator, 11) == [[shipment]]
+    assert _drain(accumulator, 11) == [[flight]]
 
 
 def test_after_the_last_retry_the_error_is_final() -> None:
@@ -246,12 +246,12 @@ def test_after_the_last_retry_the_error_is_final() -> None:
     accumulator.close_all(0)
     now_ms = 0
     for _ in range(LIMITS.retries):
-        ((shipment,),) = _drain(accumulator, now_ms)
-        assert accumulator.on_failed(shipment, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == []
+        ((flight,),) = _drain(accumulator, now_ms)
+        assert accumulator.on_failed(flight, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == []
         now_ms = accumulator.next_deadline_ms() or 0
         accumulator.on_tick(now_ms)
-    ((shipment,),) = _drain(accumulator, now_ms)
-    assert accumulator.on_failed(shipment, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == [batch]
+    ((flight,),) = _drain(accumulator, now_ms)
+    assert accumulator.on_failed(flight, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == [batch]
     assert isinstance(batch.error, NotLeaderOrFollowerError)
     assert accumulator.free_bytes == LIMITS.buffer_memory
 
@@ -261,12 +261,12 @@ def test_a_fatal_error_fails_its_batch_and_the_next_goes_on() -> None:
     queue = accumulator.queue(T0)
     first = _append(accumulator, queue, b"1")
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
+    ((flight,),) = _drain(accumulator)
     second = _append(accumulator, queue, b"2")
     accumulator.close_all(0)
-    assert accumulator.on_failed(shipment, InvalidRecordError("no"), 0, 0.5) == [first]
-    ((shipment,),) = _drain(accumulator)
-    assert shipment.batches == [second]
+    assert accumulator.on_failed(flight, InvalidRecordError("no"), 0, 0.5) == [first]
+    ((flight,),) = _drain(accumulator)
+    assert flight.batches == [second]
 
 
 def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
@@ -275,17 +275,17 @@ def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
     queue = accumulator.queue(T0)
     batches = [_append(accumulator, queue, b"%d" % i * 900) for i in range(3)]
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    assert len(shipment.batches) == 3
-    assert accumulator.on_failed(shipment, MessageTooLargeError(), 0, 0.5) == []
+    ((flight,),) = _drain(accumulator)
+    assert len(flight.batches) == 3
+    assert accumulator.on_failed(flight, MessageTooLargeError(), 0, 0.5) == []
     for batch in batches:
         ((alone,),) = _drain(accumulator)
         assert alone.batches == [batch]
         accumulator.on_acknowledged(alone, 0, NO_TIMESTAMP, 0)
     alone_again = _append(accumulator, queue, b"y" * 900)
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    assert accumulator.on_failed(shipment, MessageTooLargeError(), 0, 0.5) == [alone_again]
+    ((flight,),) = _drain(accumulator)
+    assert accumulator.on_failed(flight, MessageTooLargeError(), 0, 0.5) == [alone_again]
 
 
 def test_delivery_timeout_wherever_a_batch_stands() -> None:
@@ -293,7 +293,7 @@ def test_delivery_timeout_wherever_a_batch_stands() -> None:
     queue = accumulator.queue(T0)
     flying = _append(accumulator, queue, b"1", now_ms=0)
     accumulator.close_batch(queue, 0)
-    ((shipment,),) = _drain(accumulator)
+    ((flight,),) = _drain(accumulator)
     closed = _append(accumulator, queue, b"2", now_ms=1)
     accumulator.close_batch(queue, 1)
     still_open = _append(accumulator, queue, b"3", now_ms=2)
@@ -306,9 +306,9 @@ def test_delivery_timeout_wherever_a_batch_stands() -> None:
     late = _append(accumulator, queue, b"4", now_ms=1003)
     accumulator.close_all(1003)
     assert _drain(accumulator, 1003) == [], "the first may still be on its way: the partition is muted"
-    assert accumulator.on_acknowledged(shipment, 8, NO_TIMESTAMP, 1004) == []
-    ((shipment,),) = _drain(accumulator, 1004)
-    assert shipment.batches == [late]
+    assert accumulator.on_acknowledged(flight, 8, NO_TIMESTAMP, 1004) == []
+    ((flight,),) = _drain(accumulator, 1004)
+    assert flight.batches == [late]
 
 
 def test_an_expired_retry_is_not_sent_again() -> None:
@@ -316,8 +316,8 @@ def test_an_expired_retry_is_not_sent_again() -> None:
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 950, 0.5)
+    ((flight,),) = _drain(accumulator)
+    accumulator.on_failed(flight, NotLeaderOrFollowerError(), 950, 0.5)
     assert len(accumulator.on_tick(1000)) == 1
     accumulator.on_tick(2000)
     assert _drain(accumulator, 2000) == []
@@ -329,10 +329,10 @@ def test_a_failure_of_what_has_expired_frees_the_partition() -> None:
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
+    ((flight,),) = _drain(accumulator)
     accumulator.on_tick(1000)
-    assert accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 1001, 0.5) == []
-    assert not queue.window
+    assert accumulator.on_failed(flight, NotLeaderOrFollowerError(), 1001, 0.5) == []
+    assert not queue.in_flight
 
 
 def test_memory_is_reserved_by_the_batch_and_given_back() -> None:
@@ -363,15 +363,15 @@ def test_one_batch_larger_than_the_buffer_may_have_it_to_itself() -> None:
 def test_a_record_alone_takes_the_short_way_and_means_the_same() -> None:
     accumulator = Accumulator(replace(LIMITS, linger_ms=0))
     queue = accumulator.queue(T0)
-    shipment = accumulator.add_alone(queue, b"v", b"k", 1234, 0, 1)
-    assert shipment is not None and shipment.in_flight
-    (record,) = RecordBatch(shipment.encode(Codec.NONE, None))
+    flight = accumulator.add_alone(queue, b"v", b"k", 1234, 0, 1)
+    assert flight is not None and flight.awaits_response
+    (record,) = RecordBatch(flight.encode(Codec.NONE, None))
     assert (record.value, record.key, record.timestamp_ms) == (b"v", b"k", 1234)
     assert accumulator.add_alone(queue, b"w", None, 1, 0, 1) is None, "one is before it"
-    assert accumulator.on_failed(shipment, NotLeaderOrFollowerError(), 0, 0.5) == []
+    assert accumulator.on_failed(flight, NotLeaderOrFollowerError(), 0, 0.5) == []
     accumulator.on_tick(100)
-    assert _drain(accumulator, 100) == [[shipment]]
-    (batch,) = accumulator.on_acknowledged(shipment, 9, NO_TIMESTAMP, 101)
+    assert _drain(accumulator, 100) == [[flight]]
+    (batch,) = accumulator.on_acknowledged(flight, 9, NO_TIMESTAMP, 101)
     assert (batch.base_offset, batch.timestamp_ms(0)) == (9, 1234)
     assert accumulator.free_bytes == LIMITS.buffer_memory
     assert accumulator.add_alone(queue, b"x" * 4000, None, 1, 0, 1) is None, "above max.request.size"
@@ -387,8 +387,8 @@ def test_taking_from_a_queue_that_has_nothing_after_all() -> None:
     assert _drain(accumulator, 0) == []
     assert not accumulator.ready
     accumulator.ready[queue] = None
-    shipment = accumulator.take(queue, 5, 1)
-    assert shipment is not None and shipment.in_flight
+    flight = accumulator.take(queue, 5, 1)
+    assert flight is not None and flight.awaits_response
 
 
 @pytest.mark.parametrize("codec", list(Codec))
@@ -398,8 +398,8 @@ def test_shipments_are_encoded_with_the_codec(codec: Codec) -> None:
     for _ in range(3):
         _append(accumulator, queue, b"word " * 20)
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    batch = RecordBatch(shipment.encode(codec, None))
+    ((flight,),) = _drain(accumulator)
+    batch = RecordBatch(flight.encode(codec, None))
     assert batch.header.codec is codec
     assert [record.value for record in batch] == [b"word " * 20] * 3
 
@@ -410,8 +410,8 @@ def test_acks_0_tells_no_offset() -> None:
     for _ in range(3):
         _append(accumulator, queue, b"x" * 900)
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
-    assert [b.base_offset for b in accumulator.on_acknowledged(shipment, NO_OFFSET, NO_TIMESTAMP, 0)] == [
+    ((flight,),) = _drain(accumulator)
+    assert [b.base_offset for b in accumulator.on_acknowledged(flight, NO_OFFSET, NO_TIMESTAMP, 0)] == [
         -1
     ] * 3
 
@@ -420,9 +420,9 @@ def test_log_append_time_wins_over_the_records_own() -> None:
     accumulator = Accumulator(LIMITS)
     batch = _append(accumulator, accumulator.queue(T0), b"x", now_ms=5)
     accumulator.close_all(0)
-    ((shipment,),) = _drain(accumulator)
+    ((flight,),) = _drain(accumulator)
     assert batch.timestamp_ms(0) == 1005
-    accumulator.on_acknowledged(shipment, 0, 777, 0)
+    accumulator.on_acknowledged(flight, 0, 777, 0)
     assert batch.timestamp_ms(0) == 777
 
 
@@ -433,8 +433,8 @@ def test_repr_tells_the_state() -> None:
     assert repr(batch) == "<PendingBatch t-0, 1 records, open>"
     accumulator.close_batch(queue, 0)
     assert "closed" in repr(batch)
-    ((shipment,),) = _drain(accumulator)
-    accumulator.on_acknowledged(shipment, 3, NO_TIMESTAMP, 0)
+    ((flight,),) = _drain(accumulator)
+    accumulator.on_acknowledged(flight, 3, NO_TIMESTAMP, 0)
     assert "done at offset 3" in repr(batch)
     failed = _append(accumulator, queue, b"y")
     accumulator.abort_all(ClientClosedError("bye"), 0)
@@ -465,7 +465,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.sent: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
         self.log: dict[int, list[bytes | None]] = {0: [], 1: [], 2: []}
         self.batches: list[tuple[PendingBatch, int, bytes]] = []
-        self.flying: list[Shipment] = []
+        self.flying: list[InFlightBatch] = []
         self.number = 0
 
     @rule(partition=st.integers(0, 2), size=st.integers(0, 600))
@@ -491,54 +491,54 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule(room=st.integers(0, 2))
     def drain(self, room: int) -> None:
         drained = self.accumulator.drain(self.now_ms, lambda tp: tp.partition % 2, lambda node: room)
-        for _, shipments in drained.requests:
-            assert sum(s.size_bytes for s in shipments) <= LIMITS.max_request_size or len(shipments) == 1
-            self.flying += shipments
-        partitions = [shipment.queue.tp for shipment in self.flying]
-        assert len(set(partitions)) == len(partitions), "a partition has one shipment in flight"
+        for _, flights in drained.requests:
+            assert sum(s.size_bytes for s in flights) <= LIMITS.max_request_size or len(flights) == 1
+            self.flying += flights
+        partitions = [flight.queue.tp for flight in self.flying]
+        assert len(set(partitions)) == len(partitions), "a partition has one flight in flight"
 
     @rule()
     def take(self) -> None:
         for queue in self.accumulator.ready:
-            shipment = self.accumulator.take(queue, self.now_ms, 1)
-            if shipment is not None:
-                assert shipment not in self.flying
-                self.flying.append(shipment)
+            flight = self.accumulator.take(queue, self.now_ms, 1)
+            if flight is not None:
+                assert flight not in self.flying
+                self.flying.append(flight)
             break
 
     @rule(partition=st.integers(0, 2))
     def send_alone(self, partition: int) -> None:
         queue = self.accumulator.queue(TopicPartition("t", partition))
         value = b"%d:alone" % self.number
-        shipment = self.accumulator.add_alone(queue, value, None, 0, self.now_ms, 1)
-        if shipment is not None:
+        flight = self.accumulator.add_alone(queue, value, None, 0, self.now_ms, 1)
+        if flight is not None:
             self.number += 1
-            self.batches.append((shipment.batches[0], 0, value))
+            self.batches.append((flight.batches[0], 0, value))
             self.sent[partition].append(value)
-            self.flying.append(shipment)
+            self.flying.append(flight)
 
     @invariant()
     def what_is_ready_is_not_on_its_way(self) -> None:
         for queue in self.accumulator.ready:
-            assert not queue.any_in_flight
+            assert not queue.awaits_response
 
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "lost ack", "refused", "too large"]))
     def answer(self, data: st.DataObject, outcome: str) -> None:
         if not self.flying:
             return
-        shipment = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
-        log = self.log[shipment.queue.tp.partition]
-        if outcome == "too large" and len(shipment.batches) == 1:
+        flight = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
+        log = self.log[flight.queue.tp.partition]
+        if outcome == "too large" and len(flight.batches) == 1:
             outcome = "refused"
         if outcome in {"ok", "lost ack"}:
             base = len(log)
-            log += _values(shipment)
+            log += _values(flight)
         if outcome == "ok":
-            self.accumulator.on_acknowledged(shipment, base, NO_TIMESTAMP, self.now_ms)
+            self.accumulator.on_acknowledged(flight, base, NO_TIMESTAMP, self.now_ms)
         elif outcome == "too large":
-            self.accumulator.on_failed(shipment, MessageTooLargeError(), self.now_ms, 0.5)
+            self.accumulator.on_failed(flight, MessageTooLargeError(), self.now_ms, 0.5)
         else:
-            self.accumulator.on_failed(shipment, NotLeaderOrFollowerError(), self.now_ms, 0.5)
+            self.accumulator.on_failed(flight, NotLeaderOrFollowerError(), self.now_ms, 0.5)
 
     @invariant()
     def memory_adds_up(self) -> None:
@@ -556,11 +556,11 @@ class AccumulatorMachine(RuleBasedStateMachine):
         for _ in range(10_000):
             if not self.accumulator.incomplete:
                 break
-            for shipment in self.flying:
-                log = self.log[shipment.queue.tp.partition]
+            for flight in self.flying:
+                log = self.log[flight.queue.tp.partition]
                 base = len(log)
-                log += _values(shipment)
-                self.accumulator.on_acknowledged(shipment, base, NO_TIMESTAMP, self.now_ms)
+                log += _values(flight)
+                self.accumulator.on_acknowledged(flight, base, NO_TIMESTAMP, self.now_ms)
             self.flying = []
             self.now_ms += 2000
             self.accumulator.close_all(self.now_ms)
@@ -590,6 +590,6 @@ def test_estimates_bound_what_is_encoded(sizes: list[int]) -> None:
         _append(accumulator, queue, b"x" * size, key=b"k" * (size % 7) if size % 2 else None)
     accumulator.close_all(0)
     while requests := _drain(accumulator):
-        ((shipment,),) = requests
-        assert len(shipment.encode(Codec.NONE, None)) <= shipment.size_bytes <= LIMITS.max_request_size
-        accumulator.on_acknowledged(shipment, 0, NO_TIMESTAMP, 0)
+        ((flight,),) = requests
+        assert len(flight.encode(Codec.NONE, None)) <= flight.size_bytes <= LIMITS.max_request_size
+        accumulator.on_acknowledged(flight, 0, NO_TIMESTAMP, 0)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from kafkalite.client.consumer.arrow import table
-from kafkalite.client.consumer.fetch_state import FetchedBatch
+from kafkalite.client.consumer.fetched_batch import FetchedBatch
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 

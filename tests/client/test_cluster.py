@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.client.cluster.client import FETCH_LANE, MAIN_LANE, ClusterClient
+from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.config import admin_config
 from kafkalite.errors import (
     ClientClosedError,
@@ -182,13 +182,13 @@ async def test_metadata_is_fetched_again_by_age(fake_broker: Any) -> None:
 async def test_lanes_are_connections_of_their_own(fake_broker: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
-    main = await client.connection(1, MAIN_LANE)
-    fetch = await client.connection(1, FETCH_LANE)
+    main = await client.connection(1, Purpose.MAIN)
+    fetch = await client.connection(1, Purpose.FETCH)
     assert main is not fetch
-    client.hang_up(1, FETCH_LANE)
-    client.hang_up(1, FETCH_LANE)
-    assert await client.connection(1, FETCH_LANE) is not fetch
-    assert await client.connection(1, MAIN_LANE) is main
+    client.hang_up(1, Purpose.FETCH)
+    client.hang_up(1, Purpose.FETCH)
+    assert await client.connection(1, Purpose.FETCH) is not fetch
+    assert await client.connection(1, Purpose.MAIN) is main
     await client.close()
 
 
@@ -220,7 +220,7 @@ async def test_calls_end_with_the_last_error_in_time(fake_broker: Any, make_faul
     with pytest.raises(ClientClosedError):
         await client.call(MetadataRequest(None, False))
     with pytest.raises(ClientClosedError):
-        await client.connection(1, FETCH_LANE)
+        await client.connection(1, Purpose.FETCH)
     with pytest.raises(ClientClosedError):
         await client.changed(0)
 

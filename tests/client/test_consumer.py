@@ -138,7 +138,7 @@ async def test_fetching_runs_ahead_within_bounds(fake_broker: Any) -> None:
     async with _consumer(fake_broker, "t", max_partition_fetch_bytes=500, fetch_max_bytes=2000) as consumer:
         await consumer.get_many(1, timeout_ms=1000)
         await asyncio.sleep(0.02)
-        ahead = sum(state.buffered_bytes for state in consumer._state.partitions.values())
+        ahead = sum(state.buffered_bytes for state in consumer._assigned.partitions.values())
         assert 0 < ahead <= 1500
         assert await _read(consumer, 999) == list(range(1, 1000))
 

@@ -24,7 +24,7 @@ def _batch(count: int = 2, partition: int = 0) -> PendingBatch:
 
 
 def _settle(batch: PendingBatch, base_offset: int = NO_OFFSET, error: Exception | None = None) -> None:
-    batch.settle(base_offset, NO_TIMESTAMP, error)
+    batch.complete(base_offset, NO_TIMESTAMP, error)
     for _, listener in batch.listeners:
         listener()
 

@@ -19,8 +19,8 @@ from kafkalite.client.producer.accumulator import Accumulator, Limits
 from kafkalite.client.producer.partition_queue import (
     PIPELINED_BYTES,
     SEQUENCES,
+    InFlightBatch,
     PartitionQueue,
-    Shipment,
 )
 from kafkalite.client.producer.pending_batch import PendingBatch, record_size
 from kafkalite.errors import (
@@ -57,6 +57,27 @@ LIMITS = Limits(
 )
 
 
+def check_queue(queue: PartitionQueue) -> None:
+    """Assert the invariants of a partition queue; called after every step."""
+    sequence = None
+    for flight in queue.in_flight:
+        assert flight.has_position and not (flight.is_abandoned and flight.awaits_response)
+        if flight.is_sequenced:
+            assert flight.producer[:2] == (queue.producer_id, queue.producer_epoch)
+            assert _follows(sequence, flight.producer[2]), "out of order"
+            sequence = flight.next_sequence
+    assert _follows(sequence, queue.next_sequence), "a sequence would be used twice"
+    assert len(queue.in_flight) <= queue.max_in_flight
+    if not queue.is_held:
+        flights = [flight.awaits_response for flight in queue.in_flight if not flight.is_abandoned]
+        assert flights == sorted(flights, reverse=True), "something overtook what is before it"
+
+
+def _follows(end: int | None, sequence: int) -> bool:
+    """Whether ``sequence`` is at or after ``end``, on the circle."""
+    return end is None or (sequence - end) % SEQUENCES < SEQUENCES // 2
+
+
 def _accumulator(limits: Limits = LIMITS) -> Accumulator:
     accumulator = Accumulator(limits)
     assert accumulator.needs_producer_id
@@ -75,25 +96,25 @@ def _add(accumulator: Accumulator, queue: PartitionQueue, value: bytes, now_ms: 
     return batch
 
 
-def _drain(accumulator: Accumulator, now_ms: int = 0, room: int = 100) -> list[Shipment]:
+def _drain(accumulator: Accumulator, now_ms: int = 0, room: int = 100) -> list[InFlightBatch]:
     requests = accumulator.drain(now_ms, lambda tp: 1, lambda node: room).requests
-    for shipment in [shipment for _, shipments in requests for shipment in shipments]:
-        shipment.encode(Codec.NONE, None)
-        shipment.queue.check()
-    return [shipment for _, shipments in requests for shipment in shipments]
+    for flight in [flight for _, flights in requests for flight in flights]:
+        flight.encode(Codec.NONE, None)
+        check_queue(flight.queue)
+    return [flight for _, flights in requests for flight in flights]
 
 
-def _header(shipment: Shipment) -> BatchHeader:
-    return RecordBatch(shipment.encode(Codec.NONE, None)).header
+def _header(flight: InFlightBatch) -> BatchHeader:
+    return RecordBatch(flight.encode(Codec.NONE, None)).header
 
 
-def _identity(shipment: Shipment) -> tuple[int, int, int]:
-    header = _header(shipment)
+def _identity(flight: InFlightBatch) -> tuple[int, int, int]:
+    header = _header(flight)
     return header.producer_id, header.producer_epoch, header.base_sequence
 
 
-def _values(shipment: Shipment) -> list[bytes | None]:
-    return [record.value for record in RecordBatch(shipment.encode(Codec.NONE, None))]
+def _values(flight: InFlightBatch) -> list[bytes | None]:
+    return [record.value for record in RecordBatch(flight.encode(Codec.NONE, None))]
 
 
 def test_nothing_leaves_without_a_producer_id() -> None:
@@ -103,8 +124,8 @@ def test_nothing_leaves_without_a_producer_id() -> None:
     assert _drain(accumulator) == []
     assert accumulator.add_alone(accumulator.queue(TopicPartition("t", 1)), b"x", None, 1, 0, 1) is None
     accumulator.on_producer_id(7)
-    (shipment,) = _drain(accumulator)
-    assert _identity(shipment) == (7, 0, 0)
+    (flight,) = _drain(accumulator)
+    assert _identity(flight) == (7, 0, 0)
 
 
 def test_sequences_count_the_records_of_a_partition() -> None:
@@ -113,10 +134,10 @@ def test_sequences_count_the_records_of_a_partition() -> None:
     for value in (b"a", b"b", b"c"):
         _add(accumulator, queue, value)
     _add(accumulator, other, b"x")
-    shipments = _drain(accumulator)
-    found = [(s.queue.tp.partition, _identity(s)) for s in shipments]
+    flights = _drain(accumulator)
+    found = [(s.queue.tp.partition, _identity(s)) for s in flights]
     assert sorted(found) == [(0, (7, 0, 0)), (0, (7, 0, 1)), (0, (7, 0, 2)), (1, (7, 0, 0))]
-    first = shipments[0]
+    first = flights[0]
     assert first.producer[2] == 0
     accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
     batch = PendingBatch("t", 0, limit_bytes=10**6, limit_records=100)
@@ -128,7 +149,7 @@ def test_sequences_count_the_records_of_a_partition() -> None:
 def test_sequences_wrap() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
-    queue.adopt(7)
+    queue.assign_producer_id(7)
     queue.next_sequence = SEQUENCES - 1
     _add(accumulator, queue, b"a")
     _add(accumulator, queue, b"b")
@@ -171,23 +192,23 @@ def test_a_retry_sends_the_same_bytes_and_the_window_in_order() -> None:
     queue = accumulator.queue(T0)
     for value in (b"a", b"b", b"c"):
         _add(accumulator, queue, value)
-    shipments = _drain(accumulator)
-    sent = [bytes(shipment.encode(Codec.NONE, None)) for shipment in shipments]
+    flights = _drain(accumulator)
+    sent = [bytes(flight.encode(Codec.NONE, None)) for flight in flights]
     _add(accumulator, queue, b"d")
     (fourth,) = _drain(accumulator)
-    accumulator.on_failed(shipments[0], NotLeaderOrFollowerError(), 0, 0.5)
+    accumulator.on_failed(flights[0], NotLeaderOrFollowerError(), 0, 0.5)
     assert accumulator.next_deadline_ms() == 1000, "no retry before the others are back"
-    accumulator.on_failed(shipments[1], OutOfOrderSequenceNumberError(), 0, 0.5)
-    accumulator.on_failed(shipments[2], OutOfOrderSequenceNumberError(), 0, 0.5)
+    accumulator.on_failed(flights[1], OutOfOrderSequenceNumberError(), 0, 0.5)
+    accumulator.on_failed(flights[2], OutOfOrderSequenceNumberError(), 0, 0.5)
     assert _drain(accumulator) == []
     accumulator.on_failed(fourth, OutOfOrderSequenceNumberError(), 0, 0.5)
     assert accumulator.next_deadline_ms() == 100
     accumulator.on_tick(100)
     again = _drain(accumulator, 100)
-    assert again == [*shipments, fourth]
-    assert [bytes(shipment.encode(Codec.NONE, None)) for shipment in again[:3]] == sent
-    for offset, shipment in enumerate(again):
-        accumulator.on_acknowledged(shipment, offset, NO_TIMESTAMP, 100)
+    assert again == [*flights, fourth]
+    assert [bytes(flight.encode(Codec.NONE, None)) for flight in again[:3]] == sent
+    for offset, flight in enumerate(again):
+        accumulator.on_acknowledged(flight, offset, NO_TIMESTAMP, 100)
     assert not accumulator.incomplete
 
 
@@ -202,7 +223,7 @@ def test_a_leader_that_changes_waits_for_what_went_to_the_old_one() -> None:
     accumulator.on_failed(first, ConnectionFailedError("gone"), 0, 0.5)
     accumulator.retry_now()
     requests = accumulator.drain(0, lambda tp: 2, lambda node: 9).requests
-    assert [(node, [s.producer[2] for s in shipments]) for node, shipments in requests] == [
+    assert [(node, [s.producer[2] for s in flights]) for node, flights in requests] == [
         (2, [0]),
         (2, [1]),
     ]
@@ -213,14 +234,14 @@ def test_the_rest_of_a_window_waits_for_room_and_keeps_its_place() -> None:
     queue = accumulator.queue(T0)
     for value in (b"a", b"b", b"c"):
         _add(accumulator, queue, value)
-    shipments = _drain(accumulator)
-    for shipment in shipments:
-        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 0, 0.5)
+    flights = _drain(accumulator)
+    for flight in flights:
+        accumulator.on_failed(flight, ConnectionFailedError("gone"), 0, 0.5)
     accumulator.retry_now()
-    assert _drain(accumulator, 0, room=2) == shipments[:2]
+    assert _drain(accumulator, 0, room=2) == flights[:2]
     assert _drain(accumulator, 0, room=0) == []
-    accumulator.on_acknowledged(shipments[0], 0, NO_TIMESTAMP, 0)
-    assert _drain(accumulator, 0, room=1) == shipments[2:]
+    accumulator.on_acknowledged(flights[0], 0, NO_TIMESTAMP, 0)
+    assert _drain(accumulator, 0, room=1) == flights[2:]
 
 
 def test_what_expired_in_flight_leaves_a_hole_unless_a_later_one_is_acknowledged() -> None:
@@ -229,8 +250,8 @@ def test_what_expired_in_flight_leaves_a_hole_unless_a_later_one_is_acknowledged
     _add(accumulator, queue, b"a", 0)
     _add(accumulator, queue, b"b", 500)
     first, second = _drain(accumulator, 500)
-    for shipment in (first, second):
-        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 900, 0.5)
+    for flight in (first, second):
+        accumulator.on_failed(flight, ConnectionFailedError("gone"), 900, 0.5)
     (expired,) = accumulator.on_tick(1000)
     assert isinstance(expired.error, DeliveryTimeoutError)
     late = _add(accumulator, queue, b"c", 1000)
@@ -258,8 +279,8 @@ def test_what_is_in_doubt_behind_a_hole_fails_by_name() -> None:
     _add(accumulator, queue, b"a", 0)
     doubtful = _add(accumulator, queue, b"b", 500)
     first, second = _drain(accumulator, 500)
-    for shipment in (first, second):
-        accumulator.on_failed(shipment, ConnectionFailedError("gone"), 900, 0.5)
+    for flight in (first, second):
+        accumulator.on_failed(flight, ConnectionFailedError("gone"), 900, 0.5)
     accumulator.on_tick(1000)
     assert _drain(accumulator, 1000) == [second]
     assert accumulator.on_failed(second, OutOfOrderSequenceNumberError(), 1001, 0.5) == [doubtful]
@@ -317,8 +338,8 @@ def test_a_forgotten_producer_goes_on_and_a_loss_is_told() -> None:
 def test_a_first_sequence_that_is_refused_is_not_tried_for_ever(error: BrokerError) -> None:
     accumulator = _accumulator()
     batch = _add(accumulator, accumulator.queue(T0), b"a")
-    (shipment,) = _drain(accumulator)
-    assert accumulator.on_failed(shipment, error, 0, 0.5) == [batch]
+    (flight,) = _drain(accumulator)
+    assert accumulator.on_failed(flight, error, 0, 0.5) == [batch]
 
 
 def test_who_was_fenced_takes_a_new_producer_id() -> None:
@@ -338,7 +359,7 @@ def test_who_was_fenced_takes_a_new_producer_id() -> None:
 def test_epochs_end() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
-    queue.adopt(7)
+    queue.assign_producer_id(7)
     queue.producer_epoch = MAX_PRODUCER_EPOCH
     _add(accumulator, queue, b"a")
     (first,) = _drain(accumulator)
@@ -356,14 +377,14 @@ def test_a_batch_of_another_producer_gets_this_ones_identity_in_a_copy() -> None
     foreign = bytes(build_batch([b"x"], producer_id=99, producer_epoch=3, base_sequence=44))
     batch = _add(accumulator, queue, b"")
     batch.prebuilt = foreign
-    (shipment,) = _drain(accumulator)
-    assert _identity(shipment) == (7, 0, 0)
+    (flight,) = _drain(accumulator)
+    assert _identity(flight) == (7, 0, 0)
     assert RecordBatch(foreign).header.producer_id == 99
     plain = Accumulator(replace(LIMITS, is_idempotent=False))
     batch = _add(plain, plain.queue(T0), b"")
     batch.prebuilt = foreign
-    (shipment,) = _drain(plain)
-    assert _identity(shipment) == (-1, -1, -1)
+    (flight,) = _drain(plain)
+    assert _identity(flight) == (-1, -1, -1)
 
 
 def test_a_coalesced_shipment_that_is_too_large_goes_in_parts_before_what_follows() -> None:
@@ -381,18 +402,18 @@ def test_a_coalesced_shipment_that_is_too_large_goes_in_parts_before_what_follow
     assert accumulator.on_failed(large, MessageTooLargeError(), 0, 0.5) == []
     assert accumulator.on_failed(after, OutOfOrderSequenceNumberError(), 0, 0.5) == []
     seen = []
-    while shipments := _drain(accumulator):
-        for shipment in shipments:
-            seen.append((shipment.record_count, _identity(shipment)))
-            accumulator.on_acknowledged(shipment, len(seen), NO_TIMESTAMP, 0)
+    while flights := _drain(accumulator):
+        for flight in flights:
+            seen.append((flight.record_count, _identity(flight)))
+            accumulator.on_acknowledged(flight, len(seen), NO_TIMESTAMP, 0)
     assert seen == [(1, (7, 1, sequence)) for sequence in range(4)]
 
 
 @dataclass
 class Attempt:
-    """One sending of a shipment, on its way to the leader or waiting there to be committed."""
+    """One sending of a flight, on its way to the leader or waiting there to be committed."""
 
-    shipment: Shipment
+    flight: InFlightBatch
     data: bytes
     offset: int = NO_OFFSET
 
@@ -444,28 +465,28 @@ class LeaderMachine(RuleBasedStateMachine):
     @rule()
     def send_alone(self) -> None:
         value = b"%d:alone" % self.number
-        shipment = self.accumulator.add_alone(self.queue, value, None, 0, self.now_ms, 1)
-        if shipment is not None:
+        flight = self.accumulator.add_alone(self.queue, value, None, 0, self.now_ms, 1)
+        if flight is not None:
             self.number += 1
-            self.sent.append((shipment.batches[0], 0, value))
-            self._leave([shipment])
+            self.sent.append((flight.batches[0], 0, value))
+            self._leave([flight])
 
     @rule(room=st.integers(0, 5), alone=st.booleans())
     def drain(self, room: int, alone: bool) -> None:
         self.accumulator.close_all(self.now_ms)
         if alone and self.queue in self.accumulator.ready and room:
-            shipment = self.accumulator.take(self.queue, self.now_ms, 1)
-            self._leave([shipment] if shipment is not None else [])
+            flight = self.accumulator.take(self.queue, self.now_ms, 1)
+            self._leave([flight] if flight is not None else [])
         else:
             drained = self.accumulator.drain(self.now_ms, lambda tp: 1, lambda node: room)
-            self._leave([shipment for _, shipments in drained.requests for shipment in shipments])
+            self._leave([flight for _, flights in drained.requests for flight in flights])
         if self.accumulator.needs_producer_id:
             self.accumulator.on_producer_id(self.next_id)
             self.next_id += 1
 
-    def _leave(self, shipments: list[Shipment]) -> None:
-        for shipment in shipments:
-            self.wire.append(Attempt(shipment, bytes(shipment.encode(Codec.NONE, None))))
+    def _leave(self, flights: list[InFlightBatch]) -> None:
+        for flight in flights:
+            self.wire.append(Attempt(flight, bytes(flight.encode(Codec.NONE, None))))
 
     @rule(
         arrives=st.integers(0, 5),
@@ -509,9 +530,9 @@ class LeaderMachine(RuleBasedStateMachine):
             return
         attempt, error = self.answers.popleft()
         if error is None:
-            self.accumulator.on_acknowledged(attempt.shipment, attempt.offset, NO_TIMESTAMP, self.now_ms)
+            self.accumulator.on_acknowledged(attempt.flight, attempt.offset, NO_TIMESTAMP, self.now_ms)
         else:
-            self.accumulator.on_failed(attempt.shipment, error, self.now_ms, 0.5)
+            self.accumulator.on_failed(attempt.flight, error, self.now_ms, 0.5)
 
     # --- the leader
 
@@ -605,7 +626,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.parked.clear()
         self.wire.clear()
         for attempt in lost:
-            self.accumulator.on_failed(attempt.shipment, ConnectionFailedError("cut"), self.now_ms, 0.5)
+            self.accumulator.on_failed(attempt.flight, ConnectionFailedError("cut"), self.now_ms, 0.5)
 
     @rule()
     @precondition(lambda self: self.ghosts)
@@ -617,14 +638,14 @@ class LeaderMachine(RuleBasedStateMachine):
     @precondition(lambda self: not (self.wire or self.ghosts or self.parked or self.answers))
     def forget_the_producer(self) -> None:
         """Retention: a day without news, so there is nothing in flight, nothing waiting to be sent again."""
-        if not self.queue.window:
+        if not self.queue.in_flight:
             self.producers = ProducerStates()
 
     # --- what must hold
 
     @invariant()
     def the_queue_is_in_order(self) -> None:
-        self.queue.check()
+        check_queue(self.queue)
 
     @invariant()
     def nothing_is_there_twice(self) -> None:
@@ -662,7 +683,7 @@ class LeaderMachine(RuleBasedStateMachine):
             self.commit()
             while self.answers:
                 self.answer()
-            self.queue.check()
+            check_queue(self.queue)
 
     def teardown(self) -> None:
         """Once nothing goes wrong any more, everything is decided soon, without another expiry."""
@@ -670,7 +691,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.ghosts.clear()
         self.accumulator.expire(self.now_ms)
         undecided = dict(self.accumulator.incomplete)
-        have_left = {batch for shipment in self.queue.window for batch in shipment.batches}
+        have_left = {batch for flight in self.queue.in_flight for batch in flight.batches}
         self.settle(lambda: not self.accumulator.incomplete)
         assert not self.accumulator.incomplete
         for batch in undecided:
@@ -760,10 +781,10 @@ def test_a_transactions_identity_and_sequences_from_0_r31() -> None:
         first, second = _drain(accumulator)
         assert (_identity(first), _identity(second)) == ((7, epoch, 0), (7, epoch, 1))
         assert _header(first).is_transactional
-        for shipment in (first, second):
-            accumulator.on_acknowledged(shipment, 0, NO_TIMESTAMP, 0)
+        for flight in (first, second):
+            accumulator.on_acknowledged(flight, 0, NO_TIMESTAMP, 0)
         assert accumulator.end_transaction(ConnectionFailedError("over")) == []
-        queue.check()
+        check_queue(queue)
 
 
 def test_what_was_in_flight_when_a_transaction_ended_counts_for_nothing() -> None:
@@ -781,7 +802,7 @@ def test_what_was_in_flight_when_a_transaction_ended_counts_for_nothing() -> Non
     assert _identity(new) == (7, 4, 0)
     assert accumulator.on_acknowledged(old[0], 0, NO_TIMESTAMP, 0) == []
     assert accumulator.on_failed(old[1], InvalidProducerEpochError(), 0, 0.5) == []
-    assert list(queue.window) == [new]
+    assert list(queue.in_flight) == [new]
     (done,) = accumulator.on_acknowledged(new, 5, NO_TIMESTAMP, 0)
     assert done.base_offset == 5
 
@@ -798,10 +819,10 @@ def test_what_is_packed_anew_takes_the_same_sequences_in_a_transaction() -> None
     assert large.record_count == 3
     assert accumulator.on_failed(large, MessageTooLargeError(), 0, 0.5) == []
     seen = []
-    while shipments := _drain(accumulator):
-        for shipment in shipments:
-            seen.append(_identity(shipment))
-            accumulator.on_acknowledged(shipment, len(seen), NO_TIMESTAMP, 0)
+    while flights := _drain(accumulator):
+        for flight in flights:
+            seen.append(_identity(flight))
+            accumulator.on_acknowledged(flight, len(seen), NO_TIMESTAMP, 0)
     assert seen == [(7, 3, sequence) for sequence in range(3)]
 
 
@@ -825,8 +846,8 @@ def test_the_transaction_before_is_waited_for_by_milliseconds() -> None:
     _add(accumulator, queue, b"a")
     now_ms, pauses = 0, []
     for _ in range(4):
-        (shipment,) = _drain(accumulator, now_ms)
-        assert accumulator.on_failed(shipment, ConcurrentTransactionsError(), now_ms, 0.5) == []
+        (flight,) = _drain(accumulator, now_ms)
+        assert accumulator.on_failed(flight, ConcurrentTransactionsError(), now_ms, 0.5) == []
         pauses.append(queue.retry_at_ms - now_ms)
         now_ms = queue.retry_at_ms
         accumulator.on_tick(now_ms)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
-from kafkalite.client.consumer.fetch_state import FetchLimits, FetchState
+from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, FetchLimits
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import AbortedTransaction, FetchedPartition
 from kafkalite.records.builder import build_batch
@@ -73,15 +73,15 @@ class Log:
         return FetchedPartition(*T0, 0, None, self.end, self.stable, 0, len(data), aborted), data
 
 
-def _consumer(start: int = 0, *, is_read_committed: bool = True) -> FetchState:
+def _consumer(start: int = 0, *, is_read_committed: bool = True) -> AssignedPartitions:
     limits = FetchLimits(500, 10**6, 10**6, True, Backoff(100, 1000), is_read_committed)
-    state = FetchState(limits)
+    state = AssignedPartitions(limits)
     state.assign({T0: "earliest"})
     state.partitions[T0].seek(start)
     return state
 
 
-def _fetch(state: FetchState, log: Log, max_batches: int = 1000) -> bool:
+def _fetch(state: AssignedPartitions, log: Log, max_batches: int = 1000) -> bool:
     """One round. False when there was nothing to ask for."""
     plans, _ = state.plan(0, lambda tp: Leader(1, 1), lambda node: False)
     for plan in plans:
@@ -90,7 +90,7 @@ def _fetch(state: FetchState, log: Log, max_batches: int = 1000) -> bool:
     return bool(plans)
 
 
-def _read(state: FetchState, limit: int = 1000) -> dict[int, bytes]:
+def _read(state: AssignedPartitions, limit: int = 1000) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     while len(found) < limit and (cursor := state.next_cursor()) is not None:
         found.update((record.offset, record.value or b"") for record in cursor.take(limit - len(found)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafkalite.client.producer.producer import Producer
-from kafkalite.client.producer.transaction import Phase
+from kafkalite.client.producer.transaction_state import Phase
 from kafkalite.errors import (
     ClientClosedError,
     CommitFailedError,

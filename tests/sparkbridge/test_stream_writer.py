@@ -131,8 +131,8 @@ def end_offsets(cluster: SyncCluster, topic: str) -> list[int]:
 
 def open_members(cluster: SyncCluster, sink_id: str) -> list[str]:
     with Admin(cluster.bootstrap_servers) as admin:
-        members = admin.describe_transaction_group(sink_id).members
-    return [one.member for one in members if one.state == "Ongoing" and one.partitions]
+        writers = admin.describe_transaction_group(sink_id).writers
+    return [one.writer for one in writers if one.state == "Ongoing" and one.partitions]
 
 
 def fail_after(batches: Iterable[Any]) -> Iterator[Any]:

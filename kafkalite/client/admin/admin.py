@@ -42,7 +42,7 @@ from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, Coo
 from kafkalite.client.cluster.list_offsets import check_partitions, list_offsets, offsets_for_times
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
-from kafkalite.client.group.committed_offsets import as_committed, to_commit
+from kafkalite.client.group.commits import as_committed, to_commit
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import (
     BrokerError,

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from kafkalite.client.cluster.connection import wake
 from kafkalite.client.group.rebalance_listener import RebalanceListener
-from kafkalite.client.producer.delivery import wake
 from kafkalite.errors import ClientError
 from kafkalite.loop_thread import LoopThread
 from kafkalite.model import TopicPartition

@@ -18,7 +18,7 @@ from kafkalite.client.blocking.twin import Twin, twin_of
 from kafkalite.client.config import BootstrapServers, ConsumerSettings
 from kafkalite.client.consumer import consumer
 from kafkalite.client.consumer.consumer import Committable
-from kafkalite.client.consumer.fetch_state import FetchedBatch
+from kafkalite.client.consumer.fetched_batch import FetchedBatch
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import KafkaliteError
 from kafkalite.loop_thread import shared_loop_thread

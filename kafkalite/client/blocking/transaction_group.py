@@ -21,7 +21,7 @@ class TransactionGroupWriter(Producer):
         self,
         application_id: str,
         batch_id: int,
-        member: str,
+        writer: str,
         bootstrap_servers: BootstrapServers | None = None,
         *,
         config: Mapping[str, Any] | None = None,
@@ -29,7 +29,7 @@ class TransactionGroupWriter(Producer):
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self._writer = txn_group.TransactionGroupWriter(
-            application_id, batch_id, member, bootstrap_servers, config=config, rng=rng, **settings
+            application_id, batch_id, writer, bootstrap_servers, config=config, rng=rng, **settings
         )
         self._set_up(self._writer)
 

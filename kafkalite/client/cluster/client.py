@@ -1,9 +1,7 @@
-"""The client's way to the brokers: bootstrap, metadata that stays fresh, one connection per broker and lane.
+"""The client's connections and metadata: bootstrap, refresh, one connection per broker and purpose.
 
-A *lane* is a connection of its own to the same broker. Answers come in the order of requests, so a long poll
-on one lane would hold up everything behind it: the consumer fetches on ``FETCH_LANE`` and tells its group
-that it lives on ``HEARTBEAT_LANE``; an abort that must not wait for what is under way goes on ``ABORT_LANE``;
-all else goes on ``MAIN_LANE``.
+Responses on a connection arrive in the order of its requests, so a long poll holds up the requests behind it.
+Requests that must not wait have a connection of their own to the same broker, named by its ``Purpose``.
 
 Every wait here is bounded by a deadline of the caller or by the client's closing; every pause by a backoff.
 """
@@ -12,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
@@ -35,10 +34,17 @@ from kafkalite.rng import Rng, system_rng
 
 logger = logging.getLogger(__name__)
 
-MAIN_LANE: Final = 0
-FETCH_LANE: Final = 1
-HEARTBEAT_LANE: Final = 2
-ABORT_LANE: Final = 3
+
+class Purpose(enum.IntEnum):
+    """What a connection to a broker is for. Each purpose has a connection of its own."""
+
+    MAIN = 0
+    FETCH = 1
+    HEARTBEAT = 2
+    ABORT = 3
+
+    __hash__ = int.__hash__  # Enum's own is a Python function, and links are looked up for every request
+
 
 # While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
 # much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
@@ -56,13 +62,16 @@ _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 
 
 class _Link:
-    """One lane to one broker. Invariant: ``task`` runs only while ``connection`` is None."""
+    """The connection to one broker for one purpose.
 
-    __slots__ = ("connection", "failures", "is_away", "lane", "node_id", "not_before_ms", "task")
+    Invariant: ``task`` runs only while ``connection`` is None.
+    """
 
-    def __init__(self, node_id: int, lane: int) -> None:
+    __slots__ = ("connection", "failures", "is_away", "node_id", "not_before_ms", "purpose", "task")
+
+    def __init__(self, node_id: int, purpose: Purpose) -> None:
         self.node_id = node_id
-        self.lane = lane
+        self.purpose = purpose
         self.connection: Connection | None = None
         self.task: asyncio.Task[Connection | KafkaliteError] | None = None
         self.failures = 0
@@ -88,7 +97,7 @@ class ClusterClient:
         self.metadata = MetadataCache()
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
-        #: By lane, how long an answer there may take by itself.
+        #: How long a broker may hold a response by itself, by purpose.
         self.long_poll_ms: dict[int, int] = {}
         #: Topics whose metadata is kept fresh; None is all of them.
         self.topics: set[str] | None = set()
@@ -195,42 +204,42 @@ class ClusterClient:
 
     # --- connections ---------------------------------------------------------------------------
 
-    def connection_now(self, node_id: int, lane: int = MAIN_LANE) -> Connection | None:
+    def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
         """The open connection, or None; then it is being dialled, and ``on_change`` tells how that ended."""
-        link = self._links.get((node_id, lane))
+        link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
                 return link.connection
             if link.is_away:  #: somebody else may lead by now
                 self.request_refresh()
         if not self._closed:
-            self._dial_soon(node_id, lane)
+            self._dial_soon(node_id, purpose)
         return None
 
-    async def connection(self, node_id: int, lane: int = MAIN_LANE) -> Connection:
+    async def connection(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection:
         """The open connection, dialled if need be. Raises ConnectionFailedError after one failed attempt."""
-        connection = self.connection_now(node_id, lane)
+        connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
         if self._closed:
             raise ClientClosedError("the client is closed")
-        outcome = await asyncio.shield(self._dial_soon(node_id, lane))
+        outcome = await asyncio.shield(self._dial_soon(node_id, purpose))
         if isinstance(outcome, KafkaliteError):
             raise outcome
         return outcome
 
-    def hang_up(self, node_id: int, lane: int) -> None:
+    def hang_up(self, node_id: int, purpose: Purpose) -> None:
         """Close this connection for what is in flight on it; the next one is dialled without a pause."""
-        link = self._links.get((node_id, lane))
+        link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
             connection.on_lost = connection.on_writable = None
             connection.close()
 
-    def _dial_soon(self, node_id: int, lane: int) -> asyncio.Task[Connection | KafkaliteError]:
-        link = self._links.get((node_id, lane))
+    def _dial_soon(self, node_id: int, purpose: Purpose) -> asyncio.Task[Connection | KafkaliteError]:
+        link = self._links.get((node_id, purpose))
         if link is None:
-            link = self._links[node_id, lane] = _Link(node_id, lane)
+            link = self._links[node_id, purpose] = _Link(node_id, purpose)
         if link.task is None:
             link.task = self.spawn(self._dial(link))
         return link.task
@@ -280,7 +289,7 @@ class ClusterClient:
         connection.on_lost = self._on_lost
         connection.on_writable = self._notify
         connection.on_slow = self._on_slow
-        connection.extra_patience_s = self.long_poll_ms.get(link.lane, 0) / 1000
+        connection.extra_patience_s = self.long_poll_ms.get(link.purpose, 0) / 1000
 
     def _on_slow(self, connection: Connection) -> None:
         logger.info("slow responses %s", Fields(connection=connection))
@@ -291,7 +300,7 @@ class ClusterClient:
 
         For whoever learned that others lead now what this one was asked.
         """
-        link = self._links.get((node_id, MAIN_LANE))
+        link = self._links.get((node_id, Purpose.MAIN))
         if link is None or link.connection is None or not link.connection.is_slow:
             return False
         link.connection.give_up()
@@ -461,7 +470,7 @@ class ClusterClient:
             return
         for node_id, address in self.metadata.addresses.items():
             if address in {connection.address, connection.peer}:
-                link = self._links.setdefault((node_id, MAIN_LANE), _Link(node_id, MAIN_LANE))
+                link = self._links.setdefault((node_id, Purpose.MAIN), _Link(node_id, Purpose.MAIN))
                 if link.connection is None and link.task is None:
                     self._adopt(link, connection)
                     self._bootstrap = None

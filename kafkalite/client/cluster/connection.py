@@ -287,3 +287,9 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
             connection.close()
         raise
     return connection
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    """Resolve ``waiter`` unless whoever waited has been cancelled."""
+    if not waiter.done():
+        waiter.set_result(None)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_by_class
-from kafkalite.client.cluster.client import MAIN_LANE, ClusterClient
+from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.connection import Answer, Connection
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.errors import (
@@ -62,16 +62,18 @@ _PASSING: Final = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError, Re
 class CoordinatorLink:
     """Requests to whoever coordinates ``key``.
 
-    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. Requests go on ``lane``, unless a call names another.
+    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. Requests go on ``purpose``, unless a call names another.
     Requests may be sent twice (an answer was lost), so only those that bear it go this way.
     """
 
-    def __init__(self, cluster: ClusterClient, key_type: int, key: str, *, lane: int = MAIN_LANE) -> None:
+    def __init__(
+        self, cluster: ClusterClient, key_type: int, key: str, *, purpose: Purpose = Purpose.MAIN
+    ) -> None:
         self.node_id: int | None = None  #: of the coordinator as far as we know
         self.key_type = key_type
         self.key = key
         self._cluster = cluster
-        self._lane = lane
+        self._purpose = purpose
         self._finding: asyncio.Task[int | KafkaliteError] | None = None
         pause_ms = min(FIRST_PAUSE_MS, cluster.config.retry_backoff_ms)
         self._rules = CallRules(
@@ -83,7 +85,7 @@ class CoordinatorLink:
         return f"<CoordinatorLink of {kind} {self.key!r}, node {self.node_id}>"
 
     async def call(
-        self, request: Any, *, timeout_ms: int | None = None, wait_ms: int = 0, lane: int | None = None
+        self, request: Any, *, timeout_ms: int | None = None, wait_ms: int = 0, purpose: Purpose | None = None
     ) -> Any:
         """The coordinator's answer to ``request``, a response struct.
 
@@ -92,13 +94,17 @@ class CoordinatorLink:
         Raises the response's BrokerError; RequestTimeoutError, caused by the last error, when time is up.
         """
         what = type(request).__name__.removesuffix("Request")
-        return await self._drive(what, timeout_ms, request, wait_ms, self._lane if lane is None else lane)
+        return await self._drive(
+            what, timeout_ms, request, wait_ms, self._purpose if purpose is None else purpose
+        )
 
-    async def attempt(self, request: Any, *, wait_ms: int = 0, lane: int | None = None) -> Any:
+    async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose | None = None) -> Any:
         """As ``call``, tried once: raises also what may pass. For requests that must not be sent twice."""
         try:
             node_id = await self._locate()
-            connection = await self._cluster.connection(node_id, self._lane if lane is None else lane)
+            connection = await self._cluster.connection(
+                node_id, self._purpose if purpose is None else purpose
+            )
             return await self._ask(connection, node_id, request, wait_ms)
         except _MOVED:
             self.node_id = None
@@ -106,10 +112,12 @@ class CoordinatorLink:
 
     async def find(self, *, timeout_ms: int | None = None) -> int:
         """The coordinator's node id. Raises as ``call``."""
-        node_id: int = await self._drive("FindCoordinator", timeout_ms, None, 0, self._lane)
+        node_id: int = await self._drive("FindCoordinator", timeout_ms, None, 0, self._purpose)
         return node_id
 
-    async def _drive(self, what: str, timeout_ms: int | None, request: Any, wait_ms: int, lane: int) -> Any:
+    async def _drive(
+        self, what: str, timeout_ms: int | None, request: Any, wait_ms: int, purpose: Purpose
+    ) -> Any:
         """Return the response to ``request``; the coordinator's node id if it is None."""
         cluster = self._cluster
         now_ms = cluster.now_ms()
@@ -135,7 +143,7 @@ class CoordinatorLink:
 
         async def dial(node_id: int | None) -> tuple[int, Connection | None]:
             assert node_id is not None, "a coordinator is one node"
-            return node_id, await in_time(cluster.connection(node_id, lane)) if request else None
+            return node_id, await in_time(cluster.connection(node_id, purpose)) if request else None
 
         async def send(to: tuple[int, Connection | None], _timeout_ms: int) -> Any:
             node_id, connection = to

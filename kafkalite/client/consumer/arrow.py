@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow
 
-from kafkalite.client.consumer.fetch_state import FetchedBatch
+from kafkalite.client.consumer.fetched_batch import FetchedBatch
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 

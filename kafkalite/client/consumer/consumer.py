@@ -1,9 +1,11 @@
 """Consumer: records out, in the order of their offsets, from partitions one names or a group hands out.
 
-``fetch_state`` decides what to fetch and what comes next, ``fetcher`` drives the network, ``group_session``
-the membership in a group; here the user waits. Nothing is fetched before somebody asks for records; then
+``assigned_partitions`` decides what to fetch and which records come next, ``fetcher`` does the requests, and
+``group.session`` the membership in a group. Nothing is fetched before the first call for records; then
 fetching runs ahead of the user as far as the options allow.
 """
+
+# Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
 
 from __future__ import annotations
 
@@ -17,16 +19,19 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from kafkalite.client.cluster import list_offsets as offsets
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.config import BootstrapServers, ConsumerSettings, consumer_config, merged
-from kafkalite.client.consumer.fetch_state import FetchedBatch, RecordCursor
+from kafkalite.client.consumer.assigned_partitions import PartitionState
+from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor
 from kafkalite.client.consumer.fetcher import FOREVER_MS, Fetcher
-from kafkalite.client.consumer.positions import PositionCalls
 from kafkalite.client.consumer.progress import Progress, committable_offsets
 from kafkalite.client.consumer.subscription import Subscription
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import ClientClosedError, ClientError, KafkaliteError
 from kafkalite.model import (
+    EARLIEST,
+    LATEST,
     GroupMetadata,
     OffsetAndMetadata,
+    OffsetAndTimestamp,
     Record,
     TopicPartition,
 )
@@ -48,7 +53,7 @@ _FIRST_TURN_MS: Final = 300
 _RECORDS_IN_A_ROW: Final = 128
 
 
-class Consumer(PositionCalls):
+class Consumer:
     """Reads records.
 
     ::
@@ -87,13 +92,14 @@ class Consumer(PositionCalls):
             rng=rng,
         )
         self._fetcher = Fetcher(self._cluster, self.config)
-        self._state = self._fetcher.state
-        self._progress = Progress(self._state, is_at_most_once=self.config.is_at_most_once)
+        self._assigned = self._fetcher.assigned
+        self._progress = Progress(self._assigned, is_at_most_once=self.config.is_at_most_once)
         self._group: GroupSession | None = None
         self._life = "new"
         self._subscription: Subscription | None = None
         self._deferred_error: KafkaliteError | None = None
-        self._finding = None
+        #: The partitions whose first positions are being looked up.
+        self._finding: tuple[dict[TopicPartition, int], asyncio.Task[None]] | None = None
         if self.config.group_id is not None:
             from kafkalite.client.group.session import GroupSession
 
@@ -105,8 +111,8 @@ class Consumer(PositionCalls):
 
     def __repr__(self) -> str:
         brokers = len(self._cluster.metadata.addresses)
-        ahead = sum(state.buffered_bytes for state in self._state.partitions.values())
-        count = len(self._state.partitions)
+        ahead = sum(state.buffered_bytes for state in self._assigned.partitions.values())
+        count = len(self._assigned.partitions)
         group = f" of group {self.config.group_id!r}" if self.config.group_id is not None else ""
         return (
             f"<Consumer {self._life}{group}, {count} partitions @ {brokers} brokers, "
@@ -167,7 +173,7 @@ class Consumer(PositionCalls):
             self._life = "closed"
             self._fetcher.close()
             await self._cluster.close()
-            self._state.assign({})
+            self._assigned.assign({})
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -211,7 +217,7 @@ class Consumer(PositionCalls):
         else:
             self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
             self._cluster.topics = set(topics) if pattern is None else None
-            self._state.assign({})
+            self._assigned.assign({})
         if self._life == "open":
             self._cluster.request_refresh(urgent=True)
 
@@ -224,7 +230,7 @@ class Consumer(PositionCalls):
             self._group.check_unsubscribed()
         self._subscription = None
         wanted = [TopicPartition(*tp) for tp in partitions]
-        self._state.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
+        self._assigned.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
         if self._group is not None:
             self._group.keep_placed(wanted)
         if self._cluster.topics is None:
@@ -234,7 +240,7 @@ class Consumer(PositionCalls):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read, in order."""
-        return sorted(self._state.partitions)
+        return sorted(self._assigned.partitions)
 
     async def _find_subscribed(self) -> None:
         """Wait until the subscribed topics are known."""
@@ -249,8 +255,8 @@ class Consumer(PositionCalls):
         if self._subscription is None:
             return
         selection = self._subscription.select(self._cluster.metadata, self._cluster.now_ms())
-        self._state.restart(selection.replaced)
-        self._state.assign(selection.partitions)
+        self._assigned.restart(selection.replaced)
+        self._assigned.assign(selection.partitions)
         if selection.is_missing_some:
             self._cluster.request_refresh()
 
@@ -259,7 +265,7 @@ class Consumer(PositionCalls):
         if self._life != "open":
             return
         self._assign_subscribed()
-        self._state.on_leaders(self._cluster.metadata.leader)
+        self._assigned.on_leaders(self._cluster.metadata.leader)
         self._fetcher.wake()
 
     # --- the group -----------------------------------------------------------------------------
@@ -282,7 +288,7 @@ class Consumer(PositionCalls):
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for these (or all assigned) partitions; None where it has not."""
         wanted = [
-            TopicPartition(*tp) for tp in (self._state.partitions if partitions is None else partitions)
+            TopicPartition(*tp) for tp in (self._assigned.partitions if partitions is None else partitions)
         ]
         found = await self._member().commits.fetch(wanted)
         return {tp: found.get(tp) for tp in wanted}
@@ -308,6 +314,153 @@ class Consumer(PositionCalls):
             return self.positions()
         return committable_offsets(what)
 
+    # --- positions -----------------------------------------------------------------------------
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset of the next record to be given, or None before it is known."""
+        return self._state_of(tp).position
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Behind everything given so far: what ``commit`` commits, and a transaction's ``send_offsets``."""
+        return self._progress.positions()
+
+    async def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Give the record at ``offset`` next, or the first after it; out of range the reset policy rules."""
+        if offset < 0:
+            raise ClientError(
+                f"{tp}: offset {offset} is below 0", hint="seek_to_beginning() and seek_to_end()"
+            )
+        self._state_of(tp).seek(offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Give the oldest record next; of all assigned partitions when none is named."""
+        tps = self._named(partitions)
+        for tp, offset in (await self.beginning_offsets(tps)).items():
+            self._state_of(tp).seek(offset)
+
+    async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Give only records produced from now on; of all assigned partitions when none is named."""
+        tps = self._named(partitions)
+        for tp, offset in (await self.end_offsets(tps)).items():
+            self._state_of(tp).seek(offset)
+
+    async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
+        """Give the first record that is not older next; only new records when all are."""
+        self._state_of(tp)
+        found = (await self.offsets_for_times({tp: timestamp_ms}))[tp]
+        offset = found.offset if found is not None else (await self.end_offsets([tp]))[tp]
+        self._state_of(tp).seek(offset)
+
+    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Give no records of these until ``resume``; what was fetched of them is kept."""
+        self._assigned.pause(self._named(partitions))
+
+    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Fetch records of paused partitions again."""
+        hidden = self._group.hidden if self._group is not None else {}
+        for tp in self._named(partitions):
+            if tp in hidden:
+                hidden[tp] = False
+            else:
+                self._state_of(tp).paused = False
+        self._fetcher.wake()
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that ``pause`` holds, in order."""
+        hidden = self._group.hidden if self._group is not None else {}
+        return sorted(tp for tp, state in self._assigned.partitions.items() if hidden.get(tp, state.paused))
+
+    def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
+        """Partitions given one by one or as iterables; all that are assigned when none is given."""
+        named: list[TopicPartition] = []
+        for each in partitions:
+            named += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
+        if not partitions:
+            return list(self._assigned.partitions)
+        for tp in named:
+            self._state_of(tp)
+        return named
+
+    def _state_of(self, tp: TopicPartition) -> PartitionState:
+        state = self._assigned.partitions.get(tp)
+        if state is None:
+            raise ClientError(
+                f"{TopicPartition(*tp)} is not assigned to this consumer",
+                hint="assign() it first" if self._group is None else "assignment() names those that are",
+            )
+        return state
+
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition that can be read."""
+        return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record of each partition that can be read."""
+        return await self._list_offsets(dict.fromkeys(partitions, LATEST))
+
+    async def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        self._check_open()
+        listed = await offsets.list_offsets(
+            self._cluster, wanted, isolation_level=self.config.isolation_level
+        )
+        return {tp: entry.offset for tp, entry in listed.items()}
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition whose timestamp is not less; None where all are older."""
+        self._check_open()
+        return await offsets.offsets_for_times(
+            self._cluster, timestamps_ms, isolation_level=self.config.isolation_level
+        )
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        """How many offsets lie between each assigned partition's position and its end."""
+        ends = await self.end_offsets(self._assigned.partitions)
+        await self._find_positions(None)
+        return {tp: max(0, end - (self._state_of(tp).position or 0)) for tp, end in ends.items()}
+
+    async def _find_positions(self, deadline_ms: int | None) -> bool:
+        """Ask where partitions without a position start.
+
+        False when ``deadline_ms`` passed first; then the answer is still on its way.
+        """
+        wanted = self._assigned.without_offset()
+        if self._subscription is not None or (self._group is not None and self._group.is_subscribed):
+            known = {tp: at for tp, at in wanted.items() if self._cluster.metadata.knows(tp)}
+            if len(known) < len(wanted):  # what is missing now is being looked for
+                self._cluster.request_refresh()
+            wanted = known
+        if not wanted:
+            return True
+        if self._finding is None or self._finding[0] != wanted:
+            self._finding = (wanted, self._cluster.spawn(self._find_positions_of(wanted)))
+        finding = self._finding[1]
+        if not (await asyncio.wait({finding}, timeout=self._seconds_until(deadline_ms)))[0]:
+            return False
+        self._finding = None
+        if finding.cancelled():
+            raise ClientClosedError("the consumer was closed")
+        finding.result()
+        return True
+
+    async def _find_positions_of(self, wanted: Mapping[TopicPartition, int]) -> None:
+        seeks = {tp: self._assigned.partitions[tp].seek_count for tp in wanted}
+        epochs = {tp: self._cluster.metadata.leader(tp).leader_epoch for tp in wanted}
+        listed = await offsets.list_offsets(
+            self._cluster, wanted, isolation_level=self.config.isolation_level
+        )
+        for tp, entry in listed.items():
+            state = self._assigned.partitions.get(tp)
+            if state is not None and state.needs_offset and state.seek_count == seeks[tp]:
+                state.seek(entry.offset, entry.leader_epoch)
+                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just told
+
+    def _seconds_until(self, deadline_ms: int | None) -> float | None:
+        if deadline_ms is None or deadline_ms >= FOREVER_MS:
+            return None
+        return max(0, deadline_ms - self._cluster.now_ms()) / 1000
+
     # --- reading -------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -318,7 +471,7 @@ class Consumer(PositionCalls):
 
     async def _iterate(self) -> AsyncIterator[Record]:
         while True:
-            cursor = self._state.next_cursor()
+            cursor = self._assigned.next_cursor()
             if cursor is None:
                 await self._wait_for_records(FOREVER_MS)
                 continue
@@ -335,7 +488,7 @@ class Consumer(PositionCalls):
             if group.must_act:
                 self._check_open()
                 await group.turn(FOREVER_MS)
-            cursor = self._state.next_cursor()
+            cursor = self._assigned.next_cursor()
             if cursor is None:
                 await self._wait_for_records(FOREVER_MS)
                 continue
@@ -384,7 +537,7 @@ class Consumer(PositionCalls):
             return records
         while True:
             try:
-                while len(records) < limit and (cursor := self._state.next_cursor()) is not None:
+                while len(records) < limit and (cursor := self._assigned.next_cursor()) is not None:
                     if self._group is not None:
                         batch = cursor.batch
                         self._progress.give(TopicPartition(batch.topic, batch.partition), cursor.position)
@@ -407,7 +560,7 @@ class Consumer(PositionCalls):
             return batches
         while True:
             try:
-                while (batch := self._state.next_batch()) is not None:
+                while (batch := self._assigned.next_batch()) is not None:
                     batches.append(batch)
                     self._progress.give(TopicPartition(batch.topic, batch.partition), batch.from_offset)
             except KafkaliteError as error:
@@ -459,7 +612,7 @@ class Consumer(PositionCalls):
     def _raise_deferred(self) -> None:
         """Raise the error that the last call kept back, unless a seek has mended it since."""
         error, self._deferred_error = self._deferred_error, None
-        if error is not None and any(state.error is error for state in self._state.partitions.values()):
+        if error is not None and any(state.error is error for state in self._assigned.partitions.values()):
             raise error
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:

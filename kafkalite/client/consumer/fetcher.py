@@ -1,7 +1,7 @@
-"""Fetching: requests to the leaders, answers into ``FetchState``, and waiting for either.
+"""Fetching: requests to the leaders, answers into ``AssignedPartitions``, and waiting for either.
 
-``fetch_state`` decides what to fetch; here it is sent, one fetch at most per broker. A fetch is on its way
-only while somebody waits for records or is behind what is known to be there.
+``assigned_partitions`` decides what to fetch; the fetcher sends it, at most one fetch per broker at a time. A
+fetch is in flight only while a caller waits for records, or reads behind the known end of a partition.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
-from kafkalite.client.cluster.client import FETCH_LANE, ClusterClient
-from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.client import ClusterClient, Purpose
+from kafkalite.client.cluster.connection import Connection, wake
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.config import ConsumerConfig
-from kafkalite.client.consumer.fetch_state import Asked, FetchLimits, FetchPlan, FetchState
-from kafkalite.client.producer.delivery import wake
+from kafkalite.client.consumer.assigned_partitions import Asked, AssignedPartitions, FetchLimits, FetchPlan
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
@@ -38,13 +37,13 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches what ``state`` wants. Whoever has nothing to read waits with ``wait``."""
+    """Fetches what ``assigned`` wants. Whoever has nothing to read waits with ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
-        self.state = FetchState(fetch_limits(config))
+        self.assigned = AssignedPartitions(fetch_limits(config))
         self.config = config
         self._cluster = cluster
-        cluster.long_poll_ms[FETCH_LANE] = config.fetch_max_wait_ms
+        cluster.long_poll_ms[Purpose.FETCH] = config.fetch_max_wait_ms
         self._fetches: dict[int, _Fetch] = {}
         self._checking: set[int] = set()  # nodes with a question about epochs in flight
         self._waiters: list[asyncio.Future[None]] = []
@@ -64,7 +63,9 @@ class Fetcher:
     def has_something(self) -> bool:
         """Whether there are records to give, or an error to raise."""
         return any(
-            state.has_records or state.error for state in self.state.partitions.values() if not state.paused
+            state.has_records or state.error
+            for state in self.assigned.partitions.values()
+            if not state.paused
         )
 
     async def wait(self, deadline_ms: int) -> bool:
@@ -102,7 +103,7 @@ class Fetcher:
         self._hang_up_on_stale_polls()
         now_ms = self._cluster.now_ms()
         self._check_epochs(now_ms)
-        plans, leaderless = self.state.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
+        plans, leaderless = self.assigned.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
         for plan in plans:
             self._send(plan, now_ms)
         if leaderless:
@@ -111,7 +112,7 @@ class Fetcher:
 
     def _check_epochs(self, now_ms: int) -> None:
         """Ask new leaders whether their logs have what was read from the old ones."""
-        for node_id, questions in self.state.checks(now_ms, self._cluster.metadata.leader).items():
+        for node_id, questions in self.assigned.checks(now_ms, self._cluster.metadata.leader).items():
             connection = self._cluster.connection_now(node_id)
             if connection is None or node_id in self._checking:
                 continue
@@ -122,7 +123,7 @@ class Fetcher:
                     request, partial(self._on_checked, node_id, asked), self.config.request_timeout_ms
                 )
             except KafkaliteError:
-                self.state.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
+                self.assigned.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
                 continue
             self._checking.add(node_id)
 
@@ -137,16 +138,16 @@ class Fetcher:
         self._checking.discard(node_id)
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
         if error is not None:
-            self.state.on_fetch_failed(asked, now_ms, chance)
+            self.assigned.on_fetch_failed(asked, now_ms, chance)
             self._cluster.request_refresh()
-        elif self.state.on_checked(asked, message.partitions, now_ms, chance):
+        elif self.assigned.on_checked(asked, message.partitions, now_ms, chance):
             self._cluster.request_refresh()
         if self._waiters:
             self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
         """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""
-        return node_id in self._fetches or self._cluster.connection_now(node_id, FETCH_LANE) is None
+        return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
         config = self.config
@@ -157,7 +158,7 @@ class Fetcher:
             int(config.isolation_level),
             plan.partitions,
         )
-        connection = self._cluster.connection_now(plan.node_id, FETCH_LANE)
+        connection = self._cluster.connection_now(plan.node_id, Purpose.FETCH)
         if connection is None:
             return
         fetch = _Fetch(plan, connection, now_ms)
@@ -168,7 +169,7 @@ class Fetcher:
                 config.request_timeout_ms + plan.max_wait_ms,
             )
         except KafkaliteError:
-            self.state.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
+            self.assigned.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
             return
         self._fetches[plan.node_id] = fetch
 
@@ -182,9 +183,9 @@ class Fetcher:
             if fetch.waits_until_ms - now_ms <= _WORTH_HANGING_UP_MS:
                 continue
             is_led = partial(self._is_led_by, node_id)
-            if not self.state.serves(fetch.plan.asked, now_ms, is_led):
+            if not self.assigned.serves(fetch.plan.asked, now_ms, is_led):
                 del self._fetches[node_id]
-                self._cluster.hang_up(node_id, FETCH_LANE)
+                self._cluster.hang_up(node_id, Purpose.FETCH)
 
     def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
         return self._cluster.metadata.leader(tp).node_id == node_id
@@ -196,23 +197,23 @@ class Fetcher:
         del self._fetches[node_id]
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
         if error is not None:
-            self.state.on_fetch_failed(fetch.plan.asked, now_ms, chance)
+            self.assigned.on_fetch_failed(fetch.plan.asked, now_ms, chance)
             self._cluster.request_refresh()
-        elif self.state.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
+        elif self.assigned.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
             self._cluster.request_refresh()
         if self._waiters:
             self._fetch_for_waiters()
 
     def _fetch_for_waiters(self) -> None:
         """Somebody waits: wake them when there is something for them to do, else poll again."""
-        states = [state for state in self.state.partitions.values() if not state.paused]
+        states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()
         else:
             self.fetch()
 
     def _arm_retry_timer(self, now_ms: int) -> None:
-        retry_ms = self.state.next_retry_ms(now_ms)
+        retry_ms = self.assigned.next_retry_ms(now_ms)
         if retry_ms is None or self._retry_timer is not None:
             return
 

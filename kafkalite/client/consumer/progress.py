@@ -6,9 +6,9 @@ the two, what was given is *in hand*: it is committed when the user says so, nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from kafkalite.client.consumer.fetch_state import FetchState, PartitionState
+from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, PartitionState
 from kafkalite.errors import ClientError
 from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 
@@ -16,13 +16,18 @@ from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 class Progress:
     """The positions of one consumer, as its group is to know them."""
 
-    def __init__(self, state: FetchState, *, is_at_most_once: bool) -> None:
-        self.state = state
+    def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
+        self._assigned = assigned
         #: The one that iteration gave last and was not asked to go on from.
         self.record_in_hand: Record | None = None
         self._is_at_most_once = is_at_most_once
         self._in_hand: dict[TopicPartition, int] = {}  # the first offset given of each
         self._seen_record: Record | None = None
+
+    @property
+    def partitions(self) -> Collection[TopicPartition]:
+        """The partitions that are read."""
+        return self._assigned.partitions.keys()
 
     # --- given and done ------------------------------------------------------------------------
 
@@ -49,7 +54,7 @@ class Progress:
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Behind everything that was given; partitions whose position is not known are left out."""
-        states = self.state.partitions
+        states = self._assigned.partitions
         wanted = states if partitions is None else [tp for tp in partitions if tp in states]
         return {
             tp: OffsetAndMetadata(position, states[tp].given_epoch)
@@ -75,26 +80,28 @@ class Progress:
 
     def add(self, partitions: Mapping[TopicPartition, str]) -> None:
         """Read these too, {partition: reset policy}."""
-        states = self.state.partitions
-        self.state.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
+        states = self._assigned.partitions
+        self._assigned.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
 
     def place(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Go on where the group is, in partitions that the user has not placed by a seek."""
         for tp, at in offsets.items():
-            state = self.state.partitions.get(tp)
+            state = self._assigned.partitions.get(tp)
             if state is not None and state.base_position is None:
                 state.seek(at.offset, at.leader_epoch)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these no more."""
         gone = set(partitions)
-        self.state.assign({tp: state.reset for tp, state in self.state.partitions.items() if tp not in gone})
+        self._assigned.assign(
+            {tp: state.reset for tp, state in self._assigned.partitions.items() if tp not in gone}
+        )
         for tp in gone:
             self._in_hand.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
         """Give no record of it any more; its position stays. Returns whether the user had paused it."""
-        state = self.state.partitions[tp]
+        state = self._assigned.partitions[tp]
         was_paused = state.paused
         _go_back_to(state, state.position)
         state.paused = True
@@ -102,13 +109,13 @@ class Progress:
 
     def show(self, tp: TopicPartition, *, paused: bool) -> None:
         """Undo ``hide``."""
-        self.state.partitions[tp].paused = paused
+        self._assigned.partitions[tp].paused = paused
 
     def take_back(self) -> None:
         """What was about to be given is not: it comes again."""
         in_hand, self._in_hand = self._in_hand, {}
         for tp, offset in in_hand.items():
-            state = self.state.partitions.get(tp)
+            state = self._assigned.partitions.get(tp)
             if state is not None:
                 _go_back_to(state, offset)
 

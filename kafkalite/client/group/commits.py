@@ -10,7 +10,6 @@ from typing import Final
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import CoordinatorLink
 from kafkalite.client.cluster.retry import Backoff
-from kafkalite.client.group.committed_offsets import as_committed, to_commit
 from kafkalite.errors import (
     BrokerError,
     CommitFailedError,
@@ -25,6 +24,7 @@ from kafkalite.errors import (
 from kafkalite.log_fields import Fields
 from kafkalite.model import (
     NO_OFFSET,
+    NO_TIMESTAMP,
     GroupMetadata,
     IsolationLevel,
     OffsetAndMetadata,
@@ -249,3 +249,18 @@ def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> C
         f"(member epoch {identity.member_epoch}), and another member may have read the same records",
         hint="the next call for records joins again and goes on at the committed offsets",
     )
+
+
+def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffset:
+    """The entry of a commit; when it was committed, and for which topic id, is for the coordinator to say."""
+    if isinstance(at, int):
+        at = OffsetAndMetadata(at)
+    topic, partition = tp
+    return CommittedOffset(
+        topic, partition, at.offset, at.leader_epoch, at.metadata, NO_TIMESTAMP, "", 0, None
+    )
+
+
+def as_committed(entry: CommittedOffset) -> OffsetAndMetadata:
+    """What an answer tells; NO_OFFSET where nothing is committed."""
+    return OffsetAndMetadata(entry.offset, entry.leader_epoch, entry.metadata)

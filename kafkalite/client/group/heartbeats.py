@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kafkalite.client.cluster.client import HEARTBEAT_LANE, ClusterClient
+from kafkalite.client.cluster.client import ClusterClient, Purpose
+from kafkalite.client.cluster.connection import wake
 from kafkalite.client.cluster.coordinator import FIRST_PAUSE_MS, CoordinatorLink
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.group.membership import JOINING, Membership
-from kafkalite.client.producer.delivery import wake
 from kafkalite.errors import (
     ClientClosedError,
     ClientError,
@@ -68,7 +68,7 @@ class Heartbeats:
         self.membership = membership
         self.is_away = False  #: left for as long as the user does not ask for records
         self.error: KafkaliteError | None = None  #: why we can't be a member
-        cluster.long_poll_ms[HEARTBEAT_LANE] = _LONG_POLL_MS
+        cluster.long_poll_ms[Purpose.HEARTBEAT] = _LONG_POLL_MS
         self._cluster = cluster
         self._config = config
         self._link = link
@@ -111,7 +111,7 @@ class Heartbeats:
 
     async def _say(self, leave: ConsumerGroupHeartbeatRequest, timeout_ms: int) -> None:
         try:
-            await self._link.call(leave, timeout_ms=timeout_ms, lane=HEARTBEAT_LANE)
+            await self._link.call(leave, timeout_ms=timeout_ms, purpose=Purpose.HEARTBEAT)
         except KafkaliteError as error:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
@@ -251,7 +251,7 @@ class Heartbeats:
         self._sent_ms = self._cluster.now_ms()
         request = self.membership.request(wait_ms)
         self._is_join_under_way = request.member_epoch == JOINING
-        call = self._link.attempt(request, wait_ms=request.max_wait_ms, lane=HEARTBEAT_LANE)
+        call = self._link.attempt(request, wait_ms=request.max_wait_ms, purpose=Purpose.HEARTBEAT)
         return _Call(request, self._sent_ms, asyncio.ensure_future(call))
 
     def _on_answer(self, call: _Call) -> None:

@@ -12,14 +12,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import GROUP_KEY, CoordinatorLink
 from kafkalite.client.cluster.list_offsets import MISSING_TOPIC_GRACE_MS
 from kafkalite.client.config import ConsumerConfig
-from kafkalite.client.consumer.progress import Progress
 from kafkalite.client.group.commits import OffsetCommits, Offsets
 from kafkalite.client.group.heartbeats import EXPELLED, Heartbeats
 from kafkalite.client.group.membership import MemberSettings, Membership
@@ -52,14 +51,32 @@ _LONG_S: Final = 86_400.0
 _Committed = dict[TopicPartition, OffsetAndMetadata]
 
 
+class ReadingProgress(Protocol):
+    """The positions of the consumer that is the member; ``consumer.progress`` has them."""
+
+    @property
+    def partitions(self) -> Collection[TopicPartition]: ...
+    def committable(self) -> dict[TopicPartition, OffsetAndMetadata]: ...
+    def has_moved(self) -> bool: ...
+    def add(self, partitions: Mapping[TopicPartition, str]) -> None: ...
+    def place(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
+    def remove(self, partitions: Iterable[TopicPartition]) -> None: ...
+    def hide(self, tp: TopicPartition) -> bool: ...
+    def show(self, tp: TopicPartition, *, paused: bool) -> None: ...
+
+
 class GroupSession:
     """One consumer's membership. ``wake`` is called when there is something for the user's turn.
 
-    Invariant: a partition is in ``progress.state`` only while the membership owns it.
+    Invariant: a partition is in ``progress.partitions`` only while the membership owns it.
     """
 
     def __init__(
-        self, cluster: ClusterClient, config: ConsumerConfig, progress: Progress, wake: Callable[[], None]
+        self,
+        cluster: ClusterClient,
+        config: ConsumerConfig,
+        progress: ReadingProgress,
+        wake: Callable[[], None],
     ) -> None:
         assert config.group_id is not None, "a session is in a group"
         self.membership = Membership(
@@ -245,7 +262,7 @@ class GroupSession:
     def _unplaced(self) -> dict[TopicPartition, str]:
         """Partitions that the user assigned and whose committed offsets were not asked for yet."""
         placed = self.membership.owned
-        return {tp: "" for tp in self._progress.state.partitions if tp not in placed}
+        return {tp: "" for tp in self._progress.partitions if tp not in placed}
 
     async def _tell_lost(self) -> None:
         lost = dict(self._lost)
@@ -401,7 +418,7 @@ class GroupSession:
     def _hide(self, partitions: Iterable[TopicPartition]) -> None:
         """Give no record of these any more."""
         for tp in partitions:
-            if tp not in self.hidden and tp in self._progress.state.partitions:
+            if tp not in self.hidden and tp in self._progress.partitions:
                 self.hidden[tp] = self._progress.hide(tp)
 
     def _act(self) -> None:
@@ -518,7 +535,7 @@ class GroupSession:
         lost = self.membership.on_expelled()
         self._forget_placing({})
         self._hide(lost)
-        self._lost |= {tp: topic_id for tp, topic_id in lost.items() if tp in self._progress.state.partitions}
+        self._lost |= {tp: topic_id for tp, topic_id in lost.items() if tp in self._progress.partitions}
         self._lost_because = error
         self._heartbeats.tell_moved()
         self._heartbeats.poke()

@@ -8,7 +8,7 @@ batch::
                                         |  '-- on_failed, retriable: the same bytes once more, after a pause
                                         '----- on_failed, for good, or expire: done (error known)
 
-Order. What leaves for a partition and in which order is ``partition_queue``'s matter: one shipment at a time,
+Order. What leaves for a partition and in which order is ``partition_queue``'s matter: one flight at a time,
 or a window of five whose sequences the leader checks. So a retry can never overtake or be overtaken (B7), at
 any number of requests in flight. Closed batches that had to wait are *coalesced*: they travel as one.
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF, Backoff
-from kafkalite.client.producer.partition_queue import MAX_WINDOW, Fate, PartitionQueue, Shipment
+from kafkalite.client.producer.partition_queue import MAX_IN_FLIGHT, Fate, InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -49,16 +49,16 @@ class Limits:
     retries: int
     backoff: Backoff
     is_idempotent: bool = False
-    max_in_flight: int = MAX_WINDOW
+    max_in_flight: int = MAX_IN_FLIGHT
     is_transactional: bool = False  #: then idempotent too
 
     @property
-    def window_size(self) -> int:
-        """How many shipments of a partition may be undecided.
+    def in_flight_per_partition(self) -> int:
+        """How many batches of one partition may be in flight.
 
-        Without sequences only one: nothing would keep the order of two through a retry.
+        Without sequence numbers only one: nothing would keep the order of two through a retry.
         """
-        return min(self.max_in_flight, MAX_WINDOW) if self.is_idempotent else 1
+        return min(self.max_in_flight, MAX_IN_FLIGHT) if self.is_idempotent else 1
 
     @property
     def records_per_batch(self) -> int:
@@ -70,18 +70,18 @@ class _Filling:
     """The request being filled for one node. ``room``: how many more the node takes."""
 
     room: int
-    shipments: list[Shipment] = field(default_factory=list)
+    flights: list[InFlightBatch] = field(default_factory=list)
     size_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Drained:
-    """What to send now: (node, shipments of one request), in this order to each node.
+    """What to send now: (node, flights of one request), in this order to each node.
 
     ``leaderless``: somebody must fetch metadata.
     """
 
-    requests: list[tuple[int, list[Shipment]]] = field(default_factory=list)
+    requests: list[tuple[int, list[InFlightBatch]]] = field(default_factory=list)
     leaderless: bool = False
 
 
@@ -108,14 +108,14 @@ class Accumulator:
         #: (producer id, epoch) of the open transaction. Of a transactional producer nothing leaves without.
         self._transaction: tuple[int, int] | None = None
         self._joined: list[PartitionQueue] = []  # those under that identity
-        self._window_size = limits.window_size
+        self._max_in_flight = limits.in_flight_per_partition
         self._is_idempotent = limits.is_idempotent
         self._retrying: dict[PartitionQueue, None] = {}
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
         queue = self._queues.get(tp)
         if queue is None:
-            queue = self._queues[tp] = PartitionQueue(tp, self._window_size)
+            queue = self._queues[tp] = PartitionQueue(tp, self._max_in_flight)
         return queue
 
     # --- taking records in ---------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Accumulator:
         timestamp_ms: int,
         now_ms: int,
         node_id: int,
-    ) -> Shipment | None:
+    ) -> InFlightBatch | None:
         """A batch of one record, encoded and on its way; None if something is before it or there is no room.
 
         In one step what ``open_batch``, ``close_batch`` and ``take`` do for a record that need not wait.
@@ -185,7 +185,7 @@ class Accumulator:
         if key is not None:
             size_bytes += len(key)
         if (
-            queue.window
+            queue.in_flight
             or queue.open is not None
             or queue.closed
             or size_bytes > self.free_bytes
@@ -202,10 +202,10 @@ class Accumulator:
         batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
         self.free_bytes -= size_bytes
         self.incomplete[batch] = None
-        shipment = Shipment(queue, [batch], size_bytes)
-        queue.depart(shipment, node_id)
-        shipment.encoded = build_single(value, key, timestamp_ms, shipment.producer, queue.is_transactional)
-        return shipment
+        flight = InFlightBatch(queue, [batch], size_bytes)
+        queue.mark_sent(flight, node_id)
+        flight.encoded = build_single(value, key, timestamp_ms, flight.producer, queue.is_transactional)
+        return flight
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a whole batch of ``size_bytes`` may come in.
@@ -246,7 +246,7 @@ class Accumulator:
     def _release(self, queue: PartitionQueue) -> None:
         """Its pause is over: the window goes again."""
         del self._retrying[queue]
-        queue.held = False
+        queue.is_held = False
         self.ready[queue] = None
 
     def next_deadline_ms(self) -> int | None:
@@ -297,9 +297,9 @@ class Accumulator:
         return aborted
 
     @property
-    def any_in_flight(self) -> bool:
+    def awaits_response(self) -> bool:
         """Whether an answer is awaited from anybody."""
-        return any(queue.any_in_flight for queue in self._joined or self._queues.values())
+        return any(queue.awaits_response for queue in self._joined or self._queues.values())
 
     # --- transactions --------------------------------------------------------------------------
 
@@ -340,9 +340,9 @@ class Accumulator:
         if batch in queue.closed:
             queue.closed.remove(batch)
         self._fail(batch, error)
-        for shipment in [shipment for shipment in queue.window if batch in shipment.batches]:
-            if not shipment.in_flight and not shipment.given_up and shipment.all_done:
-                queue.give_up(shipment)
+        for flight in [flight for flight in queue.in_flight if batch in flight.batches]:
+            if not flight.awaits_response and not flight.is_abandoned and flight.all_done:
+                queue.abandon(flight)
         self._go_on(queue, now_ms, 0)
 
     # --- sending -------------------------------------------------------------------------------
@@ -358,10 +358,10 @@ class Accumulator:
         drained = Drained()
         filling: dict[int, _Filling] = {}
         due = list(self.ready)
-        while due:  # once more for those with more than one shipment: a request holds one of a partition
+        while due:  # once more for those with more than one flight: a request holds one of a partition
             due = [queue for queue in due if self._fill(queue, now_ms, leader_of, room, filling, drained)]
             for request in filling.values():
-                request.shipments = []
+                request.flights = []
         return drained
 
     def _fill(
@@ -373,7 +373,7 @@ class Accumulator:
         filling: dict[int, _Filling],
         drained: Drained,
     ) -> bool:
-        """Put the next shipment of ``queue`` into a request. Returns whether another might follow."""
+        """Put the next flight of ``queue`` into a request. Returns whether another might follow."""
         node_id = leader_of(queue.tp)
         if node_id < 0:
             drained.leaderless = True
@@ -383,45 +383,45 @@ class Accumulator:
         request = filling.get(node_id)
         if request is None:
             request = filling[node_id] = _Filling(room(node_id))
-        if request.room <= 0 and not request.shipments:
+        if request.room <= 0 and not request.flights:
             return False
-        room_bytes = self.limits.max_request_size - request.size_bytes if request.shipments else _ANY_BYTES
-        shipment = self._next_shipment(queue, now_ms, room_bytes if request.room <= 0 else _ANY_BYTES)
-        if shipment is None:
+        room_bytes = self.limits.max_request_size - request.size_bytes if request.flights else _ANY_BYTES
+        flight = self._next_flight(queue, now_ms, room_bytes if request.room <= 0 else _ANY_BYTES)
+        if flight is None:
             if not queue.may_send(now_ms):
                 self.ready.pop(queue, None)
             return False
-        if not request.shipments or shipment.size_bytes > room_bytes:
-            request.shipments, request.size_bytes = [], 0
-            drained.requests.append((node_id, request.shipments))
+        if not request.flights or flight.size_bytes > room_bytes:
+            request.flights, request.size_bytes = [], 0
+            drained.requests.append((node_id, request.flights))
             request.room -= 1
-        request.shipments.append(shipment)
-        request.size_bytes += shipment.size_bytes
-        self._depart(queue, shipment, node_id, now_ms)
+        request.flights.append(flight)
+        request.size_bytes += flight.size_bytes
+        self._mark_sent(queue, flight, node_id, now_ms)
         return queue in self.ready
 
-    def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> Shipment | None:
+    def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
         """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
         if not self._may_go_to(queue, node_id):
             return None
-        shipment = self._next_shipment(queue, now_ms, _ANY_BYTES)
-        if shipment is None:
+        flight = self._next_flight(queue, now_ms, _ANY_BYTES)
+        if flight is None:
             if not queue.may_send(now_ms):
                 self.ready.pop(queue, None)
         else:
-            self._depart(queue, shipment, node_id, now_ms)
-        return shipment
+            self._mark_sent(queue, flight, node_id, now_ms)
+        return flight
 
     def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
         """Whether the window's order is safe there, and the queue has an identity if it needs one."""
-        if queue.node_id != node_id and queue.any_in_flight:
+        if queue.node_id != node_id and queue.awaits_response:
             return False  # what went to the leader before this one has to be back first
         return not self._is_idempotent or self._has_identity(queue)
 
     def _has_identity(self, queue: PartitionQueue) -> bool:
         if queue.producer_id != NO_PRODUCER_ID and not queue.needs_producer_id:
             return True
-        if queue.window:
+        if queue.in_flight:
             return queue.producer_id != NO_PRODUCER_ID  # what has left goes again as what it was
         if self.limits.is_transactional:
             if self._transaction is None or queue.needs_producer_id:
@@ -433,7 +433,7 @@ class Accumulator:
             self.producer_id = NO_PRODUCER_ID
             self.needs_producer_id = True
             return False
-        queue.adopt(self.producer_id)
+        queue.assign_producer_id(self.producer_id)
         return True
 
     def on_producer_id(self, producer_id: int) -> None:
@@ -441,17 +441,17 @@ class Accumulator:
         self.producer_id = producer_id
         self.needs_producer_id = False
 
-    def _depart(self, queue: PartitionQueue, shipment: Shipment, node_id: int, now_ms: int) -> None:
-        queue.depart(shipment, node_id)
+    def _mark_sent(self, queue: PartitionQueue, flight: InFlightBatch, node_id: int, now_ms: int) -> None:
+        queue.mark_sent(flight, node_id)
         if not queue.may_send(now_ms):
             self.ready.pop(queue, None)
 
-    def _next_shipment(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> Shipment | None:
-        """The shipment to send for ``queue``, of at most ``room_bytes`` if that is possible.
+    def _next_flight(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> InFlightBatch | None:
+        """The flight to send for ``queue``, of at most ``room_bytes`` if that is possible.
 
         The one to retry, or one made of closed batches; None without any, or when it is larger.
         """
-        again = queue.next_again()
+        again = queue.next_resend()
         if again is not None:
             return again if again.size_bytes <= room_bytes else None
         closed = queue.closed
@@ -464,9 +464,9 @@ class Accumulator:
         first = closed.popleft()
         if closed and queue.coalesce and first.prebuilt is None:
             return self._coalesce(queue, first, min(self.limits.max_request_size, room_bytes))
-        return Shipment(queue, [first], first.size_bytes)
+        return InFlightBatch(queue, [first], first.size_bytes)
 
-    def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> Shipment:
+    def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> InFlightBatch:
         """``first`` and as many closed batches behind it as one record batch may hold."""
         limits = self.limits
         batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
@@ -482,50 +482,50 @@ class Accumulator:
                 size_bytes -= more.size_bytes
                 break
             batches.append(queue.closed.popleft())
-        return Shipment(queue, batches, size_bytes)
+        return InFlightBatch(queue, batches, size_bytes)
 
     def on_acknowledged(
-        self, shipment: Shipment, base_offset: int, log_append_time_ms: int, now_ms: int
+        self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
         """The broker has it at ``base_offset`` (NO_OFFSET with acks=0).
 
         Returns the batches that are done by this.
         """
-        if not shipment.in_flight:
+        if not flight.awaits_response:
             return []  # its transaction has ended
         offset = base_offset
         finished = []
-        for batch in shipment.batches:
+        for batch in flight.batches:
             if not batch.done:
                 self._finish(batch, offset, log_append_time_ms, None)
                 finished.append(batch)
             if base_offset != NO_OFFSET:
                 offset += batch.record_count
-        queue = shipment.queue
-        queue.acknowledge(shipment)
+        queue = flight.queue
+        queue.acknowledge(flight)
         self._go_on(queue, now_ms, 0.5)
         return finished
 
     def on_failed(
-        self, shipment: Shipment, error: Exception, now_ms: int, chance: float, *, has_left: bool = True
+        self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
         """An error or no answer. Retries when that may help and attempts and time are left.
 
-        Returns the batches that failed for good by this; none when the shipment will be retried or split.
+        Returns the batches that failed for good by this; none when the flight will be retried or split.
         """
-        if not shipment.in_flight:
+        if not flight.awaits_response:
             return []  # its transaction has ended
-        queue = shipment.queue
-        live = [batch for batch in shipment.batches if not batch.done]
-        fate = queue.judge(shipment, error, self.limits.retries, has_left=has_left)
-        if fate is not Fate.FAILED:
+        queue = flight.queue
+        live = [batch for batch in flight.batches if not batch.done]
+        fate = queue.judge(flight, error, self.limits.retries, was_sent=was_sent)
+        if fate is not Fate.FAIL:
             failed = []
         else:
             failed = live
             for batch in failed:
                 self._fail(batch, error)
-        if shipment.all_done:
-            queue.give_up(shipment)
+        if flight.all_done:
+            queue.abandon(flight)
         self._go_on(queue, now_ms, chance)
         return failed
 
@@ -533,7 +533,7 @@ class Accumulator:
         """Nodes that something is in flight to although another is known to lead now."""
         nodes: dict[int, None] = {}
         for queue in self._queues.values():
-            if queue.any_in_flight and leader_of(queue.tp) not in {queue.node_id, -1}:
+            if queue.awaits_response and leader_of(queue.tp) not in {queue.node_id, -1}:
                 nodes[queue.node_id] = None
         return list(nodes)
 
@@ -545,8 +545,8 @@ class Accumulator:
     def _go_on(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
         """Something of the window is decided or back: go on with the window, or with what is behind it."""
         self.ready.pop(queue, None)
-        if queue.is_back:
-            if queue.settle():
+        if queue.must_resolve:
+            if queue.resolve():
                 if queue not in self._retrying:
                     self._pause(queue, now_ms, chance)
                 return
@@ -555,8 +555,8 @@ class Accumulator:
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
         """Let the window go again after the backoff of its worst; at once if none failed by itself."""
-        failures = max(shipment.failures for shipment in queue.window)
-        collisions = max(shipment.collisions for shipment in queue.window)
+        failures = max(flight.failures for flight in queue.in_flight)
+        collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
         if collisions and not failures:
             pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, chance)
@@ -571,13 +571,13 @@ class Accumulator:
     def _finish(
         self, batch: PendingBatch, base_offset: int, log_append_time_ms: int, error: Exception | None
     ) -> None:
-        batch.settle(base_offset, log_append_time_ms, error)
+        batch.complete(base_offset, log_append_time_ms, error)
         self.free_bytes += batch.reserved_bytes
         batch.reserved_bytes = 0
         del self.incomplete[batch]
 
 
-# Room for a shipment of any size.
+# Room for a flight of any size.
 _ANY_BYTES: Final = 2**62
 
 

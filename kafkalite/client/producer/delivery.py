@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
+from kafkalite.client.cluster.connection import wake
 from kafkalite.client.producer.pending_batch import (
     WHOLE_BATCH,
     PendingBatch,
@@ -147,12 +148,6 @@ class BatchDelivery:
 
 def _place(batch: PendingBatch) -> str:
     return batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
-
-
-def wake(waiter: asyncio.Future[None]) -> None:
-    """Resolve ``waiter`` unless whoever waited has been cancelled."""
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 async def wait_done(batch: PendingBatch) -> None:

@@ -1,17 +1,17 @@
 """What waits for one partition, and what is on its way there, in the order the log shall have it. Pure.
 
-A *shipment* is what travels as one record batch. When it leaves for the first time it gets a place in the
+A *flight* is what travels as one record batch. When it leaves for the first time it gets a place in the
 partition's *window* and, from an idempotent producer, a *sequence*: it keeps both for life, so that every
 retry sends the same bytes, and the leader can tell a repetition from news (KIP-98, KIP-360, R28)::
 
-    flowing     all of the window is in flight, in order; new shipments may join while there is room
+    flowing     all of the window is in flight, in order; new flights may join while there is room
     held        one came back with an error: nothing leaves until all the others are back too, then the
                 whole window goes again, in order
     given up    expired, or refused for good: it stays in the window as a *tombstone*, because the leader
                 will refuse what follows a hole in the sequence. An acknowledgement of a later one shows
                 that there is no hole; else the partition starts anew in the next producer epoch
 
-A shipment is *in doubt* once an attempt ended without a certain "not written". What is in doubt is only ever
+A flight is *in doubt* once an attempt ended without a certain "not written". What is in doubt is only ever
 sent again byte for byte. What is certainly not written may be packed anew under the next epoch; and behind
 something that is not written nothing of the same epoch can be.
 
@@ -51,10 +51,10 @@ from kafkalite.records.header import Codec, parse_header, stamp_producer
 from kafkalite.records.single import NO_PRODUCER, build_single
 
 #: As many batches of a producer as a leader remembers: of a longer window it could not tell repetitions.
-MAX_WINDOW: Final = 5
+MAX_IN_FLIGHT: Final = 5
 SEQUENCES: Final = 2**31  #: they count records and wrap to 0
 
-# While a shipment is in flight, the next leaves only with this much in it: what waits travels together.
+# While a flight is in flight, the next leaves only with this much in it: what waits travels together.
 PIPELINED_BYTES: Final = 128 * 1024
 
 #: After these the attempt has certainly left nothing in the log. After any other error it may have.
@@ -82,16 +82,18 @@ _NOT_WRITTEN: Final = frozenset(
 
 
 class Fate(enum.Enum):
-    """What becomes of a shipment that came back with an error."""
+    """What becomes of a flight that came back with an error."""
 
-    AGAIN = enum.auto()  #: the same bytes, after a pause
-    NEXT = enum.auto()  #: the same bytes, as soon as what is before it is done; no failure of its own
-    ANEW = enum.auto()  #: its batches, packed anew under the next producer epoch
-    FAILED = enum.auto()  #: its batches fail with the error
+    RESEND = enum.auto()  #: the same bytes, after a pause
+    RESEND_IN_ORDER = (
+        enum.auto()
+    )  #: the same bytes, as soon as what is before it is done; no failure of its own
+    REPACK = enum.auto()  #: its batches, packed anew under the next producer epoch
+    FAIL = enum.auto()  #: its batches fail with the error
 
 
 @dataclass(slots=True, eq=False)
-class Shipment:
+class InFlightBatch:
     """What travels as one record batch: one pending batch or several coalesced ones, in order.
 
     Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
@@ -100,16 +102,16 @@ class Shipment:
     queue: PartitionQueue
     batches: list[PendingBatch]
     size_bytes: int
-    in_flight: bool = False
+    awaits_response: bool = False
     failures: int = 0
     collisions: int = 0  #: how often the transaction before this one was still being ended
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
-    has_place: bool = False  #: it has left once
+    has_position: bool = False  #: it has left once
     was_first: bool = False  #: on its last departure nothing before it was undecided
-    in_doubt: bool = False  #: it has a sequence, and an attempt may have written it
+    maybe_written: bool = False  #: it has a sequence, and an attempt may have written it
     is_void: bool = False  #: certainly not written, and never to be under its sequence
-    given_up: bool = False  #: a tombstone
+    is_abandoned: bool = False  #: a tombstone
 
     @property
     def record_count(self) -> int:
@@ -202,8 +204,10 @@ class PartitionQueue:
     __slots__ = (
         "closed",
         "coalesce",
-        "held",
+        "in_flight",
+        "is_held",
         "is_transactional",
+        "max_in_flight",
         "needs_producer_id",
         "next_sequence",
         "node_id",
@@ -212,19 +216,17 @@ class PartitionQueue:
         "producer_id",
         "retry_at_ms",
         "tp",
-        "window",
-        "window_size",
     )
 
-    def __init__(self, tp: TopicPartition, window_size: int = 1) -> None:
-        assert 1 <= window_size <= MAX_WINDOW, "a leader remembers no more"
+    def __init__(self, tp: TopicPartition, max_in_flight: int = 1) -> None:
+        assert 1 <= max_in_flight <= MAX_IN_FLIGHT, "a leader remembers no more"
         self.tp = tp
         self.open: PendingBatch | None = None
         self.closed: deque[PendingBatch] = deque()
         #: Shipments that have left and are not decided, in the order of their sequences.
-        self.window: deque[Shipment] = deque()
-        self.window_size = window_size
-        self.held = False
+        self.in_flight: deque[InFlightBatch] = deque()
+        self.max_in_flight = max_in_flight
+        self.is_held = False
         self.retry_at_ms = 0  #: while held and nothing is in flight
         self.node_id = -1  #: where what is in flight went
         #: False once the broker found a coalesced batch too large (max.message.bytes of the topic).
@@ -238,38 +240,36 @@ class PartitionQueue:
         self.is_transactional = False  #: the identity is that of a transaction
 
     @property
-    def is_empty(self) -> bool:
-        return not self.window and not self.closed and self.open is None
+    def awaits_response(self) -> bool:
+        return any(flight.awaits_response for flight in self.in_flight)
 
     @property
-    def any_in_flight(self) -> bool:
-        return any(shipment.in_flight for shipment in self.window)
+    def _has_abandoned(self) -> bool:
+        return any(flight.is_abandoned for flight in self.in_flight)
 
     @property
-    def _has_tombstones(self) -> bool:
-        return any(shipment.given_up for shipment in self.window)
-
-    @property
-    def is_back(self) -> bool:
+    def must_resolve(self) -> bool:
         """Whether nothing is in flight, and something must be decided before anything else leaves."""
-        if self.any_in_flight:
+        if self.awaits_response:
             return False
-        return self.held or (bool(self.window) and all(shipment.given_up for shipment in self.window))
+        return self.is_held or (
+            bool(self.in_flight) and all(flight.is_abandoned for flight in self.in_flight)
+        )
 
     def may_send(self, now_ms: int) -> bool:
         """Whether something may leave now, as far as this side knows."""
-        if self.window:
-            if self.held:
+        if self.in_flight:
+            if self.is_held:
                 return False
-            if self.next_again() is not None:
+            if self.next_resend() is not None:
                 return True
-            if len(self.window) >= self.window_size or not self._fills_a_shipment():
+            if len(self.in_flight) >= self.max_in_flight or not self._has_full_batch():
                 return False
-            if self._has_tombstones or self.needs_producer_id:
+            if self._has_abandoned or self.needs_producer_id:
                 return False
         return bool(self.closed) or (self.open is not None and self.open.linger_until_ms <= now_ms)
 
-    def _fills_a_shipment(self) -> bool:
+    def _has_full_batch(self) -> bool:
         size_bytes = 0
         for batch in self.closed:
             size_bytes += batch.size_bytes
@@ -277,23 +277,23 @@ class PartitionQueue:
                 return True
         return False
 
-    def next_again(self) -> Shipment | None:
-        """The first shipment of the window that has to leave again."""
-        for shipment in self.window:
-            if not shipment.in_flight and not shipment.given_up:
-                return shipment
+    def next_resend(self) -> InFlightBatch | None:
+        """The first flight of the window that has to leave again."""
+        for flight in self.in_flight:
+            if not flight.awaits_response and not flight.is_abandoned:
+                return flight
         return None
 
-    def adopt(self, producer_id: int) -> None:
+    def assign_producer_id(self, producer_id: int) -> None:
         """Go on under a producer id of this producer's own, from its first epoch and sequence."""
-        assert not self.window, "what has left keeps its identity"
+        assert not self.in_flight, "what has left keeps its identity"
         assert producer_id != self.producer_id, "the same would begin again at a sequence it has used"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, 0, 0
         self.needs_producer_id = False
 
     def join_transaction(self, producer_id: int, producer_epoch: int) -> None:
         """Go on under a transaction's identity, from its first sequence."""
-        assert not self.window and self.producer_id == NO_PRODUCER_ID, "the transaction before has ended"
+        assert not self.in_flight and self.producer_id == NO_PRODUCER_ID, "the transaction before has ended"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, producer_epoch, 0
         self.is_transactional = True
 
@@ -302,133 +302,135 @@ class PartitionQueue:
 
         Late batches can do no harm: their epoch ends with the transaction (R31).
         """
-        for shipment in self.window:
-            shipment.in_flight = False
-        self.window.clear()
-        self.held = self.needs_producer_id = self.is_transactional = False
+        for flight in self.in_flight:
+            flight.awaits_response = False
+        self.in_flight.clear()
+        self.is_held = self.needs_producer_id = self.is_transactional = False
         self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
         self.next_sequence = NO_SEQUENCE
 
-    def depart(self, shipment: Shipment, node_id: int) -> None:
-        """``shipment`` leaves now, for the first time or again."""
-        assert not (self.held or shipment.in_flight or shipment.given_up), "not in line"
-        if not shipment.has_place:
+    def mark_sent(self, flight: InFlightBatch, node_id: int) -> None:
+        """``flight`` leaves now, for the first time or again."""
+        assert not (self.is_held or flight.awaits_response or flight.is_abandoned), "not in line"
+        if not flight.has_position:
             if self.producer_id != NO_PRODUCER_ID:
-                assert not self.needs_producer_id, "adopt() first"
-                shipment.producer = (self.producer_id, self.producer_epoch, self.next_sequence)
-                self.next_sequence = shipment.next_sequence
-            shipment.has_place = True
-            self.window.append(shipment)
-        shipment.was_first = self._is_first(shipment)
-        shipment.in_flight = True
+                assert not self.needs_producer_id, "assign_producer_id() first"
+                flight.producer = (self.producer_id, self.producer_epoch, self.next_sequence)
+                self.next_sequence = flight.next_sequence
+            flight.has_position = True
+            self.in_flight.append(flight)
+        flight.was_first = self._is_first(flight)
+        flight.awaits_response = True
         self.node_id = node_id
 
-    def _is_first(self, shipment: Shipment) -> bool:
+    def _is_first(self, flight: InFlightBatch) -> bool:
         """Whether only tombstones stand before it."""
-        for before in self.window:
-            if before is shipment:
+        for before in self.in_flight:
+            if before is flight:
                 return True
-            if not before.given_up:
+            if not before.is_abandoned:
                 return False
         return False
 
     # --- what came back ------------------------------------------------------------------------
 
-    def acknowledge(self, shipment: Shipment) -> None:
+    def acknowledge(self, flight: InFlightBatch) -> None:
         """It is in the log, and so is all that has a lower sequence: tombstones before it are resolved."""
-        shipment.in_flight = False
-        window = self.window
-        if window[0] is shipment:
-            window.popleft()
+        flight.awaits_response = False
+        in_flight = self.in_flight
+        if in_flight[0] is flight:
+            in_flight.popleft()
             return
-        position = window.index(shipment)
-        kept = [before for index, before in enumerate(window) if index < position and not before.given_up]
-        after = list(window)[position + 1 :]
-        window.clear()
-        window.extend(kept)
-        window.extend(after)
+        position = in_flight.index(flight)
+        kept = [
+            before for index, before in enumerate(in_flight) if index < position and not before.is_abandoned
+        ]
+        after = list(in_flight)[position + 1 :]
+        in_flight.clear()
+        in_flight.extend(kept)
+        in_flight.extend(after)
 
-    def judge(self, shipment: Shipment, error: Exception, retries: int, *, has_left: bool) -> Fate:
-        """What becomes of a shipment that is back with ``error``; the window is held from here.
+    def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
+        """What becomes of a flight that is back with ``error``; the window is held from here.
 
-        ``has_left`` is False when it was not even written to a connection.
+        ``was_sent`` is False when it was not even written to a connection.
         """
-        shipment.in_flight = False
-        self.held = True
-        is_certain = not has_left or (isinstance(error, BrokerError) and error.code in _NOT_WRITTEN)
-        if shipment.is_sequenced and not is_certain:
-            shipment.in_doubt = True
-        fate = self._fate(shipment, error, retries)
-        if fate is Fate.ANEW or (fate is Fate.FAILED and not shipment.in_doubt):
-            assert not shipment.in_doubt, "what may be written is never packed anew"
-            shipment.is_void = True
+        flight.awaits_response = False
+        self.is_held = True
+        is_certain = not was_sent or (isinstance(error, BrokerError) and error.code in _NOT_WRITTEN)
+        if flight.is_sequenced and not is_certain:
+            flight.maybe_written = True
+        fate = self._fate(flight, error, retries)
+        if fate is Fate.REPACK or (fate is Fate.FAIL and not flight.maybe_written):
+            assert not flight.maybe_written, "what may be written is never packed anew"
+            flight.is_void = True
         return fate
 
-    def _fate(self, shipment: Shipment, error: Exception, retries: int) -> Fate:
+    def _fate(self, flight: InFlightBatch, error: Exception, retries: int) -> Fate:
         if isinstance(error, OutOfOrderSequenceNumberError | UnknownProducerIdError):
-            return self._fate_of_gap(shipment, error)
+            return self._fate_of_gap(flight, error)
         if isinstance(error, InvalidProducerEpochError):
             self.needs_producer_id = True
-            return Fate.FAILED
-        if isinstance(error, MessageTooLargeError) and not shipment.in_doubt:
-            if sum(not batch.done for batch in shipment.batches) > 1:
+            return Fate.FAIL
+        if isinstance(error, MessageTooLargeError) and not flight.maybe_written:
+            if sum(not batch.done for batch in flight.batches) > 1:
                 self.coalesce = False  # coalescing was ours, not the user's: undo it, from now on
-                return Fate.ANEW
-            return Fate.FAILED
+                return Fate.REPACK
+            return Fate.FAIL
         if not is_retriable(error):
-            return Fate.FAILED
+            return Fate.FAIL
         if isinstance(error, ConcurrentTransactionsError):
-            shipment.collisions += 1  # it passes by itself
-            return Fate.AGAIN
-        shipment.failures += 1
-        return Fate.AGAIN if shipment.failures <= retries else Fate.FAILED
+            flight.collisions += 1  # it passes by itself
+            return Fate.RESEND
+        flight.failures += 1
+        return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
-    def _fate_of_gap(self, shipment: Shipment, error: Exception) -> Fate:
+    def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
         """The leader misses what is before this one."""
-        if not shipment.was_first:
-            return Fate.NEXT  # what is before it was undecided when it left; it comes after that
+        if not flight.was_first:
+            return Fate.RESEND_IN_ORDER  # what is before it was undecided when it left; it comes after that
         if self.is_transactional:
-            return Fate.FAILED  # nothing of an open transaction is ever forgotten (R29): it was lost
-        if shipment.in_doubt or shipment.producer[2] <= 0:
-            return Fate.FAILED  # maybe written, maybe lost: packed anew it could be there twice
-        if self.window[0] is not shipment:
-            return Fate.ANEW  # it misses what was given up
+            return Fate.FAIL  # nothing of an open transaction is ever forgotten (R29): it was lost
+        if flight.maybe_written or flight.producer[2] <= 0:
+            return Fate.FAIL  # maybe written, maybe lost: packed anew it could be there twice
+        if self.in_flight[0] is not flight:
+            return Fate.REPACK  # it misses what was given up
         # All before it was acknowledged. What retention has forgotten does no harm; a loss must be told.
-        return Fate.ANEW if isinstance(error, UnknownProducerIdError) else Fate.FAILED
+        return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
-    def give_up(self, shipment: Shipment) -> None:
+    def abandon(self, flight: InFlightBatch) -> None:
         """All of it has failed: it leaves a tombstone if it had a sequence."""
-        assert not shipment.in_flight and shipment.all_done, "its outcome may still come"
-        self.held = True
-        if shipment.is_sequenced:
-            shipment.given_up = True
-            shipment.is_void = shipment.is_void or not shipment.in_doubt
-            shipment.encoded = None
+        assert not flight.awaits_response and flight.all_done, "its outcome may still come"
+        self.is_held = True
+        if flight.is_sequenced:
+            flight.is_abandoned = True
+            flight.is_void = flight.is_void or not flight.maybe_written
+            flight.encoded = None
         else:
-            self.window.remove(shipment)
+            self.in_flight.remove(flight)
 
-    def settle(self) -> bool:
+    def resolve(self) -> bool:
         """Everything is back. Starts the next epoch if there is a hole and nothing behind it in doubt.
 
         In a transaction, goes back to the sequence of what is packed anew instead.
         Returns whether part of the window has to leave again under its sequence; then it is still held.
         """
-        assert self.is_back, "the others are not back yet"
-        self.held = True
+        assert self.must_resolve, "the others are not back yet"
+        self.is_held = True
         is_void = False
-        for shipment in self.window:
-            is_void = shipment.is_void = is_void or shipment.is_void
-            shipment.in_doubt = shipment.in_doubt and not is_void
-        live = [shipment for shipment in self.window if not shipment.given_up]
-        has_hole = is_void or len(live) < len(self.window) or self.needs_producer_id
-        if live and (not has_hole or any(shipment.in_doubt for shipment in live)):
+        for flight in self.in_flight:
+            is_void = flight.is_void = is_void or flight.is_void
+            flight.maybe_written = flight.maybe_written and not is_void
+        live = [flight for flight in self.in_flight if not flight.is_abandoned]
+        has_hole = is_void or len(live) < len(self.in_flight) or self.needs_producer_id
+        if live and (not has_hole or any(flight.maybe_written for flight in live)):
             return True
-        for shipment in reversed(live):
-            self.closed.extendleft(batch for batch in reversed(shipment.batches) if not batch.done)
-        first_sequence = self.window[0].producer[2] if self.window else NO_SEQUENCE
-        is_whole = len(live) == len(self.window)
-        self.window.clear()
-        self.held = False
+        for flight in reversed(live):
+            self.closed.extendleft(batch for batch in reversed(flight.batches) if not batch.done)
+        first_sequence = self.in_flight[0].producer[2] if self.in_flight else NO_SEQUENCE
+        is_whole = len(live) == len(self.in_flight)
+        self.in_flight.clear()
+        self.is_held = False
         if has_hole and self.is_transactional:
             self.needs_producer_id = self.needs_producer_id or not is_whole
             self.next_sequence = first_sequence
@@ -437,23 +439,3 @@ class PartitionQueue:
             self.next_sequence = 0
             self.needs_producer_id = self.needs_producer_id or self.producer_epoch > MAX_PRODUCER_EPOCH
         return False
-
-    def check(self) -> None:
-        """Assert the invariants; for tests, which call it after every step."""
-        sequence = None
-        for shipment in self.window:
-            assert shipment.has_place and not (shipment.given_up and shipment.in_flight)
-            if shipment.is_sequenced:
-                assert shipment.producer[:2] == (self.producer_id, self.producer_epoch)
-                assert _follows(sequence, shipment.producer[2]), "out of order"
-                sequence = shipment.next_sequence
-        assert _follows(sequence, self.next_sequence), "a sequence would be used twice"
-        assert len(self.window) <= self.window_size
-        if not self.held:
-            flights = [shipment.in_flight for shipment in self.window if not shipment.given_up]
-            assert flights == sorted(flights, reverse=True), "something overtook what is before it"
-
-
-def _follows(end: int | None, sequence: int) -> bool:
-    """Whether ``sequence`` is at or after ``end``, on the circle."""
-    return end is None or (sequence - end) % SEQUENCES < SEQUENCES // 2

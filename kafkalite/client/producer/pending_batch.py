@@ -130,7 +130,7 @@ class PendingBatch:
         self.limit_records = 0
         self.record_count = len(self.values)
 
-    def settle(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
+    def complete(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
         """Write down the fate of the records, and let go of them.
 
         deliveries that live on must not hold their memory.

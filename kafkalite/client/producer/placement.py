@@ -114,13 +114,13 @@ class Placement:
         connection = self._cluster.connection_now(node_id) if node_id >= 0 else None
         if connection is None or not sender.has_room(connection):
             return None
-        shipment = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms(), node_id)
-        if shipment is None:
+        flight = self._accumulator.add_alone(queue, value, key, timestamp_ms, sender.now_ms(), node_id)
+        if flight is None:
             return None
         if key is None:
             self._partitioner.on_batch_closed(name, partition)
-        batch = shipment.batches[0]
-        sender.send_alone(connection, shipment)
+        batch = flight.batches[0]
+        sender.send_alone(connection, flight)
         return batch
 
     def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
@@ -318,7 +318,7 @@ class Placement:
     def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
         batch.close()
         batch.record_count = record_count
-        batch.settle(NO_OFFSET, NO_TIMESTAMP, error)
+        batch.complete(NO_OFFSET, NO_TIMESTAMP, error)
         self._sender.finish([batch])
 
     def _buffer_full(self) -> KafkaliteError:

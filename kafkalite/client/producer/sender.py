@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Final
 
 from kafkalite.client.cluster.client import ClusterClient
-from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.connection import Connection, wake
 from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.accumulator import Accumulator, Limits
-from kafkalite.client.producer.delivery import Delivery, DeliveryCallback, wake
-from kafkalite.client.producer.partition_queue import PartitionQueue, Shipment
+from kafkalite.client.producer.delivery import Delivery, DeliveryCallback
+from kafkalite.client.producer.partition_queue import InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
 from kafkalite.errors import (
     BufferFullError,
@@ -186,8 +186,8 @@ class Sender:
                 break
         elif ready:
             drained = accumulator.drain(self.now_ms(), self._leader_of, self._room)
-            for node_id, shipments in drained.requests:
-                self._send(self.cluster.connection_now(node_id), shipments)
+            for node_id, flights in drained.requests:
+                self._send(self.cluster.connection_now(node_id), flights)
             if drained.leaderless:
                 self.cluster.request_refresh()
         if accumulator.needs_producer_id and not self._is_asking_for_id:
@@ -205,10 +205,10 @@ class Sender:
             connection = self.cluster.connection_now(node_id)
             if connection is None or not self.has_room(connection):
                 return
-            shipment = self.accumulator.take(queue, self.now_ms(), node_id)
-            if shipment is None:
+            flight = self.accumulator.take(queue, self.now_ms(), node_id)
+            if flight is None:
                 return
-            self._send(connection, [shipment])
+            self._send(connection, [flight])
 
     def _leader_of(self, tp: TopicPartition) -> int:
         return self.cluster.metadata.leader(tp).node_id
@@ -226,43 +226,43 @@ class Sender:
     def has_room(self, connection: Connection) -> bool:
         return connection.can_write and len(connection.pending) < self._max_in_flight
 
-    def _send(self, connection: Connection | None, shipments: list[Shipment]) -> None:
+    def _send(self, connection: Connection | None, flights: list[InFlightBatch]) -> None:
         config = self.config
-        sendable: list[Shipment] = []
+        sendable: list[InFlightBatch] = []
         parts: list[Encoded] = []
         entries: list[ProducePartition] = []
-        for shipment in shipments:
+        for flight in flights:
             try:
-                encoded = shipment.encode(config.codec, config.compression_level)
+                encoded = flight.encode(config.codec, config.compression_level)
             except (
                 Exception
             ) as error:  # a codec that is not installed, headers that are none: of these records
-                self._failed_shipment(shipment, error, has_left=False)
+                self._fail_flight(flight, error, was_sent=False)
                 continue
-            sendable.append(shipment)
+            sendable.append(flight)
             parts.append(encoded)
-            topic, partition = shipment.queue.tp
+            topic, partition = flight.queue.tp
             entries.append(ProducePartition(topic, partition, len(encoded)))
         if not sendable:
             return
         self._request(connection, sendable, parts, entries)
 
-    def send_alone(self, connection: Connection, shipment: Shipment) -> None:
-        """``_send`` of one shipment whose bytes are there."""
-        encoded = shipment.encoded
+    def send_alone(self, connection: Connection, flight: InFlightBatch) -> None:
+        """``_send`` of one flight whose bytes are there."""
+        encoded = flight.encoded
         assert encoded is not None, "encoded by the caller"
-        topic, partition = shipment.queue.tp
-        self._request(connection, [shipment], [encoded], [ProducePartition(topic, partition, len(encoded))])
+        topic, partition = flight.queue.tp
+        self._request(connection, [flight], [encoded], [ProducePartition(topic, partition, len(encoded))])
 
     def _request(
         self,
         connection: Connection | None,
-        shipments: list[Shipment],
+        flights: list[InFlightBatch],
         parts: list[Encoded],
         entries: list[ProducePartition],
     ) -> None:
         timeout_ms = self._request_timeout_ms
-        on_answer = partial(self._on_answer, shipments) if self._acks else _ignore
+        on_answer = partial(self._on_answer, flights) if self._acks else _ignore
         try:
             if connection is None:  # open when drain looked, lost since
                 raise ConnectionFailedError("the connection was lost")
@@ -273,54 +273,54 @@ class Sender:
                 parts,
             )
         except KafkaliteError as error:
-            for shipment in shipments:
-                self._failed_shipment(shipment, error, has_left=False)
+            for flight in flights:
+                self._fail_flight(flight, error, was_sent=False)
             return
         self._requests += 1
-        self._batches += len(shipments)
+        self._batches += len(flights)
         if not self._acks:
-            for shipment in shipments:
-                self._acknowledge(shipment, NO_OFFSET, NO_TIMESTAMP)
+            for flight in flights:
+                self._acknowledge(flight, NO_OFFSET, NO_TIMESTAMP)
 
     # --- in ------------------------------------------------------------------------------------
 
     def _on_answer(
-        self, shipments: list[Shipment], message: Any, _: memoryview, error: Exception | None
+        self, flights: list[InFlightBatch], message: Any, _: memoryview, error: Exception | None
     ) -> None:
         if error is not None:
-            for shipment in shipments:
-                self._failed_shipment(shipment, error)
+            for flight in flights:
+                self._fail_flight(flight, error)
         else:
             outcomes = message.partitions
-            if len(shipments) != 1 or len(outcomes) != 1:
-                outcomes = _outcomes(shipments, outcomes)
-            for shipment, outcome in zip(shipments, outcomes, strict=True):
-                self._on_outcome(shipment, outcome)
+            if len(flights) != 1 or len(outcomes) != 1:
+                outcomes = _outcomes(flights, outcomes)
+            for flight, outcome in zip(flights, outcomes, strict=True):
+                self._on_outcome(flight, outcome)
         if self.accumulator.ready or not self.accumulator.deadlines_only_recede:
             self.drain()
 
-    def _on_outcome(self, shipment: Shipment, outcome: ProducedPartition) -> None:
+    def _on_outcome(self, flight: InFlightBatch, outcome: ProducedPartition) -> None:
         topic, partition, error_code, error_message, base_offset, log_append_time_ms, _ = outcome
-        if (topic, partition) != shipment.queue.tp:
+        if (topic, partition) != flight.queue.tp:
             error_code, error_message = int(UnknownServerError.code), "the answer leaves this partition out"
         if error_code in _WRITTEN:
-            self._acknowledge(shipment, base_offset, log_append_time_ms)
+            self._acknowledge(flight, base_offset, log_append_time_ms)
         else:
-            error = broker_error(error_code, error_message or "", about=str(shipment.queue.tp))
-            self._failed_shipment(shipment, error)
+            error = broker_error(error_code, error_message or "", about=str(flight.queue.tp))
+            self._fail_flight(flight, error)
 
-    def _acknowledge(self, shipment: Shipment, base_offset: int, log_append_time_ms: int) -> None:
-        done = self.accumulator.on_acknowledged(shipment, base_offset, log_append_time_ms, self.now_ms())
+    def _acknowledge(self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int) -> None:
+        done = self.accumulator.on_acknowledged(flight, base_offset, log_append_time_ms, self.now_ms())
         self._acknowledged += len(done)
         self.finish(done)
 
-    def _failed_shipment(self, shipment: Shipment, error: Exception, *, has_left: bool = True) -> None:
+    def _fail_flight(self, flight: InFlightBatch, error: Exception, *, was_sent: bool = True) -> None:
         if needs_metadata(error):
             self.cluster.request_refresh()
         if self.named is not None:
             error = self.named(error)
         failed = self.accumulator.on_failed(
-            shipment, error, self.now_ms(), self._rng.random(), has_left=has_left
+            flight, error, self.now_ms(), self._rng.random(), was_sent=was_sent
         )
         if not failed:
             self._retries += 1
@@ -439,10 +439,10 @@ class Sender:
                 return
 
 
-def _outcomes(shipments: list[Shipment], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """The outcome of each shipment, in their order; a partition that the broker left out has another's."""
+def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
+    """The outcome of each flight, in their order; a partition that the broker left out has another's."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
-    return [by_partition.get(shipment.queue.tp, _NO_OUTCOME) for shipment in shipments]
+    return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 
 
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)

@@ -29,8 +29,8 @@ from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSe
 from kafkalite.client.producer.placement import Placement
 from kafkalite.client.producer.producer import Producer
 from kafkalite.client.producer.sender import Sender
-from kafkalite.client.producer.transaction import Phase
 from kafkalite.client.producer.transaction_manager import TransactionManager, ask
+from kafkalite.client.producer.transaction_state import Phase
 from kafkalite.clock import Clock
 from kafkalite.errors import FinishedBatchError, TransactionalIdNotFoundError, TransactionStateError
 from kafkalite.protocol.messages.transactions import (
@@ -48,7 +48,7 @@ NO_BATCH = -1
 class PreparedWriter(NamedTuple):
     """A writer all of whose records are in the logs: this very attempt, no later one of the same name."""
 
-    member: str
+    writer: str
     producer_id: int
     producer_epoch: int
 
@@ -62,22 +62,22 @@ class GroupResult(NamedTuple):
     is_complete: bool  #: every partition has its markers
 
 
-class _Membership(TransactionManager):
+class _GroupTransaction(TransactionManager):
     """A transaction that somebody else ends."""
 
     def __init__(
-        self, sender: Sender, placement: Placement, application_id: str, batch_id: int, member: str
+        self, sender: Sender, placement: Placement, application_id: str, batch_id: int, writer: str
     ) -> None:
         super().__init__(sender, placement, application_id)
         self.batch_id = batch_id
-        self.member = member
+        self.writer = writer
         self.is_finished = False
         self.is_prepared = False
 
     async def initialize(self) -> None:
         """Join. What an earlier writer of the same name wrote is aborted."""
         timeout_ms = self._config.transaction_timeout_ms
-        request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.member, timeout_ms)
+        request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.writer, timeout_ms)
         answer = await ask(self._cluster, self.coordinator, request)
         if answer.is_finished:
             self.is_finished = True
@@ -103,7 +103,7 @@ class _Membership(TransactionManager):
                 self.is_prepared = True
             finally:
                 self.state.is_flushing = self.is_prepared
-        return PreparedWriter(self.member, self.state.producer_id, self.state.producer_epoch)
+        return PreparedWriter(self.writer, self.state.producer_id, self.state.producer_epoch)
 
     async def close(self) -> None:
         """A writer that has prepared is the group's to decide; of any other nothing shall be seen."""
@@ -114,7 +114,7 @@ class _Membership(TransactionManager):
 class TransactionGroupWriter(Producer):
     """Writes one share of a batch, in one transaction that ``TransactionGroup.finish`` ends.
 
-    A producer with the same settings, but for ``transactional_id``, which is the application's. ``member`` is
+    A producer with the same settings, but for ``transactional_id``, which is the application's. ``writer`` is
     unique to the attempt: the same name again is the same attempt, begun anew. Left without ``prepare``, it
     aborts what it wrote; abandoned, the group aborts it after transaction.timeout.ms.
     """
@@ -123,7 +123,7 @@ class TransactionGroupWriter(Producer):
         self,
         application_id: str,
         batch_id: int,
-        member: str,
+        writer: str,
         bootstrap_servers: BootstrapServers | None = None,
         *,
         config: Mapping[str, Any] | None = None,
@@ -133,15 +133,15 @@ class TransactionGroupWriter(Producer):
     ) -> None:
         self.application_id = application_id
         self.batch_id = batch_id
-        self.member = member
+        self.writer = writer
         settings["transactional_id"] = application_id
         super().__init__(bootstrap_servers, config=config, clock=clock, rng=rng, **settings)
 
     def _manager(self, transactional_id: str) -> TransactionManager:
-        self._membership = _Membership(
-            self._sender, self._placement, transactional_id, self.batch_id, self.member
+        self._group_transaction = _GroupTransaction(
+            self._sender, self._placement, transactional_id, self.batch_id, self.writer
         )
-        return self._membership
+        return self._group_transaction
 
     async def start(self) -> Self:
         """Join the batch. Raises as ``Producer.start``."""
@@ -152,7 +152,7 @@ class TransactionGroupWriter(Producer):
     @property
     def is_finished(self) -> bool:
         """Whether the batch was decided before this writer joined: then sending raises FinishedBatchError."""
-        return self._membership.is_finished
+        return self._group_transaction.is_finished
 
     async def prepare(self) -> PreparedWriter | None:
         """Deliver all that was sent, and tell what ``TransactionGroup.finish`` wants to know; then close.
@@ -162,7 +162,7 @@ class TransactionGroupWriter(Producer):
         """
         self._check_open()
         self._sends_alone = False
-        return None if self.is_finished else await self._membership.prepare(self._wait_all)
+        return None if self.is_finished else await self._group_transaction.prepare(self._wait_all)
 
     async def begin_transaction(self) -> NoReturn:
         """There is one already. Raises TransactionStateError."""
@@ -178,7 +178,7 @@ class TransactionGroupWriter(Producer):
 
     def _not_here(self, what: str) -> NoReturn:
         raise TransactionStateError(
-            f"writer {self.member!r} of {self.application_id!r} can't {what}: its group ends its transaction",
+            f"writer {self.writer!r} of {self.application_id!r} can't {what}: its group ends its transaction",
             hint="prepare(), then TransactionGroup.finish()",
         )
 

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from kafkalite.client.cluster.client import ABORT_LANE, MAIN_LANE, ClusterClient
+from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF
-from kafkalite.client.group.committed_offsets import to_commit
+from kafkalite.client.group.commits import to_commit
 from kafkalite.client.producer.placement import Placement
 from kafkalite.client.producer.sender import Sender
-from kafkalite.client.producer.transaction import Phase, TransactionState, is_fencing
+from kafkalite.client.producer.transaction_state import Phase, TransactionState, is_fencing
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
@@ -78,13 +78,17 @@ class GroupConsumer(Protocol):
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
-async def ask(cluster: ClusterClient, link: CoordinatorLink, request: Any, *, lane: int = MAIN_LANE) -> Any:
+async def ask(
+    cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
+) -> Any:
     """A coordinator's answer within default.api.timeout.ms, another transaction's end waited for."""
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
         try:
-            return await link.call(request, timeout_ms=max(1, deadline_ms - cluster.now_ms()), lane=lane)
+            return await link.call(
+                request, timeout_ms=max(1, deadline_ms - cluster.now_ms()), purpose=purpose
+            )
         except (ConcurrentTransactionsError, UnstableOffsetCommitError) as error:
             collisions += 1
             pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, cluster.rng.random())
@@ -111,7 +115,7 @@ class TransactionManager:
         self._sent_before = 0  # produce requests, when the transaction began
         self._has_offsets = False
         self._offsets_under_way = 0
-        self._end_lane = MAIN_LANE
+        self._end_purpose = Purpose.MAIN
         sender.on_failure = self._on_failure
         sender.named = self.state.named
 
@@ -148,7 +152,7 @@ class TransactionManager:
         self._sender.accumulator.begin_transaction(self.state.producer_id, self.state.producer_epoch)
         self._sent_before = self._sender.request_count
         self._has_offsets = False
-        self._end_lane = MAIN_LANE
+        self._end_purpose = Purpose.MAIN
 
     async def commit(self, flush: Callable[[], Awaitable[None]]) -> None:
         """Have ``flush`` deliver all records, then end the transaction.
@@ -217,8 +221,8 @@ class TransactionManager:
         self._sender.failures.forget()  # the abort is the answer to them
 
     def _drop(self, error: Exception) -> None:
-        if self._sender.accumulator.any_in_flight or self._offsets_under_way:
-            self._end_lane = ABORT_LANE  # answers come in order, and those may take long
+        if self._sender.accumulator.awaits_response or self._offsets_under_way:
+            self._end_purpose = Purpose.ABORT  # answers come in order, and those may take long
         self._placement.fail_all_parked(error)
         self._sender.finish(self._sender.accumulator.end_transaction(error))
 
@@ -244,7 +248,7 @@ class TransactionManager:
             producer_id, producer_epoch = state.producer_id, state.producer_epoch
             if self._has_offsets or self._sender.request_count != self._sent_before:
                 request = EndTxnRequest(state.transactional_id, producer_id, producer_epoch, is_commit)
-                answer = await ask(self._cluster, self.coordinator, request, lane=self._end_lane)
+                answer = await ask(self._cluster, self.coordinator, request, purpose=self._end_purpose)
                 producer_id, producer_epoch = answer.producer_id, answer.producer_epoch
         except KafkaliteError as error:
             return state.on_end_failed(error)

@@ -28,8 +28,7 @@ from typing import Final
 
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
-from kafkalite.client.consumer.fetched_batch import FetchedBatch as FetchedBatch
-from kafkalite.client.consumer.fetched_batch import RecordCursor as RecordCursor
+from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor
 from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.errors import (
     BrokerError,
@@ -187,7 +186,7 @@ class FetchLimits:
     is_read_committed: bool = False
 
 
-class FetchState:
+class AssignedPartitions:
     """All assigned partitions of one consumer, in the order of serving: who gave last comes last."""
 
     def __init__(self, limits: FetchLimits) -> None:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
-from kafkalite.client.consumer.fetch_state import SHORT_WAIT_MS, Asked, FetchLimits, FetchPlan, FetchState
+from kafkalite.client.consumer.assigned_partitions import (
+    SHORT_WAIT_MS,
+    Asked,
+    AssignedPartitions,
+    FetchLimits,
+    FetchPlan,
+)
 from kafkalite.errors import (
     CorruptBatchError,
     ErrorCode,
@@ -34,8 +40,8 @@ LIMITS = FetchLimits(
 )
 
 
-def _state(*tps: TopicPartition, reset: str = "earliest", limits: FetchLimits = LIMITS) -> FetchState:
-    state = FetchState(limits)
+def _state(*tps: TopicPartition, reset: str = "earliest", limits: FetchLimits = LIMITS) -> AssignedPartitions:
+    state = AssignedPartitions(limits)
     state.assign(dict.fromkeys(tps, reset))
     for tp in tps:
         state.partitions[tp].seek(0)
@@ -51,12 +57,12 @@ def _batch(base_offset: int, *values: bytes, control: bool = False, leader_epoch
     return batch
 
 
-def _plan(state: FetchState, now_ms: int = 0) -> list[FetchPlan]:
+def _plan(state: AssignedPartitions, now_ms: int = 0) -> list[FetchPlan]:
     return state.plan(now_ms, lambda tp: Leader(1, 7), lambda node: False)[0]
 
 
 def _answer(
-    state: FetchState,
+    state: AssignedPartitions,
     plan: FetchPlan,
     data: dict[TopicPartition, bytes | bytearray],
     *,
@@ -72,12 +78,14 @@ def _answer(
     return state.on_fetched(plan.asked, results, payload, now_ms, 0.5)
 
 
-def _fetch(state: FetchState, data: dict[TopicPartition, bytes | bytearray], *, end: int = 1_000_000) -> None:
+def _fetch(
+    state: AssignedPartitions, data: dict[TopicPartition, bytes | bytearray], *, end: int = 1_000_000
+) -> None:
     (plan,) = _plan(state)
     _answer(state, plan, data, end=end)
 
 
-def _take_all(state: FetchState, count: int = 1000) -> list[bytes | None]:
+def _take_all(state: AssignedPartitions, count: int = 1000) -> list[bytes | None]:
     values: list[bytes | None] = []
     while len(values) < count and (cursor := state.next_cursor()) is not None:
         values += [record.value for record in cursor.take(count - len(values))]
@@ -251,7 +259,7 @@ def test_busy_brokers_and_missing_leaders() -> None:
 
 
 def test_where_to_start() -> None:
-    state = FetchState(LIMITS)
+    state = AssignedPartitions(LIMITS)
     state.assign({T0: "earliest", T1: "latest", T2: "none"})
     assert state.without_offset() == {T0: EARLIEST, T1: LATEST}
     assert _plan(state) == [], "no position, no fetch"
@@ -456,7 +464,7 @@ def _led(epoch: int) -> Leader:
     return Leader(1, epoch)
 
 
-def _read_in_epoch_1(reset: str = "earliest", *, taken: bool = True) -> FetchState:
+def _read_in_epoch_1(reset: str = "earliest", *, taken: bool = True) -> AssignedPartitions:
     """A partition fetched up to offset 2 from the leader of epoch 1."""
     state = _state(T0, reset=reset)
     (plan,), _ = state.plan(0, lambda tp: _led(1), lambda node: False)
@@ -467,7 +475,7 @@ def _read_in_epoch_1(reset: str = "earliest", *, taken: bool = True) -> FetchSta
     return state
 
 
-def _check(state: FetchState, end_offset: int, *, code: int = 0, epoch: int = 2) -> bool:
+def _check(state: AssignedPartitions, end_offset: int, *, code: int = 0, epoch: int = 2) -> bool:
     ((node_id, questions),) = state.checks(0, lambda tp: _led(epoch)).items()
     ((question, asked),) = questions.values()
     assert (node_id, question) == (1, EpochPartition("t", 0, epoch, 1))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kafkalite.version import VERSION
+
 if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker as Broker
     from kafkalite.broker.config import BrokerConfig as BrokerConfig
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from kafkalite.records.batch import RecordBatch as RecordBatch
     from kafkalite.records.builder import RecordBatchBuilder as RecordBatchBuilder
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "Admin": "kafkalite.client.admin.admin",

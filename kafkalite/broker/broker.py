@@ -1,21 +1,25 @@
 """Broker: one node. Puts the parts together, starts and stops them in order, and owns every task."""
 
+# Long because it joins all parts of a node and starts and stops each of them in order.
+
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kafkalite import mutants
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.controller_settings import controller_settings
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.cluster.registration import Registration
 from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
 from kafkalite.broker.coordination.coordinators import Coordinators
 from kafkalite.broker.coordination.internal_topics import GROUP, TRANSACTION
+from kafkalite.broker.coordination.marker_writer import MarkerWriter
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.handlers import HANDLERS
@@ -25,12 +29,13 @@ from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
-from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.broker.server.server import Server
-from kafkalite.broker.server.services import Client, Services
 from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.services import Services
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError
 from kafkalite.log_fields import Fields
@@ -38,7 +43,7 @@ from kafkalite.metadata.image import ClusterImage
 from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
-from kafkalite.protocol.messages.cluster import AllocateProducerIdsRequest
+from kafkalite.protocol.messages.cluster import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.single_quorum import SingleQuorum
@@ -98,13 +103,12 @@ class Broker:
         self._rng = rng or system_rng()
         self._filesystem = filesystem
         self._given_executor = executor
-        self._incarnation_id = self._rng.randbytes(INCARNATION_ID_BYTES).hex()
+        self._node = NodeState(self._rng.randbytes(INCARNATION_ID_BYTES).hex())
         self._cluster: ClusterNode | None = None
         self._registration: Registration | None = None
         self._channels: list[ControllerChannel] = []
         self._controller_addresses: tuple[str, ...] = ()
         self._starter: asyncio.Task[Any] | None = None
-        self._has_services = False
         self._hands_over = True
         self._metrics = Metrics()
         self._state = "new"
@@ -203,7 +207,7 @@ class Broker:
         """Let ``interceptor`` see every request first (None: no more). For faults in tests."""
         self._dispatcher.interceptor = interceptor
 
-    def handle(self, request: Request, client: Client) -> Answer | Pending:
+    def handle(self, request: Request, client: Client) -> Response | Pending:
         """Answer ``request`` past the interceptor, as if ``client`` had sent it."""
         return self._dispatcher.handle(request, client)
 
@@ -402,10 +406,12 @@ class Broker:
             self._executor.shutdown(wait=self._is_clean)
 
     async def _close_store(self) -> None:
-        """Leave the marker of a clean shutdown, if this process was registered under an epoch (R21)."""
-        broker_epoch = self._services.broker_epoch if self._has_services else NO_BROKER_EPOCH
-        is_registered = broker_epoch != NO_BROKER_EPOCH or "R21-marker-unregistered" in mutants.ACTIVE
-        self._store.close(clean=self._is_clean and is_registered, broker_epoch=broker_epoch)
+        broker_epoch = self._node.broker_epoch
+        self._store.close(clean=self._is_clean and self.may_leave_marker(), broker_epoch=broker_epoch)
+
+    def may_leave_marker(self) -> bool:
+        """Whether this process was registered: only the end of a registered process counts as clean (R21)."""
+        return self._node.broker_epoch != NO_BROKER_EPOCH
 
     async def _load_metadata(self) -> None:
         config = self.config
@@ -420,37 +426,51 @@ class Broker:
             self._waiters,
             self._scheduler,
             is_volatile=self._filesystem is None and config.log_dirs is None,
-            incarnation_id=None if self._cluster is None else self._incarnation_id,
+            incarnation_id=None if self._cluster is None else self._node.incarnation_id,
             clock=self._clock,
         )
         controller.publishers.append(partitions.publish)
         cluster = self._cluster
         channel = self._channel(controller, "broker")
         coordinators = partitions.observer = Coordinators(
-            config, self._clock, self._waiters, self._service_tasks, channel, self.fail
+            config, self._clock, self._waiters, self._service_tasks, channel, self.fail, self._node
         )
         controller.publishers.append(coordinators.publish)
-        self._services = Services(
-            config,
-            self._store.identity.cluster_id,
+        producer_ids = ProducerIds(partial(self._allocate_producer_ids, channel))
+        marker_writer = MarkerWriter(partitions, self._waiters, self._clock, coordinators.on_marker)
+        authenticator = None if cluster is None else cluster.authenticator
+        transactions = Transactions(
+            config.node_id,
+            asyncio.get_running_loop(),
             self._clock,
-            self._metrics,
-            self._waiters,
-            partitions,
-            controller,
-            self.fail,
-            self._request_stop,
-            channel,
-            ProducerIds(self._allocate_producer_ids),
-            self._incarnation_id,
-            coordinators,
-            authenticator=None if cluster is None else cluster.authenticator,
+            controller=controller,
+            coordinators=coordinators,
+            partitions=partitions,
+            producer_ids=producer_ids,
+            marker_writer=marker_writer,
+            authenticator=authenticator,
+            tasks=self._service_tasks,
+        )
+        self._services = Services(
+            config=config,
+            cluster_id=self._store.identity.cluster_id,
+            clock=self._clock,
+            node=self._node,
+            metrics=self._metrics,
+            waiters=self._waiters,
+            partitions=partitions,
+            controller=controller,
+            channel=channel,
+            producer_ids=producer_ids,
+            coordinators=coordinators,
+            marker_writer=marker_writer,
+            transactions=transactions,
+            on_broken=self.fail,
+            request_stop=self._request_stop,
+            authenticator=authenticator,
             peers=None if cluster is None else cluster.peers(controller),
             raft=None if cluster is None else cluster.raft,
         )
-        self._services.transactions = Transactions(self._services, self._service_tasks)
-        self._has_services = True
-        coordinators.judge_isolation_by(lambda: self._services.is_isolated)
         self._dispatcher = Dispatcher(self._services, HANDLERS, self._request_tasks, self.fail)
         self._started.append(("controller", self._close_controller))
         await controller.start()
@@ -473,10 +493,10 @@ class Broker:
         self._channels.append(channel)
         return channel
 
-    async def _allocate_producer_ids(self) -> Any:
-        services = self._services
-        request = AllocateProducerIdsRequest(self.config.node_id, services.broker_epoch)
-        return await services.channel.send(request, PRODUCER_IDS_TIMEOUT_MS)
+    async def _allocate_producer_ids(self, channel: ControllerChannel) -> AllocateProducerIdsResponse:
+        request = AllocateProducerIdsRequest(self.config.node_id, self._node.broker_epoch)
+        response: AllocateProducerIdsResponse = await channel.send(request, PRODUCER_IDS_TIMEOUT_MS)
+        return response
 
     async def _close_controller(self) -> None:
         await self._services.coordinators.close()
@@ -552,7 +572,10 @@ class Broker:
             return
         store = self._store
         registration = Registration(
-            self._services,
+            self._node,
+            self.config,
+            self._clock,
+            self._services.controller,
             self._channel(self._services.controller, "heartbeat"),
             addresses=self._addresses,
             directory_id=store.identity.directory_id,
@@ -583,7 +606,7 @@ class Broker:
             self._store,
             self._scheduler,
             self._service_tasks,
-            lambda: self._services.is_isolated,
+            lambda: self._node.is_isolated,
         )
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 

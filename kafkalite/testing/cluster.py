@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import BrokerStatistics
-from kafkalite.broker.server.responses import Answer, Pending
-from kafkalite.broker.server.services import Client
+from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import ConfigError
 from kafkalite.model import Record, TopicPartition
@@ -391,7 +391,7 @@ class Cluster:
         else:
             self._faults[node_id, api] = fault
 
-    def _intercepted(self, node: Node, request: Request, client: Client) -> Answer | Pending | None:
+    def _intercepted(self, node: Node, request: Request, client: Client) -> Response | Pending | None:
         key = request.api_key
         fault = self._faults.get((node.node_id, key)) or self._faults.get((None, key))
         broker = node.broker

@@ -9,22 +9,22 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from kafkalite.broker.server.responses import Answer, Pending, Refusal
+from kafkalite.broker.server.responses import Pending, Refusal, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.connection import Request
 
-Proceed: TypeAlias = Callable[[], "Answer | Pending"]
+Proceed: TypeAlias = Callable[[], "Response | Pending"]
 """Lets the broker answer the intercepted request after all."""
 
-Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Answer | Pending | None]"
+Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Response | Pending | None]"
 """Gives the answer itself, or None to let the request pass."""
 
 
-def _limited(count: int, act: Callable[[Request, Proceed, Clock], Answer | Pending]) -> Fault:
+def _limited(count: int, act: Callable[[Request, Proceed, Clock], Response | Pending]) -> Fault:
     left = count
 
-    def fault(request: Request, proceed: Proceed, clock: Clock) -> Answer | Pending | None:
+    def fault(request: Request, proceed: Proceed, clock: Clock) -> Response | Pending | None:
         nonlocal left
         if left <= 0:
             return None
@@ -48,7 +48,7 @@ def fail_next(count: int = 1, error_code: ErrorCode = ErrorCode.NOT_LEADER_OR_FO
 def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
     """The connection breaks. ``after``: only when the request is done, so that its answer is what is lost."""
 
-    def act(_request: Request, proceed: Proceed, _clock: Clock) -> Answer | Pending:
+    def act(_request: Request, proceed: Proceed, _clock: Clock) -> Response | Pending:
         cut = Refusal(int(ErrorCode.UNKNOWN_SERVER_ERROR), "", closes=True, is_silent=True)
         if not after:
             return cut
@@ -65,7 +65,7 @@ def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
 def delay_next(count: int = 1, *, delay_ms: int) -> Fault:
     """The request is done ``delay_ms`` later, on the broker's clock."""
 
-    def act(_request: Request, proceed: Proceed, clock: Clock) -> Answer | Pending:
+    def act(_request: Request, proceed: Proceed, clock: Clock) -> Response | Pending:
         pending = Pending()
 
         async def wait() -> None:

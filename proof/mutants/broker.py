@@ -2,8 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from kafkalite.protocol.messages.transactions import EndTxnGroupResponse, EndTxnResponse
 from proof.mutants import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = ()
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _may_send_an_end(shard: Any, response: Any, original: Any) -> bool:
+    is_end = isinstance(getattr(response, "message", None), EndTxnResponse | EndTxnGroupResponse)
+    return is_end or original(shard, response)
+
+
+def _append_unverified(
+    waiting: Any, hosted: Any, batch: Any, header: Any, _transactional_id: str, acks: int, _then: Any
+) -> Any:
+    return hosted.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
+
+
+_SHARD: Final = "kafkalite.broker.coordination.shard:Shard"
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R21-marker-unregistered",
+        "a session that never registered leaves a clean-shutdown marker",
+        {"kafkalite.broker.broker:Broker.may_leave_marker": _yes},
+    ),
+    Mutant(
+        "R31-unverified",
+        "a leader appends a transaction's first batch before the coordinator has added the partition",
+        {"kafkalite.broker.coordination.verification:Verifications.append": _append_unverified},
+    ),
+    Mutant(
+        "R32-answer-early",
+        "the response to the end of a transaction is sent before the decision is committed",
+        {f"{_SHARD}.may_send": _may_send_an_end},
+    ),
+    Mutant(
+        "R33-marker-uncommitted",
+        "a marker is acknowledged before it is committed",
+        {"kafkalite.broker.coordination.marker_writer:MarkerWriter.is_committed": _yes},
+    ),
+    Mutant(
+        "R36-answer-uncommitted",
+        "a coordinator responds before the records that the response rests on are committed",
+        {f"{_SHARD}.may_send": _yes},
+    ),
+    Mutant(
+        "R36-keep-serving",
+        "a coordinator keeps serving after another one has taken over its partition",
+        {"kafkalite.broker.coordination.coordinators:Coordinators.on_not_leading": _nothing},
+    ),
+    Mutant(
+        "R36-serve-unloaded",
+        "a coordinator serves before it has replayed its partition",
+        {f"{_SHARD}.may_serve": _yes},
+    ),
+)

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from kafkalite.broker.coordination.shard import settled
-from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.responses import Pending, Response, settled
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
@@ -50,16 +49,16 @@ async def _committed(stage: Stage, bootstrap: list[str]) -> int:
     return -1 if found is None else found.offset
 
 
-def _ask(coordinators: Any) -> Answer | Pending | None:
+def _ask(coordinators: Any) -> Response | Pending | None:
     """What a broker answers when it is asked for what is committed; None: that it is no coordinator."""
     try:
-        answer: Answer | Pending = coordinators.groups(GROUP_ID).submit(_READ)
+        answer: Response | Pending = coordinators.groups(GROUP_ID).submit(_READ)
     except BrokerError:
         return None
     return answer
 
 
-async def _told(answer: Answer | Pending | None) -> int | None:
+async def _told(answer: Response | Pending | None) -> int | None:
     """The offset in the answer, -1 for none; None when it is a refusal."""
     if answer is None:
         return None

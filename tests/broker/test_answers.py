@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.broker.server.responses import Answer, Pending, Reply
+from kafkalite.broker.server.responses import Pending, Reply, Response
 
 
 def test_the_continuation_hears_of_an_answer_before_and_after_it_is_there() -> None:
-    heard: list[Answer] = []
+    heard: list[Response] = []
     early = Pending()
     early.then(heard.append)
     early.resolve(Reply("early"))
@@ -19,7 +19,7 @@ def test_the_continuation_hears_of_an_answer_before_and_after_it_is_there() -> N
 
 
 def test_only_the_first_answer_counts() -> None:
-    heard: list[Answer] = []
+    heard: list[Response] = []
     pending = Pending()
     pending.then(heard.append)
     pending.resolve(Reply(1))
@@ -29,7 +29,7 @@ def test_only_the_first_answer_counts() -> None:
 
 
 def test_a_cancelled_answer_is_never_given() -> None:
-    heard: list[Answer] = []
+    heard: list[Response] = []
     released: list[str] = []
     pending = Pending(lambda: released.append("released"))
     pending.then(heard.append)

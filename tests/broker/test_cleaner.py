@@ -247,9 +247,9 @@ async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it
                 assert cleaner_of(broker).pass_count > before
             return any(key == b"deleted" for _, key, _ in content(hosted))
 
-        broker._services.is_isolated = True  # what is known of the replicas may be old
+        broker._services.node.is_isolated = True  # what is known of the replicas may be old
         assert await has_tombstone()
-        broker._services.is_isolated = False
+        broker._services.node.is_isolated = False
         assert not await has_tombstone()
 
 

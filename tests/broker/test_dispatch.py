@@ -7,9 +7,9 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.dispatch import Dispatcher
-from kafkalite.broker.server.responses import Answer, Pending, Reply
-from kafkalite.broker.server.services import Client
+from kafkalite.broker.server.responses import Pending, Reply, Response
 from kafkalite.broker.server.tasks import TaskSet
 
 API = 1
@@ -22,7 +22,7 @@ class _Metrics:
 
 
 def _dispatcher(tasks: TaskSet) -> Dispatcher:
-    async def decide() -> Answer:
+    async def decide() -> Response:
         return Reply(None)
 
     services: Any = SimpleNamespace(metrics=_Metrics(), is_stopping=False)

@@ -19,7 +19,7 @@ class FakePoll:
     def __init__(self) -> None:
         self.woken = self.finished = 0
 
-    def wake(self) -> None:
+    def update(self) -> None:
         self.woken += 1
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, TRANSACTION
 from kafkalite.errors import (
     BrokerError,
@@ -219,7 +220,7 @@ async def test_a_heartbeat_waits_for_news() -> None:
         joined = await caller.call(heartbeat(1, 0))
         first.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
         await asyncio.sleep(0.01)
-        assert len(broker.coordinators.polls) == 1
+        assert len(broker.coordinators.heartbeats) == 1
         second = await caller.call(heartbeat(2, 0))
         assert held_by(second.assignment) == []
         told = (await first.answer()).message
@@ -232,7 +233,7 @@ async def test_a_heartbeat_waits_for_news() -> None:
             await first.call(heartbeat(1, told.member_epoch, owned=told.assignment))
             got = (await other.answer()).message
         assert sorted(kept + held_by(got.assignment)) == [0, 1]
-        assert len(broker.coordinators.polls) == 0
+        assert len(broker.coordinators.heartbeats) == 0
 
 
 async def test_a_heartbeat_without_news_is_answered_in_time() -> None:
@@ -268,7 +269,7 @@ async def test_a_later_heartbeat_ends_the_wait_of_the_one_before() -> None:
         await asyncio.sleep(0.01)
         await caller.call(heartbeat(1, -1))
         assert (await other.answer()).message.error_code == 0
-        assert len(broker.coordinators.polls) == 0
+        assert len(broker.coordinators.heartbeats) == 0
 
 
 async def test_a_member_that_goes_away_takes_its_poll_along() -> None:
@@ -277,9 +278,9 @@ async def test_a_member_that_goes_away_takes_its_poll_along() -> None:
         async with WireClient(broker.address) as other:
             other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
             await asyncio.sleep(0.01)
-            assert len(broker.coordinators.polls) == 1
+            assert len(broker.coordinators.heartbeats) == 1
         await asyncio.sleep(0.01)
-        assert len(broker.coordinators.polls) == 0
+        assert len(broker.coordinators.heartbeats) == 0
 
 
 async def test_new_partitions_are_news() -> None:
@@ -546,7 +547,7 @@ async def test_who_may_have_been_replaced_asks_the_replicas_before_it_answers() 
         before = await coordinator_of(cluster, caller)
         broker = cluster.brokers[before]
         shard = broker.coordinators.groups("g")
-        broker.coordinators.judge_isolation_by(lambda: True)
+        broker.coordinators._node = NodeState("", is_isolated=True)
         end = shard.end_offset
         assert (await caller.call(fetch())).offsets[0].offset == 1  # the replicas confirm
         assert shard.end_offset == end + 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.handlers import HANDLERS
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
@@ -72,8 +73,7 @@ class Node:
             controller=net.controller,
             on_broken=self.failures.append,
             is_stopping=False,
-            is_isolated=False,
-            broker_epoch=-1,
+            node=NodeState(""),
         )
         self.manager = self.services.replicas = ReplicaManager(
             self.services,
@@ -111,7 +111,7 @@ class Node:
                 self.node_id, f"{self.node_id}-{time.monotonic_ns()}", "d", [self.address], None, -1, True, []
             )
         )
-        self.services.broker_epoch = registered.broker_epoch
+        self.services.node.broker_epoch = registered.broker_epoch
         self.server.open()
         if controller.image.topics:  # what a start publishes as one delta from nothing
             image = controller.image
@@ -192,10 +192,10 @@ class Net:
         return [self.nodes[node_id] for node_id in state.replicas if node_id != state.leader]
 
     async def fence(self, node: Node) -> None:
-        await self.controller.submit(FenceBroker(node.node_id, node.services.broker_epoch))
+        await self.controller.submit(FenceBroker(node.node_id, node.services.node.broker_epoch))
 
     async def unfence(self, node: Node) -> None:
-        await self.controller.submit(UnfenceBroker(node.node_id, node.services.broker_epoch))
+        await self.controller.submit(UnfenceBroker(node.node_id, node.services.node.broker_epoch))
 
     async def kill(self, node: Node) -> None:
         await node.stop(clean=False)
@@ -481,7 +481,7 @@ async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
     owner.filesystem.unlink("/data/clean-shutdown")
     again = await net.restart(owner)
     (damaged,) = again.partitions.damaged()
-    await net.controller.submit(LoseReplicas(again.node_id, again.services.broker_epoch, (damaged,)))
+    await net.controller.submit(LoseReplicas(again.node_id, again.services.node.broker_epoch, (damaged,)))
     assert net.state().leader == -1
     assert not again.filesystem.exists(f"{directory}.damaged-1")
     assert (await produce(again, b"1")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -496,7 +496,7 @@ async def test_an_empty_log_is_never_taken_for_the_one_before_it(net: Net) -> No
     log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
     (damaged,) = victim.partitions.damaged()
     victim.is_cut = True  # nobody hears that it begins anew
-    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     assert victim.node_id not in net.state().isr
     assert victim.hosted().log is log
     victim.is_cut = False
@@ -515,7 +515,7 @@ async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -
     leader, victim = net.leader(), net.followers()[0]
     victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
     (damaged,) = victim.partitions.damaged()
-    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     epoch = net.state().partition_epoch
     await asyncio.sleep(0.05)
     leader.manager._isr.look_around()
@@ -535,7 +535,7 @@ async def test_where_a_replica_stood_in_a_lost_session_is_not_believed(net: Net)
     victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
     (damaged,) = victim.partitions.damaged()
     fetcher._start_over(ConnectionFailedError("lost"), keep_connection=False)
-    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.broker_epoch, (damaged,)))
+    await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     await until(lambda: fetcher._session_id)
     leader.manager._isr.look_around()
     await asyncio.sleep(0.05)
@@ -577,7 +577,7 @@ async def test_truncations_run_beside_the_loop() -> None:
 async def test_strangers_and_former_lives_are_refused(net: Net) -> None:
     await net.create()
     leader, follower = net.leader(), net.followers()[0]
-    epoch = follower.services.broker_epoch
+    epoch = follower.services.node.broker_epoch
 
     async def ask(client_id: str, broker_epoch: int, session_id: int = 0, session_epoch: int = 0) -> Any:
         connection = await connect(leader.address, client_id=client_id, timeout_ms=1000)

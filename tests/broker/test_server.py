@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.server.metrics import Metrics
-from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
+from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import (
     FRAME_DEADLINE_MS,
     FRAME_PROGRESS_BYTES,
@@ -128,9 +128,9 @@ class Desk:
         self.pending: dict[str, Pending] = {}
         self.cancelled: list[str] = []
         self.seen: list[str] = []
-        self.special: dict[str, Answer] = {}
+        self.special: dict[str, Response] = {}
 
-    def __call__(self, request: Request | BadRequest, client: Any) -> Answer | Pending:
+    def __call__(self, request: Request | BadRequest, client: Any) -> Response | Pending:
         if isinstance(request, BadRequest):
             return Refusal(request.error_code, request.error_message, request.fatal)
         if request.api_key == ApiKey.API_VERSIONS:

@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.handlers import HANDLERS, describe_producers
+from kafkalite.broker.handlers import HANDLERS
+from kafkalite.broker.handlers.transactions import describe_producers
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
@@ -203,7 +204,7 @@ def describe(*partitions: tuple[str, int]) -> transactions.DescribeProducersRequ
 
 
 async def test_operators_see_whose_transaction_is_open(wire: WireClient, writer: Writer) -> None:
-    assert HANDLERS[ApiKey.DESCRIBE_PRODUCERS] is describe_producers.handle
+    assert HANDLERS[ApiKey.DESCRIBE_PRODUCERS] is describe_producers
     writer.part(9)
     writer.part(9, 1)
     writer.part(4)

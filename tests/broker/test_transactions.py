@@ -13,6 +13,7 @@ from typing import Any, Self
 import pytest
 
 from kafkalite.broker.coordination.internal_topics import TRANSACTION
+from kafkalite.broker.server.responses import settled
 from kafkalite.client.consumer.isolation import AbortedFilter
 from kafkalite.errors import (
     BrokerError,
@@ -695,11 +696,7 @@ async def test_a_coordinator_that_was_cut_off_writes_no_more_markers() -> None:
         marker = transactions.TxnMarker(
             producer.producer_id, producer.epoch + 1, -1, False, [transactions.TxnPartition("t", 0)]
         )
-        services = cluster.brokers[leader]._services
-        from kafkalite.broker.coordination.marker_writer import write_markers
-        from kafkalite.broker.coordination.shard import settled
-
-        answer = await settled(write_markers(services, [marker]))
+        answer = await settled(cluster.brokers[leader]._services.marker_writer.write([marker]))
         assert answer.markers[0].partitions[0].error_code == ErrorCode.TRANSACTION_COORDINATOR_FENCED
         assert await wires.fetch("t") == [b"1"]
 

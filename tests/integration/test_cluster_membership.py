@@ -152,11 +152,11 @@ class TestLiving:
             for api in silenced:
                 cluster.intercept(api, drop_next(1_000_000), node_id=controller)
             # Of the two that heartbeat over the wire both go silent; the controller's own stays.
-            await cluster.wait_until(lambda: broker._services.is_isolated)
+            await cluster.wait_until(lambda: broker._services.node.is_isolated)
             await cluster.wait_until(lambda: cluster.leader("t", 0) == controller)
             for api in silenced:
                 cluster.intercept(api, None, node_id=controller)
-            await cluster.wait_until(lambda: not broker._services.is_isolated)
+            await cluster.wait_until(lambda: not broker._services.node.is_isolated)
             await cluster.wait_until(lambda: broker.image.live_brokers() == {1, 2, 3})
             assert broker.image.brokers[victim].broker_epoch == epoch, "the same process, the same epoch"
 
@@ -180,7 +180,7 @@ class TestLiving:
                 victim, "f" * 32, "e" * 32, ["inproc://other"], None, NO_BROKER_EPOCH, True, []
             )
             answer = await connection.call(request, timeout_ms=5_000)
-            assert answer.message.broker_epoch > zombie._services.broker_epoch
+            assert answer.message.broker_epoch > zombie._services.node.broker_epoch
             connection.close()
             cluster.intercept(ApiKey.BROKER_HEARTBEAT, None, node_id=controller)
             with pytest.raises(StaleBrokerEpochError):
@@ -192,10 +192,10 @@ class TestLiving:
             services = broker._services
             own = broker.image.brokers[1]
             request = messages.RegisterBrokerRequest(
-                1, services.incarnation_id, own.directory_id, list(own.addresses), None, -1, True, []
+                1, services.node.incarnation_id, own.directory_id, list(own.addresses), None, -1, True, []
             )
             answer = await services.channel.send(request, 5_000)
-            assert answer.broker_epoch == services.broker_epoch
+            assert answer.broker_epoch == services.node.broker_epoch
 
     async def test_a_restarted_broker_takes_no_role_before_it_has_replayed_its_registration(
         self, monkeypatch: pytest.MonkeyPatch

@@ -163,7 +163,7 @@ async def test_without_a_majority_nothing_is_decided_and_what_is_led_goes_on() -
         await cluster.produce("t", [b"before"], partition=led)
         await cluster.kill(2, 3)
         await cluster.wait_until(lambda: cluster.controller_id is None)
-        await cluster.wait_until(lambda: cluster.brokers[1]._services.is_isolated)
+        await cluster.wait_until(lambda: cluster.brokers[1]._services.node.is_isolated)
         async with WireClient(cluster.brokers[1].address) as wire:
             topic = admin.NewTopic("u", 1, 1, {})
             refused = await wire.call(admin.CreateTopicsRequest(300, False, [topic]))
@@ -181,7 +181,7 @@ async def test_without_a_majority_nothing_is_decided_and_what_is_led_goes_on() -
             }
         await cluster.produce("t", [b"after"], partition=led)
         await cluster.start(2)
-        await cluster.wait_until(lambda: not cluster.brokers[1]._services.is_isolated)
+        await cluster.wait_until(lambda: not cluster.brokers[1]._services.node.is_isolated)
         async with cluster.admin() as client:
             await client.create_topic("u", partitions=1, replication_factor=1)
 
@@ -226,7 +226,7 @@ async def test_the_quorum_and_the_metadata_describe_themselves() -> None:
 
 
 async def test_what_is_not_passed_on() -> None:
-    from kafkalite.broker.handlers.envelope import FORWARDED
+    from kafkalite.broker.handlers.cluster import FORWARDED
 
     assert ApiKey.METADATA not in FORWARDED
     async with Cluster(brokers=3) as cluster:

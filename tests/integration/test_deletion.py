@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
-from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import RequestTimedOutError
 from kafkalite.model import TopicPartition
@@ -49,7 +49,7 @@ async def test_an_answer_waits_for_the_replicas_in_sync_and_for_no_others() -> N
         leader = cluster.leader("t")
         slow = next(node for node in cluster.brokers if node != leader)
 
-        def swallow(request: Request, proceed: Any, _clock: Clock) -> Pending | Answer | None:
+        def swallow(request: Request, proceed: Any, _clock: Clock) -> Pending | Response | None:
             return Pending() if request.message.node_id == slow else proceed()
 
         cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=leader)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
-from kafkalite.broker.server.responses import Answer, Pending
+from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.api import ApiKey
@@ -170,7 +170,7 @@ async def test_a_slow_follower_leaves_the_isr_and_comes_back(batch_of: Make) -> 
         slow = others(cluster, leader)[0]
         await produce(cluster, leader, batch_of(b"0"))
 
-        def hold(request: Request, _proceed: Any, _clock: Clock) -> Answer | Pending | None:
+        def hold(request: Request, _proceed: Any, _clock: Clock) -> Response | Pending | None:
             return Pending() if request.message.node_id == slow else None
 
         cluster.intercept(ApiKey.REPLICA_FETCH, hold, node_id=leader)
@@ -218,7 +218,7 @@ def _cut_off(cluster: Cluster, node_id: int) -> None:
     def swallow(_request: Request, _proceed: Any, _clock: Clock) -> Pending:
         return Pending()
 
-    def from_it(request: Request, _proceed: Any, _clock: Clock) -> Answer | Pending | None:
+    def from_it(request: Request, _proceed: Any, _clock: Clock) -> Response | Pending | None:
         is_from_it = (request.client_id or "").endswith(f"-{node_id}") or (
             getattr(request.message, "node_id", None) == node_id
         )

@@ -13,12 +13,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from kafkalite.broker.cluster.authentication import Authenticator
-from kafkalite.broker.handlers import api_versions, cluster_hello, cluster_proof
-from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.handlers.cluster import challenge_node, check_proof
+from kafkalite.broker.handlers.metadata import greet
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.metrics import Metrics
-from kafkalite.broker.server.responses import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
+from kafkalite.broker.server.responses import SHUTTING_DOWN, Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
-from kafkalite.broker.server.services import Client
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import KIB, MIB
@@ -61,7 +62,7 @@ class ControllerListener:
         loop: asyncio.AbstractEventLoop,
         transport: RaftTransport,
         authenticator: Authenticator,
-        dispatch: Callable[[Request, Client], Answer | Pending],
+        dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
         clock: Clock,
     ) -> None:
@@ -117,25 +118,24 @@ class ControllerListener:
 
     # --- on the Raft loop
 
-    def _on_request(self, request: Request | BadRequest, client: Client) -> Answer | Pending:
+    def _on_request(self, request: Request | BadRequest, client: Client) -> Response | Pending:
         if isinstance(request, BadRequest):
             return Refusal(request.error_code, request.error_message, request.fatal)
         key = request.api_key
         try:
             if key == ApiKey.API_VERSIONS:
-                return api_versions.greet(request, client)
+                return greet(request, client)
             if key == ApiKey.CLUSTER_HELLO:
-                return cluster_hello.greet(self._authenticator, request, client)
+                return challenge_node(self._authenticator, request, client)
             if key == ApiKey.CLUSTER_PROOF:
-                return cluster_proof.judge(request, client)
+                return check_proof(request, client)
             if client.node_id is None:
                 logger.warning("request refused %s", Fields(peer=client.peer, api_key=key, reason="no proof"))
                 return _FORBIDDEN
             if key == ApiKey.RAFT_MESSAGES:
                 return self._receive(request, client.node_id)
         except Exception as error:
-            code, message = translate(error)
-            return Refusal(code, message or "")
+            return refusal(error)
         return self._cross(request, client)
 
     def _receive(self, request: Request, node_id: int) -> Reply:
@@ -146,7 +146,7 @@ class ControllerListener:
             start += length_bytes
         return Reply(RaftMessagesResponse(0, None, len(message.lengths_bytes)))
 
-    def _cross(self, request: Request, client: Client) -> Answer | Pending:
+    def _cross(self, request: Request, client: Client) -> Response | Pending:
         """Have the broker's loop answer."""
         if self._loop is self._broker_loop:
             return self._dispatch(request, client)
@@ -173,7 +173,7 @@ class ControllerListener:
         else:
             self._return(crossing, answer)
 
-    def _return(self, crossing: Pending, answer: Answer) -> None:
+    def _return(self, crossing: Pending, answer: Response) -> None:
         try:
             self._loop.call_soon_threadsafe(crossing.resolve, answer)
         except RuntimeError:

@@ -18,8 +18,8 @@ from kafkalite.broker.cluster.controller_listener import ControllerListener, run
 from kafkalite.broker.cluster.peers import MetadataSource, PeerConnections
 from kafkalite.broker.cluster.raft_links import RaftLinks
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.server.responses import Answer, Pending
-from kafkalite.broker.server.services import Client
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import DataDirectoryError
 from kafkalite.protocol.connection import Request
@@ -154,7 +154,7 @@ class ClusterNode:
 
     async def join(
         self,
-        dispatch: Callable[[Request, Client], Answer | Pending],
+        dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
         """Let the other voters reach this one, and reach them. Where it listens. Raises ListenError."""

@@ -8,7 +8,7 @@
     hand over     wants_shutdown, until others lead what this broker led, or patience ends
 
 A broker that reaches no controller for longer than its session lasts may have been fenced without knowing
-it (``Services.is_isolated``). It goes on serving what its in-sync replicas allow: it can't commit anything
+it (``NodeState.is_isolated``). It goes on serving what its in-sync replicas allow: it can't commit anything
 without those (R8, R13), and when two of three nodes are gone it is all that is left. What it shows of the
 cluster may be old.
 """
@@ -20,9 +20,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
-from kafkalite.broker.server.services import Services
+from kafkalite.broker.cluster.node_state import NodeState
+from kafkalite.broker.config import BrokerConfig
+from kafkalite.clock import Clock
 from kafkalite.errors import (
     BrokerError,
     BrokerIdNotRegisteredError,
@@ -39,6 +40,7 @@ from kafkalite.protocol.messages.cluster import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.storage.log_config import FSYNC
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,10 @@ class Registration:
 
     def __init__(
         self,
-        services: Services,
+        node: NodeState,
+        config: BrokerConfig,
+        clock: Clock,
+        controller: ControllerNode,
         channel: ControllerChannel,
         *,
         addresses: tuple[str, ...],
@@ -67,15 +72,16 @@ class Registration:
         damaged: Callable[[], list[DamagedReplica]],
     ) -> None:
         """``clean_broker_epoch``: what the clean-shutdown marker said, -1 without one (R21)."""
-        self._services = services
+        self._node = node
+        self._controller = controller
         self._channel = channel
         self._addresses = list(addresses)
         self._directory_id = directory_id
         self._clean_broker_epoch = clean_broker_epoch
         self._damaged = damaged
-        self._config = services.config
-        self._clock = services.clock
-        self._last_contact_ms = services.clock.monotonic_ms()
+        self._config = config
+        self._clock = clock
+        self._last_contact_ms = clock.monotonic_ms()
         self._hurry = asyncio.Event()
         self._is_leaving = False
         channel.on_lost = self._hurry.set
@@ -90,7 +96,7 @@ class Registration:
         config = self._config
         request = RegisterBrokerRequest(
             config.node_id,
-            self._services.incarnation_id,
+            self._node.incarnation_id,
             self._directory_id,
             self._addresses,
             config.broker_rack,
@@ -99,10 +105,14 @@ class Registration:
             self._damaged(),
         )
         registered: RegisterBrokerResponse = await self._until_answered(request)
-        self._services.broker_epoch = registered.broker_epoch
-        if "R22-stale-metadata" not in mutants.ACTIVE:
-            await self._services.controller.wait_for_offset(registered.metadata_offset)
+        self._node.broker_epoch = registered.broker_epoch
+        await self.replay(registered.metadata_offset)
         self._last_contact_ms = self._clock.monotonic_ms()
+
+    async def replay(self, registration_offset: int) -> None:
+        """Return when this node's image shows its own registration: it takes no role on older metadata
+        (R22)."""
+        await self._controller.wait_for_offset(registration_offset)
 
     async def _until_answered(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         began_ms = self._clock.monotonic_ms()
@@ -134,7 +144,6 @@ class Registration:
 
     async def wait_unfenced(self) -> None:
         """Heartbeat until this broker counts as alive, and its own image shows that."""
-        services = self._services
         while True:
             try:
                 answer = await self._heartbeat()
@@ -143,7 +152,7 @@ class Registration:
                     raise
                 await self._clock.sleep_ms(START_INTERVAL_MS)
                 continue
-            broker = services.controller.image.brokers.get(self._config.node_id)
+            broker = self._controller.image.brokers.get(self._config.node_id)
             if not answer.is_fenced and broker is not None and not broker.is_fenced:
                 return
             await self._clock.sleep_ms(START_INTERVAL_MS)
@@ -182,27 +191,27 @@ class Registration:
     async def _heartbeat(
         self, *, wants_shutdown: bool = False, timeout_ms: int = 0
     ) -> BrokerHeartbeatResponse:
-        services, config = self._services, self._config
+        node, config = self._node, self._config
         request = BrokerHeartbeatRequest(
             config.node_id,
-            services.broker_epoch,
-            services.controller.image.metadata_offset,
+            node.broker_epoch,
+            self._controller.image.metadata_offset,
             wants_shutdown,
             self._damaged(),
         )
         patience_ms = timeout_ms or max(config.broker_session_timeout_ms // 3, 1)
         answer: BrokerHeartbeatResponse = await self._channel.send(request, patience_ms)
         self._last_contact_ms = self._clock.monotonic_ms()
-        if services.is_isolated:
-            services.is_isolated = False
+        if node.is_isolated:
+            node.is_isolated = False
             logger.info("controller reached again %s", Fields(node_id=config.node_id))
         return answer
 
     def _judge_contact(self, error: BrokerError) -> None:
         silence_ms = self._clock.monotonic_ms() - self._last_contact_ms
-        if silence_ms <= self._config.broker_session_timeout_ms or self._services.is_isolated:
+        if silence_ms <= self._config.broker_session_timeout_ms or self._node.is_isolated:
             return
-        self._services.is_isolated = True
+        self._node.is_isolated = True
         logger.error(
             "no controller reached %s",
             Fields(node_id=self._config.node_id, silence_ms=silence_ms, reason=error.message),
@@ -212,8 +221,7 @@ class Registration:
 
     async def hand_over(self) -> bool:
         """Return when others lead what this broker led, False when that can't be had in a short time."""
-        services = self._services
-        if services.broker_epoch == NO_BROKER_EPOCH:
+        if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True
         deadline_ms = self._clock.monotonic_ms() + HAND_OVER_TIMEOUT_MS

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite import mutants
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.coordination.held_heartbeats import GroupPolls
+from kafkalite.broker.coordination.held_heartbeats import HeldHeartbeats
 from kafkalite.broker.coordination.internal_topics import (
     GROUP,
     KINDS,
@@ -30,7 +30,7 @@ from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
-from kafkalite.coordination import Caller, TopicShape
+from kafkalite.coordination import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
@@ -50,8 +50,6 @@ _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
 
 #: What is called with a shard of the kind that it was registered for, soon after that has changed.
 OnChange = Callable[[Shard], None]
-#: What is called with a shard and the command that changed it (None: time, topics, its loading).
-OnReplay = Callable[[Shard, Any], None]
 
 
 class Coordinators:
@@ -65,26 +63,26 @@ class Coordinators:
         tasks: TaskSet,
         channel: ControllerChannel,
         on_broken: Callable[[BaseException], None],
+        node: NodeState,
         machines: Mapping[int, Callable[[], Machine]] | None = None,
     ) -> None:
         """``machines`` makes the machine of a shard, by kind; the product's own when not given."""
         self.creation = TopicCreation(config, channel, clock)  #: of the internal topics
-        #: Heartbeats of groups whose answers wait for news.
-        self.polls = GroupPolls(waiters.loop, config.group_consumer_session_timeout_ms)
+        #: Heartbeats of groups whose responses wait until there is something new for the member.
+        self.heartbeats = HeldHeartbeats(waiters.loop, config.group_consumer_session_timeout_ms)
         self._config = config
         self._clock = clock
         self._waiters = waiters
         self._tasks = tasks
         self.on_broken = on_broken
+        self._node = node
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
-        self._asks_isolated: Callable[[], bool] = lambda: False
         self._image = ClusterImage()
         #: Every topic there is now. Another object whenever one has come, gone or grown, and only then.
         self.topics: Mapping[str, TopicShape] = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
-        self._on_replay: dict[int, list[OnReplay]] = {GROUP: [self.polls.on_replay], TRANSACTION: []}
-        self._on_close: dict[int, list[OnChange]] = {GROUP: [self.polls.on_close], TRANSACTION: []}
+        self._on_close: dict[int, list[OnChange]] = {GROUP: [self.heartbeats.on_close], TRANSACTION: []}
         self._changed: dict[Shard, None] = {}  # to be told in the next turn of the loop
         self._due_ms: dict[Shard, int] = {}
         self._wakes_ms: int | None = None  # when the timekeeper will wake
@@ -151,11 +149,6 @@ class Coordinators:
         watermark has moved, once for all that happened till then."""
         self._on_change[kind].append(callback)
 
-    def on_replay(self, kind: int, callback: OnReplay) -> None:
-        """Have ``callback(shard, command)`` called at once after a shard's state has changed. It must not
-        submit."""
-        self._on_replay[kind].append(callback)
-
     def on_close(self, kind: int, callback: OnChange) -> None:
         """Have ``callback(shard)`` called when a shard has ended."""
         self._on_close[kind].append(callback)
@@ -181,9 +174,12 @@ class Coordinators:
         self._begin(kind, hosted)
 
     def on_not_leading(self, hosted: HostedPartition) -> None:
-        """This broker leads ``hosted`` no more. Harmless when it did not."""
+        """Stop serving ``hosted``, which this broker no longer leads: another one coordinates (R36).
+
+        Has no effect if it did not lead it.
+        """
         shard = self._shards.get(hosted.key)
-        if shard is not None and shard.hosted is hosted and "R36-keep-serving" not in mutants.ACTIVE:
+        if shard is not None and shard.hosted is hosted:
             self._close(shard)
 
     def _begin(self, kind: int, hosted: HostedPartition) -> None:
@@ -248,20 +244,15 @@ class Coordinators:
     @property
     def is_isolated(self) -> bool:
         """``ShardOwner.is_isolated``"""
-        return self._asks_isolated()
+        return self._node.is_isolated
 
-    def judge_isolation_by(self, is_isolated: Callable[[], bool]) -> None:
-        """Have ``is_isolated`` say whether this broker may have been replaced without knowing it (R23)."""
-        self._asks_isolated = is_isolated
+    def on_ticked(self, shard: Shard) -> None:
+        """``ShardOwner.on_ticked``"""
+        self.heartbeats.on_ticked(shard)
+        self.on_changed(shard)
 
-    def on_replayed(self, shard: Shard, command: Any) -> None:
-        """``ShardOwner.on_replayed``"""
-        for callback in self._on_replay[KINDS[shard.hosted.key.topic]]:
-            callback(shard, command)
-        self.on_committed(shard)
-
-    def on_committed(self, shard: Shard) -> None:
-        """``ShardOwner.on_committed``"""
+    def on_changed(self, shard: Shard) -> None:
+        """``ShardOwner.on_changed``"""
         if not self._on_change[KINDS[shard.hosted.key.topic]]:
             return
         if not self._changed:
@@ -325,11 +316,6 @@ class Coordinators:
         self._is_closed = True
         for shard in list(self._shards.values()):
             self._close(shard)
-
-
-def caller_of(client_id: str | None, peer: str) -> Caller:
-    """A client as a coordinator sees it."""
-    return Caller(client_id or "", peer)
 
 
 def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:

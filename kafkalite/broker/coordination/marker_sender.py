@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from kafkalite.broker.server.responses import Answer, Pending, Refusal
+from kafkalite.broker.server.responses import Pending, Refusal, Response
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.errors import ErrorCode, KafkaliteError
 from kafkalite.log_fields import Fields
@@ -60,7 +60,7 @@ class Coordinator(Protocol):
     @property
     def high_watermark(self) -> int: ...
 
-    def submit(self, command: object) -> Answer | Pending: ...
+    def submit(self, command: object) -> Response | Pending: ...
 
 
 Send = Callable[[int, WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
@@ -327,7 +327,7 @@ class MarkerSender:
             then(answer)
         self._on_complete(marker.name)
 
-    def _on_noted(self, work: _Work, answer: Answer) -> None:
+    def _on_noted(self, work: _Work, answer: Response) -> None:
         """The coordinator has written it down, or could not: then it is pending still, and begun again."""
         if isinstance(answer, Refusal) and not work.shard.is_closed:
             logger.info(

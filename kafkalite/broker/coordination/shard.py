@@ -13,20 +13,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
-from kafkalite import mutants
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
-from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
+from kafkalite.broker.server.error_responses import refusal
+from kafkalite.broker.server.responses import Pending, Reply, Response, settled
 from kafkalite.clock import Clock
 from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
-    ErrorCode,
     KafkaStorageError,
     LogOfflineError,
     NotCoordinatorError,
@@ -35,11 +33,9 @@ from kafkalite.errors import (
     NotLeaderOrFollowerError,
     StorageError,
     UnknownTopicOrPartitionError,
-    broker_error,
 )
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID
-from kafkalite.protocol.messages.transactions import EndTxnGroupResponse, EndTxnResponse
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import parse_header
 
@@ -99,12 +95,12 @@ class ShardOwner(Protocol):
         """Call ``shard.tick()`` at that moment (monotonic), and not at an earlier one asked for before."""
         ...
 
-    def on_replayed(self, shard: Shard, command: Any) -> None:
-        """The shard's state has changed: by ``command``, or by time or topics when that is None."""
+    def on_ticked(self, shard: Shard) -> None:
+        """Time, topics or the loading have changed the shard's state. Implies ``on_changed``."""
         ...
 
-    def on_committed(self, shard: Shard) -> None:
-        """The high watermark has reached an end that the shard waited for."""
+    def on_changed(self, shard: Shard) -> None:
+        """The shard's state or its high watermark has changed. Must not submit."""
         ...
 
     def on_broken(self, error: BaseException) -> None:
@@ -112,13 +108,9 @@ class ShardOwner(Protocol):
         ...
 
 
-class _Held(NamedTuple):
-    """An answer that waits for the high watermark to reach ``end_offset`` (exclusive)."""
-
-    end_offset: int
-    deadline_s: float
-    answer: Answer
-    pending: Pending
+_Held: TypeAlias = tuple[int, float, Response, Pending]
+"""A response that waits until the high watermark has reached an end offset (exclusive): that offset, the
+deadline in seconds of the loop's time, the response, and the Pending to resolve with it."""
 
 
 class Shard:
@@ -174,7 +166,7 @@ class Shard:
         """Raises NotCoordinatorError, CoordinatorLoadInProgressError, CoordinatorNotAvailableError."""
         if self.is_closed:
             raise NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more")
-        if not self.is_loaded and "R36-serve-unloaded" not in mutants.ACTIVE:
+        if not self.may_serve():
             if self.failure is not None:
                 raise CoordinatorNotAvailableError(
                     f"{self.hosted.key} could not be loaded: {self.failure}",
@@ -182,9 +174,18 @@ class Shard:
                 )
             raise CoordinatorLoadInProgressError(f"{self.hosted.key} is being loaded; ask again soon")
 
+    def may_serve(self) -> bool:
+        """Whether the whole log was replayed. An earlier state may lack committed records (R36)."""
+        return self.is_loaded
+
+    def may_send(self, response: Response) -> bool:
+        """Whether all records that ``response`` rests on are committed (R36; R32 for the end of a
+        transaction). They are the records up to the log's end."""
+        return self.high_watermark >= self.end_offset
+
     # --- requests
 
-    def submit(self, command: Any, caller: Caller = NO_CALLER) -> Answer | Pending:
+    def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
         """The machine's answer to ``command``, when all that it rests on is committed. Never raises.
 
         A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the outcome is
@@ -193,10 +194,10 @@ class Shard:
         try:
             self.check()
         except BrokerError as error:
-            return _refusal(error)
+            return refusal(error)
         assert not self._is_working, f"{self} was asked from within its own decision"
         self._is_working = True
-        answer: Answer
+        response: Response
         try:
             now = self.now()
             if self._owner.is_isolated:
@@ -204,20 +205,20 @@ class Shard:
             decision = self.machine.decide(command, caller, now, self._owner.topics)
             if decision.records:
                 self._write(decision, now)
-            answer = Reply(decision.reply)
+            response = Reply(decision.reply)
         except NotCoordinatorError as error:
-            return _refusal(error)
+            return refusal(error)
         except Exception as error:
             decision = None
-            answer = _refusal(error)
+            response = refusal(error)
         finally:
             self._is_working = False
         if decision is not None and decision.records:
             self._schedule()
-            self._owner.on_replayed(self, command)
+            self._owner.on_changed(self)
         elif self._due_ms is None:
             self._schedule()
-        return self._hold(answer)
+        return self._hold(response)
 
     async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
         """``submit`` for who can wait: the reply itself. Raises the BrokerError of a refusal."""
@@ -274,23 +275,21 @@ class Shard:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
             self._await_commitment()
-            self._owner.on_committed(self)  # no member's news: every held heartbeat would be looked at
+            self._owner.on_changed(self)
 
     # --- answers wait for the high watermark
 
-    def _hold(self, answer: Answer) -> Answer | Pending:
-        """``answer``, at once or when everything that is in the log now is committed."""
-        end_offset = self.end_offset
-        if self.high_watermark >= end_offset:
+    def _hold(self, response: Response) -> Response | Pending:
+        """Return ``response``, or a Pending until all records now in the log are committed."""
+        if self.may_send(response):
             if self._held:
                 self._flush()
-            return answer
-        if _is_early(answer):
-            self._await_commitment()
-            return answer
+            else:
+                self._await_commitment()
+            return response
         pending = Pending()
         deadline_s = self._waiters.loop.time() + COMMIT_TIMEOUT_MS / 1000
-        self._held.append(_Held(end_offset, deadline_s, answer, pending))
+        self._held.append((self.end_offset, deadline_s, response, pending))
         self._await_commitment()
         if self._timer is None:
             self._timer = self._waiters.loop.call_at(deadline_s, self._expire)
@@ -301,7 +300,7 @@ class Shard:
         committed."""
         if self._waiter is not None or self.is_closed:
             return
-        end_offset = self._held[0].end_offset if self._held else self.end_offset
+        end_offset = self._held[0][0] if self._held else self.end_offset
         if self.high_watermark < end_offset:
             self._waiter = self._waiters.committed(self.hosted.key, end_offset, self._on_reached)
 
@@ -328,11 +327,11 @@ class Shard:
             return
         high_watermark = self.high_watermark
         held = self._held
-        while held and held[0].end_offset <= high_watermark:
-            one = held.popleft()
-            one.pending.resolve(one.answer)
+        while held and held[0][0] <= high_watermark:
+            _, _, response, pending = held.popleft()
+            pending.resolve(response)
         self._await_commitment()
-        self._owner.on_committed(self)
+        self._owner.on_changed(self)
 
     def _expire(self) -> None:
         """Give up what waits for too long. It may be committed yet, so the client is to ask again."""
@@ -341,16 +340,16 @@ class Shard:
         error = CoordinatorNotAvailableError(
             f"not committed to {self.hosted.key} within {COMMIT_TIMEOUT_MS} ms; it may be yet"
         )
-        while held and (held[0].deadline_s <= now_s or held[0].pending.is_done):
-            held.popleft().pending.resolve(_refusal(error))
+        while held and (held[0][1] <= now_s or held[0][3].is_done):
+            held.popleft()[3].resolve(refusal(error))
         if held:
-            self._timer = self._waiters.loop.call_at(held[0].deadline_s, self._expire)
+            self._timer = self._waiters.loop.call_at(held[0][1], self._expire)
 
     def _fail(self, error: Exception) -> None:
-        refusal = _refusal(error)
+        response = refusal(error)
         held, self._held = self._held, deque()
-        for one in held:
-            one.pending.resolve(refusal)
+        for _, _, _, pending in held:
+            pending.resolve(response)
 
     # --- time and topics
 
@@ -378,7 +377,7 @@ class Shard:
             self._is_working = False
         if decision.records:
             self._await_commitment()
-            self._owner.on_replayed(self, None)
+            self._owner.on_ticked(self)
             self.tick_soon()
         self._schedule(not_before_ms=now.monotonic_ms + MIN_TICK_INTERVAL_MS)
 
@@ -406,7 +405,7 @@ class Shard:
         self._schedule()
         self._await_commitment()
         self.tick_soon()
-        self._owner.on_replayed(self, None)
+        self._owner.on_ticked(self)
 
     def close(self) -> None:
         """Another one coordinates, or nobody. What is held is answered NOT_COORDINATOR."""
@@ -420,32 +419,3 @@ class Shard:
             self._timer.cancel()
             self._timer = None
         self._fail(NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more"))
-
-
-def _is_early(answer: Answer) -> bool:
-    """Whether the answer leaves before it is committed, against R36, or R32 for the end of a transaction."""
-    if "R36-answer-uncommitted" in mutants.ACTIVE:
-        return True
-    is_end = isinstance(answer, Reply) and isinstance(answer.message, EndTxnResponse | EndTxnGroupResponse)
-    return is_end and "R32-answer-early" in mutants.ACTIVE
-
-
-def _refusal(error: Exception) -> Refusal:
-    code, message = translate(error)
-    return Refusal(code, message or "")
-
-
-async def settled(answer: Answer | Pending) -> Any:
-    """The message of the reply that ``answer`` is or becomes. Raises the BrokerError of a refusal."""
-    if isinstance(answer, Pending):
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def on_answer(outcome: Answer) -> None:
-            if not done.done():
-                done.set_result(outcome)
-
-        answer.then(on_answer)
-        answer = await done
-    if isinstance(answer, Refusal):
-        raise broker_error(answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR, answer.error_message)
-    return answer.message

@@ -8,19 +8,31 @@ one that came too early wait a little until the transaction before it is complet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from kafkalite.broker.coordination.coordinators import Coordinators
 from kafkalite.broker.coordination.internal_topics import TRANSACTION, TRANSACTIONS_TOPIC
 from kafkalite.broker.coordination.marker_sender import MarkerSender
-from kafkalite.broker.coordination.marker_writer import write_markers
-from kafkalite.broker.coordination.shard import NO_CALLER, settled
+from kafkalite.broker.coordination.marker_writer import MarkerWriter
+from kafkalite.broker.coordination.producer_ids import ProducerIds
+from kafkalite.broker.coordination.shard import NO_CALLER
 from kafkalite.broker.coordination.verification import Verifications
-from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.server.responses import (
+    HandlerResult,
+    HeldResponse,
+    Pending,
+    Refusal,
+    Reply,
+    Response,
+    settled,
+)
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.retry import Backoff
+from kafkalite.clock import Clock
 from kafkalite.coordination import Caller
 from kafkalite.errors import (
     BrokerError,
@@ -46,10 +58,11 @@ from kafkalite.protocol.messages.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
+    from kafkalite.broker.cluster.authentication import Authenticator
     from kafkalite.broker.cluster.peers import PeerConnections
-    from kafkalite.broker.server.services import Services
     from kafkalite.client.cluster.connection import Connection
     from kafkalite.metadata.delta import Delta
     from kafkalite.metadata.image import ClusterImage
@@ -85,27 +98,46 @@ _WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 class Transactions:
     """One broker's. Follows the coordinators of transactions that it hosts."""
 
-    def __init__(self, services: Services, tasks: TaskSet) -> None:
-        self._services = services
-        self._loop = services.waiters.loop
-        self._held: dict[str, dict[_Held, None]] = {}
+    def __init__(
+        self,
+        node_id: int,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        *,
+        controller: ControllerNode,
+        coordinators: Coordinators,
+        partitions: Partitions,
+        producer_ids: ProducerIds,
+        marker_writer: MarkerWriter,
+        authenticator: Authenticator | None,
+        tasks: TaskSet,
+    ) -> None:
+        """``authenticator`` None: this broker is a cluster of its own."""
+        self._node_id = node_id
+        self._loop = loop
+        self._controller = controller
+        self._coordinators = coordinators
+        self._producer_ids = producer_ids
+        self._marker_writer = marker_writer
+        self._authenticator = authenticator
+        self._held: dict[str, dict[HeldResponse, None]] = {}  # by transactional id
         self._peers: dict[str, PeerConnections] = {}
         self._is_closed = False
         #: Batches that wait for ``verify``.
-        self.verifications = Verifications(self.verify, services.partitions, services.clock, tasks)
+        self.verifications = Verifications(self.verify, partitions, clock, tasks)
         self.sender = MarkerSender(
-            self._send_markers, lambda: services.controller.image, tasks, self._loop, self._on_complete
+            self._send_markers, lambda: controller.image, tasks, loop, self._on_complete
         )
-        services.coordinators.on_change(TRANSACTION, self.sender.on_change)
-        services.coordinators.on_close(TRANSACTION, self.sender.on_close)
-        services.controller.publishers.append(self._publish)
+        coordinators.on_change(TRANSACTION, self.sender.on_change)
+        coordinators.on_close(TRANSACTION, self.sender.on_close)
+        controller.publishers.append(self._publish)
 
     def end(self) -> None:
         """The broker stops: ask no other one any more, and answer what is held."""
         self._is_closed = True
         self.sender.close()
         for held in [one for waiting in self._held.values() for one in waiting]:
-            held.expire()
+            held.finish()
 
     async def close(self) -> None:
         """``end``, and leave the other brokers alone."""
@@ -154,7 +186,7 @@ class Transactions:
 
         async def dial(node_id: int | None) -> Connection | None:
             """The connection to the coordinator; None if this broker is the coordinator."""
-            if node_id is None or node_id == self._services.config.node_id:
+            if node_id is None or node_id == self._node_id:
                 return None
             return await self._connection(node_id, "verify", ASK_TIMEOUT_MS)
 
@@ -176,17 +208,15 @@ class Transactions:
 
     def _coordinator_of(self, transactional_id: str) -> int:
         """Return the node that coordinates the transactional id. Raises CoordinatorNotAvailableError."""
-        services = self._services
-        partition = services.coordinators.partition_of(TRANSACTION, transactional_id)
-        state = services.controller.image.partition(TRANSACTIONS_TOPIC, partition)
+        partition = self._coordinators.partition_of(TRANSACTION, transactional_id)
+        state = self._controller.image.partition(TRANSACTIONS_TOPIC, partition)
         if state is None or state.leader < 0:
             raise CoordinatorNotAvailableError(f"{TRANSACTIONS_TOPIC}-{partition} has no leader now")
         return state.leader
 
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
         """A connection to another broker. Each purpose has its own: responses come in order."""
-        services = self._services
-        if services.authenticator is None:
+        if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is no part of this cluster")
         if self._is_closed:
             raise ShuttingDownError("this broker stops")
@@ -194,9 +224,8 @@ class Transactions:
         if peers is None:
             from kafkalite.broker.cluster.peers import PeerConnections
 
-            client_id = f"{purpose}-{services.config.node_id}"
             peers = self._peers[purpose] = PeerConnections(
-                lambda: services.controller.image, services.authenticator, client_id
+                lambda: self._controller.image, self._authenticator, f"{purpose}-{self._node_id}"
             )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -207,79 +236,83 @@ class Transactions:
     # --- as a coordinator
 
     def submit(
-        self, name: str, command: Any, caller: Caller = NO_CALLER, *, hold_ms: int = HOLD_MS
-    ) -> Answer | Pending:
-        """The answer to ``command`` of whoever serves ``name`` here: a transactional id, or an application.
+        self, transactional_id: str, command: Any, caller: Caller = NO_CALLER, *, hold_ms: int = HOLD_MS
+    ) -> Response | Pending:
+        """Return the response to ``command`` of the coordinator of ``transactional_id`` on this broker.
 
-        One that would be CONCURRENT_TRANSACTIONS waits up to ``hold_ms`` for the transaction before it to be
-        complete. Raises NotCoordinatorError, CoordinatorLoadInProgressError, CoordinatorNotAvailableError.
+        A response CONCURRENT_TRANSACTIONS is held for up to ``hold_ms``, and the command decided again when
+        the previous transaction is complete. ``transactional_id`` may also name an application, whose
+        transaction groups have the same coordinator. Raises NotCoordinatorError,
+        CoordinatorLoadInProgressError, CoordinatorNotAvailableError.
         """
-        shard = self._services.coordinators.transactions(name)
-        held = _Held(self, name, command, caller, hold_ms)
-        waiting = self._held.setdefault(name, {})
-        waiting[held] = None
-        answer = shard.submit(command, caller)
-        if isinstance(answer, Pending):
-            answer.then(held.on_answer)
-        else:
-            held.on_answer(answer)
-        return held.pending.answer if held.pending.answer is not None else held.pending
+        response = self._coordinators.transactions(transactional_id).submit(command, caller)
+        if not isinstance(response, Pending) and not _is_concurrent(response):
+            return response
+
+        def ask() -> Response | Pending:
+            try:
+                return self._coordinators.transactions(transactional_id).submit(command, caller)
+            except BrokerError as error:
+                return Refusal(error.code, error.message)
+
+        def release() -> None:
+            waiting = self._held[transactional_id]
+            del waiting[held]
+            if not waiting:
+                del self._held[transactional_id]
+
+        held = HeldResponse(
+            self._loop, hold_ms, ask, lambda response: not _is_concurrent(response), on_cancel=release
+        )
+        self._held.setdefault(transactional_id, {})[held] = None
+        held.offer(response)
+        return held if held.response is None else held.response
 
     def submit_with_spare_id(
-        self, name: str, make: Callable[[int], Any], caller: Caller, *, hold_ms: int = HOLD_MS
-    ) -> Answer | Pending | Coroutine[Any, Any, Answer]:
-        """``submit`` what ``make`` makes of a producer id that nobody has. Raises as ``submit``, and
-        RequestTimedOutError when there was no such id in time."""
-        services = self._services
-        services.coordinators.transactions(name)  # before an id is taken
-        spare_id = services.producer_ids.take()
+        self,
+        transactional_id: str,
+        make: Callable[[int], Any],
+        caller: Caller,
+        *,
+        hold_ms: int = HOLD_MS,
+    ) -> HandlerResult:
+        """Submit the command that ``make`` returns for a reserved producer id.
+
+        If the command does not use the id, it is discarded. Raises as ``submit``, and RequestTimedOutError if
+        no id could be reserved in time.
+        """
+        self._coordinators.transactions(transactional_id)  # before an id is reserved
+        spare_id = self._producer_ids.take()
         if spare_id is not None:
-            return self.submit(name, make(spare_id), caller, hold_ms=hold_ms)
-        return self._submit_later(name, make, caller, hold_ms)
+            return self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)
+        return self._submit_later(transactional_id, make, caller, hold_ms)
 
     async def _submit_later(
-        self, name: str, make: Callable[[int], Any], caller: Caller, hold_ms: int
-    ) -> Answer:
-        spare_id = await self._services.producer_ids.next()
-        return Reply(await settled(self.submit(name, make(spare_id), caller, hold_ms=hold_ms)))
+        self, transactional_id: str, make: Callable[[int], Any], caller: Caller, hold_ms: int
+    ) -> Response:
+        spare_id = await self._producer_ids.next()
+        return Reply(await settled(self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)))
 
-    def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Answer | Pending:
-        """Answer a leader. Raises as ``submit``, and UnknownTopicOrPartitionError.
+    def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Response | Pending:
+        """Respond to the leader of partitions. Raises as ``submit``, and UnknownTopicOrPartitionError.
 
-        A partition this broker has not heard of yet is not taken: one that is missing later was deleted.
+        A partition that is not in this broker's metadata yet is refused: one that is missing later was
+        deleted.
         """
-        topics = self._services.controller.image.topics
+        topics = self._controller.image.topics
         for topic, partition in request.partitions:
             known = topics.get(topic)
             if known is None or partition >= len(known.partitions):
                 raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{partition} here")
         return self.submit(request.transactional_id, request, caller)
 
-    def _on_complete(self, name: str) -> None:
-        for held in list(self._held.get(name, ())):
-            held.on_complete()
-
-    def forget(self, held: _Held) -> None:
-        """``held`` is answered."""
-        waiting = self._held.get(held.name)
-        if waiting is not None:
-            waiting.pop(held, None)
-            if not waiting:
-                del self._held[held.name]
-
-    def resubmit(self, held: _Held) -> Answer | Pending:
-        """The answer now. Never raises."""
-        try:
-            return self._services.coordinators.transactions(held.name).submit(held.command, held.caller)
-        except BrokerError as error:
-            return Refusal(error.code, error.message)
-
-    def call_later(self, delay_ms: int, held: _Held) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay_ms / 1000, held.expire)
+    def _on_complete(self, transactional_id: str) -> None:
+        for held in self._held.get(transactional_id, ()):
+            held.update()
 
     async def _send_markers(self, node_id: int, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-        if node_id == self._services.config.node_id:
-            response = await settled(write_markers(self._services, request.markers))
+        if node_id == self._node_id:
+            response = await settled(self._marker_writer.write(request.markers))
         else:
             connection = await self._connection(node_id, "markers", MARKERS_TIMEOUT_MS)
             response = (await connection.call(request, timeout_ms=MARKERS_TIMEOUT_MS)).message
@@ -287,72 +320,8 @@ class Transactions:
         return response
 
 
-class _Held:
-    """A command and its answer to come: asked again when a transaction of its name is complete."""
-
-    __slots__ = (
-        "_concurrent",
-        "_hold_ms",
-        "_is_overtaken",
-        "_owner",
-        "_timer",
-        "caller",
-        "command",
-        "name",
-        "pending",
-    )
-
-    def __init__(self, owner: Transactions, name: str, command: Any, caller: Caller, hold_ms: int) -> None:
-        self.name = name
-        self.command = command
-        self.caller = caller
-        self.pending = Pending(self._release)
-        self._owner = owner
-        self._hold_ms = hold_ms
-        self._concurrent: Answer | None = None  # the answer, unless there is a better one in time
-        self._is_overtaken = False  # complete since it was decided: it would be answered otherwise now
-        self._timer: asyncio.TimerHandle | None = None
-
-    def on_answer(self, answer: Answer) -> None:
-        if self.pending.is_done:
-            return
-        if not _is_concurrent(answer) or self._hold_ms <= 0:
-            self.pending.resolve(answer)
-            return
-        self._concurrent = answer
-        if self._timer is None:
-            self._timer = self._owner.call_later(self._hold_ms, self)
-        if self._is_overtaken:
-            self._ask_again()
-
-    def on_complete(self) -> None:
-        self._is_overtaken = True
-        if self._concurrent is not None:
-            self._ask_again()
-
-    def _ask_again(self) -> None:
-        self._is_overtaken, self._concurrent = False, None
-        answer = self._owner.resubmit(self)
-        if isinstance(answer, Pending):
-            answer.then(self.on_answer)
-        else:
-            self.on_answer(answer)
-
-    def expire(self) -> None:
-        """Waited long enough: tell the client to come back."""
-        if self._concurrent is not None:
-            self.pending.resolve(self._concurrent)
-        else:
-            self._hold_ms = 0  # the answer that is on its way is the last one
-
-    def _release(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._owner.forget(self)
-
-
-def _is_concurrent(answer: Answer) -> bool:
-    code = answer.error_code if isinstance(answer, Refusal) else answer.message.error_code
+def _is_concurrent(response: Response) -> bool:
+    code = response.error_code if isinstance(response, Refusal) else response.message.error_code
     return bool(code == ErrorCode.CONCURRENT_TRANSACTIONS)
 
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kafkalite import mutants
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
@@ -96,9 +95,8 @@ class Verifications:
         if queue is not None:
             queue.append(_Waiting(owner, hosted, batch, header, acks, then))
             return None
-        is_verified = "R31-unverified" in mutants.ACTIVE
-        if is_verified or not hosted.partition.needs_verification(header):
-            return hosted.append(batch, header, self._clock.wall_ms(), acks, is_verified)
+        if not hosted.partition.needs_verification(header):
+            return hosted.append(batch, header, self._clock.wall_ms(), acks)
         self._queues[place] = deque([_Waiting(owner, hosted, batch, header, acks, then)])
         self._gather(owner, hosted.key)
         return None

@@ -1,35 +1,18 @@
-"""Fetch: whole batches from an offset on, as they lie in the segments.
-
-Behaviour: reads each partition below its high watermark until ``max_bytes`` are there; the first batch of the
-answer comes whole however large. With fewer than ``min_bytes``, the request waits for more, at most
-``max_wait_ms``, and reads again. A partition that fails is answered at once with its error, next to
-the data of the others. The payload is views of the segments' maps: nothing is copied here.
-
-With ``read_committed`` each partition is read below its last stable offset, and the answer tells which of the
-transactions among its batches were aborted (R11, R33); the reader leaves those out.
-
-A partition with ``max_bytes`` 0 is only watched: it is told where it stands and sends no data, and as soon as
-there is a batch to be read at ``fetch_offset`` or behind, the request is answered, whatever ``min_bytes``.
-
-Deviations from Kafka: a partition with ``max_bytes`` 0 gets no batch. No fetch sessions. Without
-``read_committed`` the last stable offset is told as far as it is known: finding it may need a walk over the
-log, which is not begun for that.
-
-Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-OFFSET_NOT_AVAILABLE (a new leader does not know yet), OFFSET_OUT_OF_RANGE (with the log start and the high
-watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an isolation level nobody knows).
-"""
+"""Fetch: whole batches from an offset on, as they are stored in the segments."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from kafkalite.broker.partitions.waiters import AppendedWaiter, Key
-from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import Pending, Refusal, Reply
-from kafkalite.broker.server.services import Client, Services, is_read_committed
-from kafkalite.errors import BrokerError, ErrorCode, StorageError
-from kafkalite.model import NO_OFFSET
+from kafkalite.broker.config import BrokerConfig
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.waiters import AppendedWaiter, Key, Waiters
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import STOPS, translate
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import HeldResponse, Pending, Reply, Response
+from kafkalite.errors import BrokerError, ErrorCode, InvalidRequestError, StorageError
+from kafkalite.model import NO_OFFSET, IsolationLevel
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
     AbortedTransaction,
@@ -39,24 +22,58 @@ from kafkalite.protocol.messages.data import (
     FetchResponse,
 )
 
-MAX_WAIT_MS: Final = 2**31 - 1
-CLOCK_GRAIN_S: Final = 0.001  # a timer may come this much early
+_IS_READ_COMMITTED: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
+
+
+class FetchServices(Protocol):
+    """The parts of a broker that this handler uses."""
+
+    config: BrokerConfig
+    metrics: Metrics
+    partitions: Partitions
+    waiters: Waiters
+    is_stopping: bool
+
+    def on_broken(self, error: BaseException, /) -> None: ...
 
 
 class _Read(NamedTuple):
+    """A response that could be sent now."""
+
     reply: Reply
     size_bytes: int
-    is_final: bool  #: a partition has failed, or one that is only watched has something: nothing to wait for
+    is_final: bool  #: a partition failed, or one that is only watched has data: do not wait
 
     def missing_bytes(self, message: FetchRequest) -> int:
-        """How many more must become readable; 1 if some are there that an open transaction holds back."""
+        """Return how many more bytes must become readable; 1 if an open transaction holds some back."""
         partitions = self.reply.message.partitions
         if any(one.last_stable_offset < one.high_watermark for one in partitions):
             return min(1, message.min_bytes - self.size_bytes)
         return message.min_bytes - self.size_bytes
 
 
-def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
+def fetch(services: FetchServices, request: Request, _client: Client) -> Reply | Pending:
+    """Return record batches from an offset on, as they are stored.
+
+    Behaviour: reads each partition below its high watermark until the response has ``max_bytes``; its first
+    batch is complete however large. With fewer than ``min_bytes`` the request waits for more, at most
+    ``max_wait_ms``, and reads again. If a partition fails, the response is sent at once with its error and
+    the data of the others. The payload consists of views of the segments' maps: nothing is copied here.
+
+    With ``read_committed`` each partition is read below its last stable offset, and the response lists the
+    aborted transactions among its batches (R11, R33); the reader filters them out.
+
+    A partition with ``max_bytes`` 0 is only watched: the response has its offsets and no data, and as soon as
+    there is a readable batch at or behind ``fetch_offset``, it is sent, whatever ``min_bytes``.
+
+    Deviations from Kafka: a partition with ``max_bytes`` 0 gets no batch. No fetch sessions. Without
+    ``read_committed`` the last stable offset is the one known so far: finding it may need a scan of the log,
+    which is not started for that.
+
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
+    OFFSET_NOT_AVAILABLE (a new leader does not know it yet), OFFSET_OUT_OF_RANGE (with the log start and the
+    high watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an unknown isolation level).
+    """
     message: FetchRequest = request.message
     read = _read(services, message)
     if (
@@ -67,79 +84,67 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
     ):
         services.metrics.fetched_bytes += read.size_bytes
         return read.reply
-    return _Poll(services, message).begin(read)
+    return _hold(services, message, read)
 
 
-class _Poll:
-    """A fetch that waits for more: reads again when there may be enough, and when time is over."""
+def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldResponse:
+    """Hold the response until there may be enough data, then read again; at most ``max_wait_ms``."""
+    waiters, find_leader = services.waiters, services.partitions.leader
+    keys = [(asked.topic, asked.partition) for asked in message.partitions]
+    is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
+    is_committed_only = is_read_committed(message.isolation_level)
+    stable_offsets: dict[Key, int] = {}  # the last stable offsets that were read, with read_committed
+    waiter: AppendedWaiter
 
-    __slots__ = (
-        "_deadline_s",
-        "_is_watching",
-        "_keys",
-        "_message",
-        "_pending",
-        "_services",
-        "_stable",
-        "_waiter",
-    )
-
-    def __init__(self, services: Services, message: FetchRequest) -> None:
-        self._services = services
-        self._message = message
-        self._keys = [(asked.topic, asked.partition) for asked in message.partitions]
-        self._is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
-        self._deadline_s = services.waiters.loop.time() + min(message.max_wait_ms, MAX_WAIT_MS) / 1000
-        self._stable: dict[Key, int] = {}  # the last stable offsets that were read, with read_committed
-        self._waiter: AppendedWaiter | None = None
-        self._pending = Pending(self._cancel)
-
-    def begin(self, read: _Read) -> Pending:
-        self._wait(read, self._deadline_s - self._services.waiters.loop.time())
-        return self._pending
-
-    def _wait(self, read: _Read, left_s: float) -> None:
-        waiters = self._services.waiters
-        missing_bytes = 1 if self._is_watching else self._message.min_bytes - read.size_bytes
-        is_readable = None
-        if is_read_committed(self._message.isolation_level):
-            missing_bytes = min(missing_bytes, read.missing_bytes(self._message))
-            partitions = read.reply.message.partitions
-            self._stable = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
-            is_readable = self._has_more_stable
-        self._waiter = waiters.appended(self._keys, missing_bytes, left_s, self._on_woken, is_readable)
-
-    def _has_more_stable(self, key: Key) -> bool:
+    def has_more_stable(key: Key) -> bool:
         try:
-            return self._services.partitions.leader(*key).last_stable_offset > self._stable[key]
+            return find_leader(*key).last_stable_offset > stable_offsets[key]
         except (BrokerError, StorageError):
-            return True  # reading again tells
+            return True  # the next read has the error
 
-    def _cancel(self) -> None:
-        if self._waiter is not None:
-            self._waiter.cancel()
+    def wait(read: _Read) -> None:
+        nonlocal waiter, stable_offsets
+        missing_bytes = 1 if is_watching else message.min_bytes - read.size_bytes
+        is_readable = None
+        if is_committed_only:
+            missing_bytes = min(missing_bytes, read.missing_bytes(message))
+            partitions = read.reply.message.partitions
+            stable_offsets = {(one.topic, one.partition): one.last_stable_offset for one in partitions}
+            is_readable = has_more_stable
+        waiter = waiters.appended(keys, missing_bytes, held.update, is_readable)
 
-    def _on_woken(self) -> None:
-        services, message = self._services, self._message
-        if self._pending.is_done:
-            return
+    def ask() -> Response | None:
         try:
             read = _read(services, message)
         except AssertionError as error:
             services.on_broken(error)
-            self._pending.resolve(Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops", closes=True))
-            return
-        missing_bytes = message.min_bytes - read.size_bytes
-        if missing_bytes > 0 and not read.is_final and not services.is_stopping:
-            left_s = self._deadline_s - services.waiters.loop.time()
-            if left_s > CLOCK_GRAIN_S:
-                self._wait(read, left_s)
-                return
+            return STOPS
+        waiter.cancel()
+        is_enough = read.size_bytes >= message.min_bytes or read.is_final
+        if not is_enough and not held.is_over and not services.is_stopping:
+            wait(read)
+            return None
         services.metrics.fetched_bytes += read.size_bytes
-        self._pending.resolve(read.reply)
+        return read.reply
+
+    held = HeldResponse(waiters.loop, message.max_wait_ms, ask, on_cancel=lambda: waiter.cancel())
+    wait(read)
+    held.offer(None)
+    return held
 
 
-def _read(services: Services, message: FetchRequest) -> _Read:
+def is_read_committed(isolation_level: int) -> bool:
+    """Return whether a request reads committed records only.
+
+    Raises InvalidRequestError for an unknown level.
+    """
+    is_committed_only = _IS_READ_COMMITTED.get(isolation_level)
+    if is_committed_only is None:
+        raise InvalidRequestError(f"isolation level {isolation_level} is neither 0 nor 1")
+    return is_committed_only
+
+
+def _read(services: FetchServices, message: FetchRequest) -> _Read:
     left_bytes = min(message.max_bytes, services.config.fetch_max_bytes)
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
@@ -149,8 +154,8 @@ def _read(services: Services, message: FetchRequest) -> _Read:
     for asked in message.partitions:
         try:
             if asked.max_bytes <= 0:
-                result, has_news = _watch_partition(services, asked, is_committed_only)
-                is_final = is_final or has_news
+                result, has_data = _watch_partition(services, asked, is_committed_only)
+                is_final = is_final or has_data
                 results.append(result)
                 continue
             result, parts = _read_partition(services, asked, left_bytes, size_bytes, is_committed_only)
@@ -167,9 +172,16 @@ def _read(services: Services, message: FetchRequest) -> _Read:
 
 
 def _read_partition(
-    services: Services, asked: FetchPartition, left_bytes: int, earlier_bytes: int, is_committed_only: bool
+    services: FetchServices,
+    asked: FetchPartition,
+    left_bytes: int,
+    earlier_bytes: int,
+    is_committed_only: bool,
 ) -> tuple[FetchedPartition, list[memoryview]]:
-    """One partition's part of the answer. Not its first data: then no batch beyond ``left_bytes``."""
+    """Read one partition.
+
+    Unless this is the first data in the response, no batch may exceed ``left_bytes``.
+    """
     topic, number, leader_epoch, fetch_offset, max_bytes = asked
     hosted = services.partitions.leader(topic, number, leader_epoch)
     log = hosted.log
@@ -193,9 +205,9 @@ def _read_partition(
 
 
 def _watch_partition(
-    services: Services, asked: FetchPartition, is_committed_only: bool
+    services: FetchServices, asked: FetchPartition, is_committed_only: bool
 ) -> tuple[FetchedPartition, bool]:
-    """Where the partition stands, and whether a batch could be read from ``fetch_offset`` on."""
+    """Return the partition's offsets, and whether a batch could be read from ``fetch_offset`` on."""
     topic, number, leader_epoch, fetch_offset, _ = asked
     hosted = services.partitions.leader(topic, number, leader_epoch)
     end = hosted.partition.readable_end(fetch_offset, is_committed_only)
@@ -205,7 +217,7 @@ def _watch_partition(
     return result, fetch_offset < end
 
 
-def _refused(services: Services, asked: FetchPartition, error: Exception) -> FetchedPartition:
+def _refused(services: FetchServices, asked: FetchPartition, error: Exception) -> FetchedPartition:
     code, message = translate(error)
     log_start_offset = high_watermark = NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -1,45 +1,96 @@
-"""Metadata: the brokers, and for each topic who leads its partitions.
-
-Behaviour: this broker goes by the address the client used, unless ``advertised.listeners`` says otherwise;
-the others by what they advertise for their listener of the same number. Fenced brokers are left out. A topic
-that is not there is created when both ``allow_auto_topic_creation`` and ``auto.create.topics.enable`` say so,
-and its name is not internal; the answer waits for it.
-
-Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and what creating it may answer; per
-partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
-"""
+"""Handlers for metadata: the cluster and its topics, supported versions, the quorum, the tree of metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.cluster.metadata_tree import describe
+from kafkalite.broker.config import BrokerConfig
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome
-from kafkalite.broker.server.responses import Answer, Reply
-from kafkalite.broker.server.services import Client, Services
+from kafkalite.broker.server.responses import HandlerResult, Reply, Response
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
-from kafkalite.metadata.image import BrokerState, ClusterImage, TopicImage
+from kafkalite.metadata.image import BrokerState, TopicImage
 from kafkalite.model import INTERNAL_PREFIX, topic_name_problem
+from kafkalite.protocol.api import APIS
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from kafkalite.protocol.messages.metadata import (
+    ApiVersionRange,
+    ApiVersionsResponse,
+    BrokerDescription,
     BrokerMetadata,
+    DescribeClusterResponse,
+    DescribeMetadataRequest,
+    DescribeMetadataResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
     MetadataRequest,
     MetadataResponse,
     PartitionMetadata,
+    QuorumNode,
     TopicMetadata,
 )
+from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.version import VERSION
 
+if TYPE_CHECKING:
+    from kafkalite.raft.raft_quorum import RaftQuorum
+
+SOFTWARE_NAME: Final = "kafkalite"
 NO_NODE: Final = -1
 CREATE_TIMEOUT_MS: Final = 15_000
+DESCRIBE_QUORUM_TIMEOUT_MS: Final = 2_000
+MAX_METADATA_WAIT_MS: Final = 30_000
 
 
-def handle(services: Services, request: Request, client: Client) -> Answer | Coroutine[Any, Any, Answer]:
+class MetadataServices(Protocol):
+    """The parts of a broker that these handlers use."""
+
+    config: BrokerConfig
+    cluster_id: str
+    controller: ControllerNode
+    channel: ControllerChannel
+    raft: RaftQuorum | None
+
+
+# --- a connection's first request
+
+
+def api_versions(_services: MetadataServices, request: Request, client: Client) -> Reply:
+    """Return the apis and versions that this broker supports. The first request of every connection."""
+    return greet(request, client)
+
+
+def greet(request: Request, client: Client) -> Reply:
+    """Store the client's id and return what this node supports."""
+    client.client_id = request.client_id
+    ranges = [ApiVersionRange(int(api.key), api.min_version, api.max_version) for api in APIS.values()]
+    return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, ranges))
+
+
+# --- brokers and topics
+
+
+def metadata(services: MetadataServices, request: Request, client: Client) -> HandlerResult:
+    """Return the live brokers, and the leaders and replicas of each topic's partitions.
+
+    Behaviour: this broker's address is the one that the client used, unless ``advertised.listeners`` sets
+    another; the address of any other broker is what it advertises for its listener of the same number. Fenced
+    brokers are omitted. A topic that does not exist is created if both ``allow_auto_topic_creation`` and
+    ``auto.create.topics.enable`` allow it and its name is not internal; the response waits for it.
+
+    Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and the errors of creating it; per
+    partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
+    """
     message: MetadataRequest = request.message
     image = services.controller.image
     if message.topics is None:
-        return Reply(describe(services, client, sorted(image.topics), {}))
+        return Reply(_describe_topics(services, client, sorted(image.topics), {}))
     if len(message.topics) > MAX_TOPICS_PER_REQUEST:
         raise InvalidRequestError(f"at most {MAX_TOPICS_PER_REQUEST} topics in one request")
     names = list(dict.fromkeys(message.topics))
@@ -55,29 +106,34 @@ def handle(services: Services, request: Request, client: Client) -> Answer | Cor
     may_create = message.allow_auto_topic_creation and services.config.auto_create_topics_enable
     if missing and may_create:
         return _create_and_describe(services, client, names, missing, refused)
-    return Reply(describe(services, client, names, refused))
+    return Reply(_describe_topics(services, client, names, refused))
 
 
 async def _create_and_describe(
-    services: Services,
+    services: MetadataServices,
     client: Client,
     names: Sequence[str],
     missing: Sequence[str],
     refused: dict[str, Outcome],
-) -> Answer:
+) -> Response:
     command = CreateTopicsRequest(0, False, [NewTopic(name, -1, -1, {}) for name in missing])
     created: CreateTopicsResponse = await services.channel.decide(command, timeout_ms=CREATE_TIMEOUT_MS)
     for topic in created.topics:
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             refused[topic.name] = Outcome(topic.error_code, topic.error_message)
-    return Reply(describe(services, client, names, refused))
+    return Reply(_describe_topics(services, client, names, refused))
 
 
-def describe(
-    services: Services, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
+def _describe_topics(
+    services: MetadataServices, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
 ) -> MetadataResponse:
-    """The cluster as ``client`` may reach it, and the topics ``names``."""
-    image = services.controller.image
+    """Return the live brokers at the addresses that ``client`` can use, and the topics ``names``."""
+    image, node_id = services.controller.image, services.config.node_id
+    brokers = [
+        BrokerMetadata(broker.node_id, address_for(node_id, broker, client), broker.rack)
+        for _, broker in sorted(image.brokers.items())
+        if not broker.is_fenced
+    ]
     unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
     topics: list[TopicMetadata] = []
     for name in names:
@@ -86,33 +142,7 @@ def describe(
             topics.append(TopicMetadata(*refused.get(name, unknown), name, "", False, []))
         else:
             topics.append(_topic(topic))
-    controller_id = services.controller.controller_id
-    return MetadataResponse(
-        0,
-        None,
-        services.cluster_id,
-        NO_NODE if controller_id is None else controller_id,
-        brokers(services, image, client),
-        topics,
-    )
-
-
-def brokers(services: Services, image: ClusterImage, client: Client) -> list[BrokerMetadata]:
-    """Every broker that is alive, as far as this one knows, in the order of their ids."""
-    return [
-        BrokerMetadata(node_id, address_for(services, broker, client), broker.rack)
-        for node_id, broker in sorted(image.brokers.items())
-        if not broker.is_fenced
-    ]
-
-
-def address_for(services: Services, broker: BrokerState, client: Client) -> str:
-    """Where ``client`` reaches ``broker``: this one where it just did, others at the same listener."""
-    if broker.node_id == services.config.node_id:
-        return client.address
-    if not broker.addresses:
-        return ""
-    return broker.addresses[min(client.listener, len(broker.addresses) - 1)]
+    return MetadataResponse(0, None, services.cluster_id, _controller_id(services), brokers, topics)
 
 
 def _topic(topic: TopicImage) -> TopicMetadata:
@@ -132,3 +162,125 @@ def _topic(topic: TopicImage) -> TopicMetadata:
     return TopicMetadata(
         0, None, topic.name, topic.topic_id, topic.name.startswith(INTERNAL_PREFIX), partitions
     )
+
+
+def _controller_id(services: MetadataServices) -> int:
+    controller_id = services.controller.controller_id
+    return NO_NODE if controller_id is None else controller_id
+
+
+def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
+    """Return the address at which ``client`` reaches ``broker``.
+
+    This broker (``node_id``) has the address that the client used; the others have that of their listener
+    with the same number, or of their last one.
+    """
+    if broker.node_id == node_id:
+        return client.address
+    if not broker.addresses:
+        return ""
+    return broker.addresses[min(client.listener, len(broker.addresses) - 1)]
+
+
+def describe_cluster(services: MetadataServices, _request: Request, client: Client) -> Reply:
+    """Return all brokers, fenced ones included, the active controller, and the metadata offset."""
+    image, node_id = services.controller.image, services.config.node_id
+    brokers = [
+        BrokerDescription(
+            broker.node_id,
+            address_for(node_id, broker, client),
+            broker.rack,
+            broker.broker_epoch,
+            broker.is_fenced,
+            broker.is_shutting_down,
+            broker.registered_ms,
+        )
+        for _, broker in sorted(image.brokers.items())
+    ]
+    return Reply(
+        DescribeClusterResponse(
+            0, None, services.cluster_id, _controller_id(services), image.metadata_offset, brokers
+        )
+    )
+
+
+# --- the quorum and its metadata
+
+
+def describe_quorum(services: MetadataServices, request: Request, _client: Client) -> HandlerResult:
+    """Return the voters, the leader, and the offsets of the metadata log, as this node sees them.
+
+    A node that is a cluster of its own describes itself as the only voter. Only the leader knows match
+    offsets. A node that is not a voter forwards the request to the leader.
+
+    Errors: REQUEST_TIMED_OUT (such a node reaches no leader).
+    """
+    config = services.config
+    if services.raft is not None:
+        status = services.raft.status()
+        voters = config.voters
+        nodes = [
+            QuorumNode(
+                node.node_id,
+                voters.get(node.node_id, ""),
+                node.node_id in voters,
+                node.match_offset,
+                node.last_contact_ms,
+            )
+            for node in status.nodes
+        ]
+        return Reply(
+            DescribeQuorumResponse(
+                0,
+                None,
+                config.node_id,
+                NO_NODE if status.leader_id is None else status.leader_id,
+                status.term,
+                status.commit_offset,
+                status.applied_offset,
+                status.log_end_offset,
+                status.snapshot_offset,
+                nodes,
+            )
+        )
+    if config.has_peers:
+        return _ask_leader(services, request.message)
+    offset = services.controller.image.metadata_offset
+    alone = QuorumNode(config.node_id, "", True, offset, 0)
+    return Reply(
+        DescribeQuorumResponse(
+            0, None, config.node_id, config.node_id, 0, offset, offset, offset + 1, 0, [alone]
+        )
+    )
+
+
+async def _ask_leader(services: MetadataServices, message: DescribeQuorumRequest) -> Response:
+    return Reply(await services.channel.send(message, DESCRIBE_QUORUM_TIMEOUT_MS))
+
+
+def describe_metadata(services: MetadataServices, request: Request, _client: Client) -> HandlerResult:
+    """Return one path of this node's metadata and the paths one level below. Long poll.
+
+    Errors: INVALID_REQUEST (there is no such path).
+    """
+    message: DescribeMetadataRequest = request.message
+    if message.after_offset >= services.controller.image.metadata_offset and message.max_wait_ms > 0:
+        return _wait_and_describe(services, message)
+    return _describe_path(services, message)
+
+
+async def _wait_and_describe(services: MetadataServices, message: DescribeMetadataRequest) -> Response:
+    try:
+        async with asyncio.timeout(min(message.max_wait_ms, MAX_METADATA_WAIT_MS) / 1000):
+            await services.controller.wait_for_offset(message.after_offset + 1)
+    except TimeoutError:
+        pass  # unchanged: return the same state again
+    return _describe_path(services, message)
+
+
+def _describe_path(services: MetadataServices, message: DescribeMetadataRequest) -> Reply:
+    image = services.controller.image
+    nodes = describe(image, message.path)
+    if not nodes:
+        raise InvalidRequestError(f"there is no path {message.path!r} in the metadata")
+    return Reply(DescribeMetadataResponse(0, None, image.metadata_offset, nodes))

@@ -1,41 +1,23 @@
-"""Produce: one record batch per partition, appended as it came.
-
-Behaviour: each partition is on its own; one that is refused does not keep the others from being appended.
-``acks=0`` is answered when the batch is handed to the operating system, though its producer does not wait;
-``acks=1`` when the leader has it, ``all`` when every replica in sync has it: with ``durability=fsync`` on
-the disk. Or after ``timeout_ms`` with REQUEST_TIMED_OUT: the batch stays in the log, and may be
-acknowledged to one who sends it again (R6, R28). A repeated batch is answered with its first offset. The
-first batch of a transaction in a partition is appended when the coordinator of ``transactional_id`` has
-added the partition to the transaction (R31).
-
-Deviation from Kafka: ``acks=0`` is answered too, and so tells of errors.
-
-Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also when the leadership ended while the batch
-waited), CORRUPT_MESSAGE (header, length, CRC), UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE,
-INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
-NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
-UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
-REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
-INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
-whole request INVALID_REQUIRED_ACKS.
-"""
+"""Produce: append record batches to partitions and wait for their replicas."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
-from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import Pending, Reply
-from kafkalite.broker.server.services import Client, Services
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import Pending, PendingResults, Reply
+from kafkalite.clock import Clock
 from kafkalite.errors import (
     CorruptBatchError,
     InvalidRecordError,
     InvalidRequiredAcksError,
-    RequestTimedOutError,
     UnsupportedCompressionTypeError,
 )
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks
@@ -44,13 +26,45 @@ from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, 
 from kafkalite.records import header as batch_header
 from kafkalite.storage.log import Appended
 
-MAX_TIMEOUT_MS: Final = 2**31 - 1
-
 _ACKS: Final = frozenset(int(acks) for acks in Acks)
 _ACKS_ALL: Final = int(Acks.ALL)
 
+_NOT_ACKNOWLEDGED: Final = "not acknowledged within %d ms; the batch is in the log"
+_NOT_VERIFIED: Final = "no coordinator responded within %d ms"
 
-def handle(services: Services, request: Request, _client: Client) -> Reply | Pending:
+
+class ProduceServices(Protocol):
+    """The parts of a broker that this handler uses."""
+
+    clock: Clock
+    metrics: Metrics
+    partitions: Partitions
+    transactions: Transactions
+    waiters: Waiters
+
+
+def produce(services: ProduceServices, request: Request, _client: Client) -> Reply | Pending:
+    """Append one record batch to each partition, as it was received.
+
+    Behaviour: each partition has its own result; an error in one does not affect the others. With ``acks=0``
+    the response is sent when the batch is written to the operating system; with ``acks=1`` when the leader
+    has it, with ``all`` when every in-sync replica has it: with ``durability=fsync`` on disk. Or after
+    ``timeout_ms`` with REQUEST_TIMED_OUT: the batch stays in the log, and may be acknowledged if it is sent
+    again (R6, R28). The result of a repeated batch has the first base offset. The first batch of a
+    transaction in a partition is appended after the coordinator of ``transactional_id`` has added the
+    partition to the transaction (R31).
+
+    Deviation from Kafka: there is a response with ``acks=0`` too, and it reports errors.
+
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also if the leadership ended while the batch
+    waited), CORRUPT_MESSAGE (header, length, CRC), UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE,
+    INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
+    NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
+    UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
+    REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
+    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
+    whole request INVALID_REQUIRED_ACKS.
+    """
     message: ProduceRequest = request.message
     acks, timeout_ms, transactional_id, partitions = message
     if acks not in _ACKS:
@@ -60,7 +74,7 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
     now_ms = services.clock.wall_ms()
     metrics, payload, find = services.metrics, request.payload, services.partitions.leader
     results: list[ProducedPartition] = []
-    waiting: _Acknowledgement | None = None
+    waiting: PendingResults | None = None
     start = 0
     for topic, number, length_bytes in partitions:
         end = start + length_bytes
@@ -76,87 +90,103 @@ def handle(services: Services, request: Request, _client: Client) -> Reply | Pen
         metrics.appended_bytes += length_bytes
         base_offset, last_offset, append_time_ms, _, _ = appended
         if acks and acknowledged_end <= last_offset:
+            waiters = services.waiters
             if waiting is None:
-                waiting = _Acknowledgement(services.waiters, acks, results)
-            waiting.add(hosted, last_offset + 1, len(results))
+                waiting = PendingResults(waiters.loop, results, _failed, _reply)
+            register = waiters.committed if acks == _ACKS_ALL else waiters.synced
+            waiting.wait(len(results), register, hosted.key, last_offset + 1)
         log_start_offset = hosted.log.log_start_offset
         results.append(
             ProducedPartition(topic, number, 0, None, base_offset, append_time_ms, log_start_offset)
         )
     if waiting is None:
         return Reply(ProduceResponse(0, None, results))
-    return waiting.begin(timeout_ms)
+    return waiting.begin(timeout_ms, _NOT_ACKNOWLEDGED)
 
 
 def _produce_transactional(
-    services: Services, message: ProduceRequest, payload: memoryview, transactional_id: str
-) -> Pending:
-    """As ``handle``, with batches among them that may have to wait for their transaction's coordinator."""
+    services: ProduceServices, message: ProduceRequest, payload: memoryview, transactional_id: str
+) -> PendingResults:
+    """As ``produce``, with batches that may have to wait for their transaction's coordinator."""
     acks, timeout_ms, _, partitions = message
     results = [
         ProducedPartition(topic, number, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
         for topic, number, _ in partitions
     ]
-    waiting = _Acknowledgement(services.waiters, acks, results)
+    waiting = PendingResults(services.waiters.loop, results, _failed, _reply)
     start = 0
-    for index, (_, _, length_bytes) in enumerate(partitions):
+    for index, (topic, number, length_bytes) in enumerate(partitions):
         end = start + length_bytes
-        _append_transactional(services, waiting, index, payload[start:end], transactional_id, acks)
+        waiting.expect(index)
+        try:
+            refuse_internal(topic)  # before its coordinator adds the partition to the transaction
+            hosted = services.partitions.leader(topic, number)
+            _append_transactional(
+                services, waiting, index, hosted, payload[start:end], transactional_id, acks
+            )
+        except Exception as error:
+            waiting.set_error(index, error)
         start = end
-    return waiting.begin(timeout_ms)
+    return waiting.begin(timeout_ms, _NOT_ACKNOWLEDGED, _NOT_VERIFIED)
 
 
 def _append_transactional(
-    services: Services,
-    waiting: _Acknowledgement,
+    services: ProduceServices,
+    waiting: PendingResults,
     index: int,
+    hosted: HostedPartition,
     batch: memoryview,
     transactional_id: str,
     acks: int,
 ) -> None:
-    """Append one batch when its coordinator knows of it: at once, if it does; ``waiting`` hears of it."""
-    topic, number = waiting.expect(index)
-    try:
-        refuse_internal(topic)  # before its coordinator takes the partition for a part of the transaction
-        hosted = services.partitions.leader(topic, number)
-        header = check(batch)
-    except Exception as error:
-        waiting.on_refused(index, error)
-        return
+    """Append one batch at once if its coordinator knows of the partition, else later.
+
+    Raises as ``append``.
+    """
 
     def on_appended(appended: tuple[Appended, int] | None, error: Exception | None) -> None:
         if appended is None:
             assert error is not None, "one of the two"
-            waiting.on_refused(index, error)
+            waiting.set_error(index, error)
             return
         services.metrics.appended_batches += 1
         services.metrics.appended_bytes += len(batch)
-        waiting.on_appended(index, hosted, *appended)
-
-    try:
-        appended = services.transactions.verifications.append(
-            hosted, batch, header, transactional_id, acks, on_appended
+        if not waiting.is_expected(index):
+            return
+        (base_offset, last_offset, append_time_ms, _, _), acknowledged_end = appended
+        result = ProducedPartition(
+            *hosted.key, 0, None, base_offset, append_time_ms, hosted.log.log_start_offset
         )
-    except Exception as error:
-        waiting.on_refused(index, error)
-    else:
-        if appended is not None:
-            on_appended(appended, None)
+        if acknowledged_end > last_offset:
+            waiting.set(index, result)
+        else:
+            waiting.results[index] = result
+            register = services.waiters.committed if acks == _ACKS_ALL else services.waiters.synced
+            waiting.wait(index, register, hosted.key, last_offset + 1)
+
+    appended = services.transactions.verifications.append(
+        hosted, batch, check(batch), transactional_id, acks, on_appended
+    )
+    if appended is not None:
+        on_appended(appended, None)
 
 
 def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> tuple[Appended, int]:
-    """Check one batch and append it; with the end of what is acknowledged already.
+    """Check and append one batch. Return the result and the acknowledged end offset (exclusive).
 
-    Raises what the module's errors say.
+    Raises the errors of ``produce``.
     """
     header = check(batch)
     if header.attributes & batch_header.TRANSACTIONAL_BIT:
-        raise InvalidRecordError("a transactional batch comes with its producer's transactional id")
+        raise InvalidRecordError("a transactional batch needs its producer's transactional id in the request")
     return hosted.append(batch, header, now_ms, acks)
 
 
 def check(batch: memoryview) -> batch_header.BatchHeader:
-    """The header of one whole batch. Raises CorruptBatchError, UnsupportedCompressionTypeError."""
+    """Return the header of one complete batch.
+
+    Raises CorruptBatchError, UnsupportedCompressionTypeError.
+    """
     try:
         return batch_header.check(batch)
     except CorruptBatchError as error:
@@ -164,7 +194,7 @@ def check(batch: memoryview) -> batch_header.BatchHeader:
 
 
 def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
-    """The better error for a header whose fault is a codec nobody knows."""
+    """Return the more precise error if the fault of a header is an unknown codec."""
     if len(batch) < batch_header.HEADER_BYTES:
         return None
     attributes = int.from_bytes(
@@ -176,7 +206,7 @@ def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
     if codec < len(batch_header.Codec):
         return None
     known = ", ".join(str(codec) for codec in batch_header.Codec)
-    return UnsupportedCompressionTypeError(f"compression codec {codec} is not known; these are: {known}")
+    return UnsupportedCompressionTypeError(f"compression codec {codec} is unknown; expected one of {known}")
 
 
 def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:
@@ -184,99 +214,9 @@ def _refused(topic: str, number: int, error: Exception) -> ProducedPartition:
     return ProducedPartition(topic, number, code, message, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
-class _Acknowledgement:
-    """A produce request that waits until its batches are acknowledged, as its ``acks`` want it (R6)."""
+def _failed(result: ProducedPartition, error: Exception) -> ProducedPartition:
+    return _refused(result.topic, result.partition, error)
 
-    __slots__ = ("_has_begun", "_loop", "_pending", "_results", "_timer", "_wait", "_waiting")
 
-    def __init__(self, waiters: Waiters, acks: int, results: list[ProducedPartition]) -> None:
-        self._loop = waiters.loop
-        self._wait = waiters.committed if acks == _ACKS_ALL else waiters.synced
-        self._results = results
-        #: By index of the result; None: not appended yet, it waits for a coordinator (R31).
-        self._waiting: dict[int, ReachedWaiter | None] = {}
-        self._has_begun = False
-        self._pending = Pending(self._release)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, hosted: HostedPartition, offset: int, index: int) -> None:
-        """Wait until ``offset`` is passed for ``results[index]``."""
-
-        def on_reached(error: Exception | None) -> None:
-            if self._waiting.pop(index, None) is not None:
-                if error is not None:
-                    self._fail(index, error)
-                self._finish_when_complete()
-
-        self._waiting[index] = self._wait(hosted.key, offset, on_reached)
-
-    def expect(self, index: int) -> tuple[str, int]:
-        """``results[index]`` is told by ``on_appended`` or ``on_refused``. Returns its topic and
-        partition."""
-        self._waiting[index] = None
-        topic, number, *_ = self._results[index]
-        return topic, number
-
-    def on_refused(self, index: int, error: Exception) -> None:
-        """A batch that was expected is not in the log."""
-        if self._take(index):
-            self._fail(index, error)
-            self._finish_when_complete()
-
-    def on_appended(
-        self, index: int, hosted: HostedPartition, appended: Appended, acknowledged_end: int
-    ) -> None:
-        """A batch that was expected is in the log, acknowledged up to ``acknowledged_end``."""
-        if self._take(index):
-            base_offset, last_offset, append_time_ms, _, _ = appended
-            log_start_offset = hosted.log.log_start_offset
-            self._results[index] = ProducedPartition(
-                *hosted.key, 0, None, base_offset, append_time_ms, log_start_offset
-            )
-            if acknowledged_end <= last_offset:
-                self.add(hosted, last_offset + 1, index)
-            self._finish_when_complete()
-
-    def _take(self, index: int) -> bool:
-        """Whether somebody still waits for what was expected; if so, not any more."""
-        if self._waiting.get(index, self) is None:
-            del self._waiting[index]
-            return True
-        return False
-
-    def begin(self, timeout_ms: int) -> Pending:
-        """All is appended or expected: the answer, which comes after ``timeout_ms`` at the latest."""
-        self._has_begun = True
-        if self._waiting:
-            seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
-            self._timer = self._loop.call_later(seconds, self._expire, timeout_ms)
-        self._finish_when_complete()
-        return self._pending
-
-    def _finish_when_complete(self) -> None:
-        if self._has_begun and not self._waiting:
-            self._pending.resolve(Reply(ProduceResponse(0, None, self._results)))
-
-    def _expire(self, timeout_ms: int) -> None:
-        error = RequestTimedOutError(f"not acknowledged within {timeout_ms} ms; the batch is in the log")
-        for index, waiter in self._waiting.items():
-            if waiter is None:
-                self._fail(index, RequestTimedOutError(f"no coordinator answered within {timeout_ms} ms"))
-            else:
-                waiter.is_cancelled = True
-                self._fail(index, error)
-        self._waiting.clear()
-        self._finish_when_complete()
-
-    def _fail(self, index: int, error: Exception) -> None:
-        result = self._results[index]
-        self._results[index] = _refused(result.topic, result.partition, error)
-
-    def _release(self) -> None:
-        """Resolved, or the client is gone: the batches stay, nobody is told."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for waiter in self._waiting.values():
-            if waiter is not None:
-                waiter.is_cancelled = True
-        self._waiting.clear()
+def _reply(results: list[ProducedPartition]) -> Reply:
+    return Reply(ProduceResponse(0, None, results))

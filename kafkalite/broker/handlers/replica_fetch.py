@@ -1,26 +1,18 @@
-"""ReplicaFetch: a follower broker's fetch of all that it replicates from here.
-
-Behaviour: the request tells where the follower stands in the partitions it lists, which counts at once: it
-may move the high watermark, and bring the follower into the ISR. The answer has the partitions with news:
-records up to the log end, a divergence (R4), an error, or else another high watermark. Without the former
-three it waits, at most ``max_wait_ms``. The next request of the session ends the wait of the one before. So a
-follower tells how far it is synced the moment it knows, and no producer waits for a poll.
-
-Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
-INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
-FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, OFFSET_OUT_OF_RANGE (with the log start), KAFKA_STORAGE_ERROR.
-"""
+"""ReplicaFetch: a follower broker's fetch of all partitions that it replicates from this leader."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
-from kafkalite.broker.replication.fetch_sessions import FetchedReplica, FetchSession
-from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import Pending, Refusal, Reply
-from kafkalite.broker.server.services import Client, Services
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.replication.fetch_sessions import FetchedReplica, FetchSession, FetchSessions
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import STOPS, translate
+from kafkalite.broker.server.responses import HeldResponse, Pending, Reply, Response
+from kafkalite.clock import Clock
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
     ErrorCode,
@@ -35,35 +27,101 @@ from kafkalite.protocol.messages.cluster import (
     ReplicaFetchRequest,
     ReplicaFetchResponse,
 )
+from kafkalite.raft.controller_node import ControllerNode
 
 MAX_WAIT_MS: Final = 60_000
-MAX_PARTITIONS_PER_ANSWER: Final = 5_000
+MAX_PARTITIONS_PER_RESPONSE: Final = 5_000
 
 
-def handle(services: Services, request: Request, client: Client) -> Reply | Pending:
+class Followers(Protocol):
+    """The followers of this broker's partitions: a ``ReplicaManager``."""
+
+    sessions: FetchSessions
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+    def on_caught_up(self, hosted: HostedPartition, /) -> None: ...
+
+
+class ReplicaFetchServices(Protocol):
+    """The parts of a broker that this handler uses."""
+
+    clock: Clock
+    config: BrokerConfig
+    controller: ControllerNode
+    partitions: Partitions
+    waiters: Waiters
+
+    @property
+    def replicas(self) -> Followers | None: ...
+
+    def on_broken(self, error: BaseException, /) -> None: ...
+
+
+def replica_fetch(services: ReplicaFetchServices, request: Request, client: Client) -> Reply | Pending:
+    """Return new records and offsets to a follower broker, for all partitions of its fetch session.
+
+    Behaviour: the request has the follower's positions in the partitions that it lists. They count at once:
+    they may move the high watermark, and add the follower to the ISR. The response has the partitions with
+    an update: records up to the log end, a divergence (R4), an error, or else another high watermark. Without
+    the first three it waits, at most ``max_wait_ms``. The next request of the session ends the wait of the
+    previous one. So a follower reports its synced end offset as soon as it has one, and no producer waits
+    for a poll.
+
+    Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
+    INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
+    FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, OFFSET_OUT_OF_RANGE (with the log start), KAFKA_STORAGE_ERROR.
+    """
     message: ReplicaFetchRequest = request.message
-    if services.replicas is None:
+    followers = services.replicas
+    if followers is None:
         raise InvalidRequestError("this broker does not replicate")
     if client.node_id != message.node_id:
         raise ClusterAuthorizationFailedError(f"node {client.node_id} fetches as node {message.node_id}")
-    _check_broker_epoch(services, message)
-    session, is_new = _session(services, message)
+    _check_broker_epoch(services.controller, message)
+    session, is_new = _session(followers.sessions, message)
     for topic_id, number in message.forgotten:
         forgotten = session.forget((topic_id, number))
         if forgotten is not None:
             _forget(forgotten)
     now_ms = services.clock.monotonic_ms()
     for asked in message.partitions:
-        _take(services, session.list(asked), now_ms)
-    answer = _Answer(services, session, message)
-    may_wait = message.max_wait_ms > 0 and not services.replicas.is_stopping and not is_new
-    if may_wait and not answer.is_due:
-        return _Poll(services, session, message).begin(answer.missing_bytes)
-    return answer.reply()
+        _take(services, followers, session.list(asked), now_ms)
+    max_bytes = services.config.replica_fetch_response_max_bytes
+    updates = _Updates(session, message, max_bytes)
+    may_wait = message.max_wait_ms > 0 and not followers.is_stopping and not is_new
+    if may_wait and not updates.is_due:
+        return _hold(services, session, message._replace(partitions=[], forgotten=[]), updates.missing_bytes)
+    return updates.reply()
 
 
-def _check_broker_epoch(services: Services, message: ReplicaFetchRequest) -> None:
-    broker = services.controller.image.brokers.get(message.node_id)
+def _hold(
+    services: ReplicaFetchServices, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
+) -> HeldResponse:
+    """Hold the response until there are ``min_bytes``, the session's next request, or ``max_wait_ms``."""
+    max_bytes = services.config.replica_fetch_response_max_bytes
+
+    def ask() -> Response:
+        try:
+            return _Updates(session, message, max_bytes).reply()
+        except AssertionError as error:
+            services.on_broken(error)
+            return STOPS
+
+    def release() -> None:
+        if session.poll is held:
+            session.poll = None
+
+    held = HeldResponse(services.waiters.loop, min(message.max_wait_ms, MAX_WAIT_MS), ask, on_cancel=release)
+    session.poll = held
+    session.missing_bytes = missing_bytes
+    held.offer(None)
+    return held
+
+
+def _check_broker_epoch(controller: ControllerNode, message: ReplicaFetchRequest) -> None:
+    broker = controller.image.brokers.get(message.node_id)
     if broker is None or broker.broker_epoch != message.broker_epoch:
         known = None if broker is None else broker.broker_epoch
         raise StaleBrokerEpochError(
@@ -71,22 +129,21 @@ def _check_broker_epoch(services: Services, message: ReplicaFetchRequest) -> Non
         )
 
 
-def _session(services: Services, message: ReplicaFetchRequest) -> tuple[FetchSession, bool]:
-    """The session, with no request waiting in it any more; and whether it is a new one."""
-    sessions = services.replicas.sessions
-    session: FetchSession | None = sessions.find(message)
+def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[FetchSession, bool]:
+    """Return the session, whose waiting request is finished, and whether it is a new one."""
+    session = sessions.find(message)
     if session is None:
         session, replaced = sessions.open(message.node_id, message.broker_epoch)
         if replaced is not None:
-            end_session(replaced)
+            _end_session(replaced)
         return session, True
     if session.poll is not None:
         session.poll.finish()
     return session, False
 
 
-def end_session(session: FetchSession) -> None:
-    """Nobody asks in it any more."""
+def _end_session(session: FetchSession) -> None:
+    """Close the fetch session and release its replicas."""
     for replica in session.replicas.values():
         _forget(replica)
     if session.poll is not None:
@@ -94,14 +151,14 @@ def end_session(session: FetchSession) -> None:
 
 
 def _forget(replica: FetchedReplica) -> None:
-    """Whether the follower still has what it told of is not known until it lists the partition again."""
+    """Stop counting the follower's position until it lists the partition again."""
     hosted: HostedPartition | None = replica.hosted
     if hosted is not None:
         hosted.partition.forget_follower(replica.session.node_id)
-    unwatch(replica)
+    _unwatch(replica)
 
 
-def unwatch(replica: FetchedReplica) -> None:
+def _unwatch(replica: FetchedReplica) -> None:
     hosted: HostedPartition | None = replica.hosted
     node_id = replica.session.node_id
     if hosted is not None and hosted.watchers.get(node_id) is replica:
@@ -109,8 +166,8 @@ def unwatch(replica: FetchedReplica) -> None:
     replica.hosted = None
 
 
-def _take(services: Services, replica: FetchedReplica, now_ms: int) -> None:
-    """Count where the follower stands in a partition (R7, R8), and find out what is news to it."""
+def _take(services: ReplicaFetchServices, followers: Followers, replica: FetchedReplica, now_ms: int) -> None:
+    """Count the follower's position in a partition (R7, R8), and find out what is new to it."""
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
     try:
@@ -128,13 +185,13 @@ def _take(services: Services, replica: FetchedReplica, now_ms: int) -> None:
     except AssertionError:
         raise
     except Exception as error:
-        unwatch(replica)
+        _unwatch(replica)
         if not replica.is_answered:
             replica.refusal = _refusal(replica, error, hosted)
             session.ready[replica] = None
         return
     if replica.hosted is not hosted:
-        unwatch(replica)
+        _unwatch(replica)
         replica.hosted = hosted
         hosted.watchers[session.node_id] = replica
     if result.moved:
@@ -149,13 +206,14 @@ def _take(services: Services, replica: FetchedReplica, now_ms: int) -> None:
     if replica.told_high_watermark != hosted.high_watermark:
         session.moved[replica] = None
     if result.may_join:
-        services.replicas.on_caught_up(hosted)
+        followers.on_caught_up(hosted)
 
 
 def _refusal(
     replica: FetchedReplica, error: Exception, hosted: HostedPartition | None
 ) -> ReplicaFetchedPartition:
-    """Who is out of range is told where this log starts: it may have to begin there."""
+    """Return the result that reports ``error``, with the log start if the fetch is out of range: the follower
+    may have to start there."""
     code, text = translate(error)
     leader_epoch, log_start = NO_EPOCH, NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE and hosted is not None:
@@ -165,21 +223,21 @@ def _refusal(
     )
 
 
-class _Answer:
-    """What there is to answer in a session now. Only ``reply`` counts it as answered."""
+class _Updates:
+    """The updates of a session's partitions now. Only ``reply`` marks them as sent."""
 
     __slots__ = ("_buffers", "_partitions", "_session", "_settled", "has_urgent", "missing_bytes")
 
-    def __init__(self, services: Services, session: FetchSession, message: ReplicaFetchRequest) -> None:
+    def __init__(self, session: FetchSession, message: ReplicaFetchRequest, max_bytes: int) -> None:
         self._session = session
         self._partitions: list[ReplicaFetchedPartition] = []
         self._settled: list[FetchedReplica] = []
         self._buffers: list[Any] = []
         self.has_urgent = False  #: an error or a divergence
         self.missing_bytes = max(message.min_bytes, 1)
-        left_bytes = min(message.max_bytes, services.config.replica_fetch_response_max_bytes)
+        left_bytes = min(message.max_bytes, max_bytes)
         for replica in list(session.ready):
-            if len(self._partitions) >= MAX_PARTITIONS_PER_ANSWER:
+            if len(self._partitions) >= MAX_PARTITIONS_PER_RESPONSE:
                 break
             size_bytes = self._add(replica, min(left_bytes, message.max_partition_bytes))
             left_bytes -= size_bytes
@@ -192,12 +250,12 @@ class _Answer:
         return self.has_urgent or self.missing_bytes <= 0
 
     def _add(self, replica: FetchedReplica, max_bytes: int) -> int:
-        """One partition's part; how many bytes of records it has."""
+        """Add one partition and return how many bytes of records it has."""
         hosted: HostedPartition | None = replica.hosted
         refusal = replica.refusal
         if refusal is None and hosted is not None:
             try:
-                return self._add_news(replica, hosted, max_bytes)
+                return self._add_records(replica, hosted, max_bytes)
             except AssertionError:
                 raise
             except Exception as error:
@@ -209,7 +267,7 @@ class _Answer:
         self._partitions.append(refusal)
         return 0
 
-    def _add_news(self, replica: FetchedReplica, hosted: HostedPartition, max_bytes: int) -> int:
+    def _add_records(self, replica: FetchedReplica, hosted: HostedPartition, max_bytes: int) -> int:
         partition = hosted.partition
         diverging = replica.diverging
         if diverging is not None:
@@ -219,11 +277,11 @@ class _Answer:
             return 0
         read = partition.read_for_replica(replica.asked.fetch_offset, max_bytes)
         size_bytes = read.size_bytes
-        if not size_bytes:  # the question stays open
+        if not size_bytes:  # the listing stays open
             del self._session.ready[replica]
             return 0
         if size_bytes > max_bytes and self._buffers:
-            return max_bytes  # a batch that only fits into an answer of its own: the next one
+            return max_bytes  # the batch is sent alone in the next response
         self._append(replica, hosted, NO_EPOCH, NO_OFFSET, size_bytes)
         self._buffers += read.buffers
         self._settled.append(replica)
@@ -256,13 +314,13 @@ class _Answer:
         )
 
     def reply(self) -> Reply:
-        """The answer, with high watermarks and log starts that moved without anything else."""
+        """Return the response, with the high watermarks and log starts that moved without other updates."""
         session = self._session
         for replica in self._settled:
             replica.settle()
             session.moved.pop(replica, None)
         for replica in list(session.moved):
-            if len(self._partitions) >= MAX_PARTITIONS_PER_ANSWER:
+            if len(self._partitions) >= MAX_PARTITIONS_PER_RESPONSE:
                 break
             del session.moved[replica]
             hosted: HostedPartition | None = replica.hosted
@@ -273,44 +331,3 @@ class _Answer:
                 self._append(replica, hosted, NO_EPOCH, NO_OFFSET, 0)
         message = ReplicaFetchResponse(0, None, session.session_id, self._partitions)
         return Reply(message, self._buffers)
-
-
-class _Poll:
-    """A request that waits for news: until there are ``min_bytes``, the next request, or time is over."""
-
-    __slots__ = ("_message", "_pending", "_services", "_session", "_timer")
-
-    def __init__(self, services: Services, session: FetchSession, message: ReplicaFetchRequest) -> None:
-        self._services = services
-        self._session = session
-        self._message = message._replace(partitions=[], forgotten=[])
-        self._pending = Pending(self._release)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, missing_bytes: int) -> Pending:
-        session, loop = self._session, self._services.waiters.loop
-        self._timer = loop.call_later(min(self._message.max_wait_ms, MAX_WAIT_MS) / 1000, self.finish)
-        session.poll = self
-        session.missing_bytes = missing_bytes
-        return self._pending
-
-    def wake(self) -> None:
-        """There is enough: answer in a later turn of the loop, with what else comes in this one."""
-        self._services.waiters.loop.call_soon(self.finish)
-
-    def finish(self) -> None:
-        """Answer with what there is."""
-        if self._pending.is_done:
-            return
-        try:
-            answer = _Answer(self._services, self._session, self._message)
-            self._pending.resolve(answer.reply())
-        except AssertionError as error:
-            self._services.on_broken(error)
-            self._pending.resolve(Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops", closes=True))
-
-    def _release(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._session.poll is self:
-            self._session.poll = None

@@ -26,13 +26,13 @@ class ReachedWaiter:
 
 
 class AppendedWaiter:
-    """Waits until ``missing_bytes`` more can be read from any of its partitions, or its time is over.
+    """Waits until ``missing_bytes`` more can be read from any of its partitions.
 
-    With ``is_readable`` it then goes on waiting until that says so of a partition whose high watermark has
-    moved: a reader of committed records sees less than others.
+    With ``is_readable`` it then goes on waiting until that returns True for a partition whose high watermark
+    has moved: a reader of committed records sees less than others.
     """
 
-    __slots__ = ("_waiters", "callback", "is_readable", "is_woken", "keys", "missing_bytes", "timer")
+    __slots__ = ("_waiters", "callback", "is_readable", "is_woken", "keys", "missing_bytes")
 
     def __init__(
         self,
@@ -48,20 +48,17 @@ class AppendedWaiter:
         self.missing_bytes = missing_bytes
         self.callback = callback
         self.is_woken = False
-        self.timer: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
-        """Call back once, in a later turn of the loop: the appender answers its own client first."""
+        """Withdraw this waiter and call its callback, once. The appender is still at work."""
         if not self.is_woken:
             self.cancel()
-            self._waiters.loop.call_soon(self.callback)
+            self.callback()
 
     def cancel(self) -> None:
-        """Take this waiter out of every partition. Harmless when it is out already."""
+        """Withdraw this waiter from every partition. Has no effect the second time."""
         if not self.is_woken:
             self.is_woken = True
-            if self.timer is not None:
-                self.timer.cancel()
             self._waiters.remove(self)
 
 
@@ -144,18 +141,16 @@ class Waiters:
         self,
         keys: Iterable[Key],
         missing_bytes: int,
-        max_wait_s: float,
         callback: Callable[[], None],
         is_readable: Callable[[Key], bool] | None = None,
     ) -> AppendedWaiter:
-        """Call ``callback`` once: after ``missing_bytes`` became readable, or after ``max_wait_s``.
+        """Call ``callback`` once, within an append: after ``missing_bytes`` became readable.
 
         ``is_readable`` as in ``AppendedWaiter``; it must not raise.
         """
         waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback, is_readable)
         for key in waiter.keys:
             self._appended.setdefault(key, {})[waiter] = None
-        waiter.timer = self.loop.call_later(max_wait_s, waiter.wake)
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:

@@ -36,7 +36,9 @@ MAX_EPOCH: Final = 2**31 - 1
 class Poll(Protocol):
     """A request of a session that waits."""
 
-    def wake(self) -> None: ...
+    def update(self) -> None:
+        """Answer soon: there is enough."""
+        ...
 
     def finish(self) -> None:
         """Answer now, with what there is."""
@@ -136,7 +138,7 @@ class FetchSession:
         if self.poll is not None and self.missing_bytes > 0:
             self.missing_bytes -= size_bytes or self.missing_bytes
             if self.missing_bytes <= 0:
-                self.poll.wake()
+                self.poll.update()
 
     def list(self, asked: ReplicaFetchPartition) -> FetchedReplica:
         """Take the follower's new position in a partition."""

@@ -7,21 +7,25 @@ remember the high watermarks. A broker that is a cluster of its own has none.
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, Protocol
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.cluster.peers import PeerConnections
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.replication.fetch_sessions import FetchSessions
 from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
 from kafkalite.broker.replication.isr_manager import IsrManager
-from kafkalite.broker.server.services import Services
 from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.clock import Clock
 from kafkalite.errors import KafkaliteError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.messages.cluster import CheckpointHighWatermarksRequest, PartitionHighWatermark
+from kafkalite.raft.controller_node import ControllerNode
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +33,24 @@ MAX_HIGH_WATERMARKS_PER_REQUEST: Final = 5_000
 CHECKPOINT_TIMEOUT_MS: Final = 5_000
 
 
+class ReplicationServices(Protocol):
+    """The parts of a broker that replication uses."""
+
+    clock: Clock
+    config: BrokerConfig
+    controller: ControllerNode
+    node: NodeState
+    partitions: Partitions
+
+    def on_broken(self, error: BaseException, /) -> None: ...
+
+
 class ReplicaManager:
     """Made once the broker's services are complete; follows the metadata from then on."""
 
-    def __init__(self, services: Services, peers: PeerConnections, channel: ControllerChannel) -> None:
+    def __init__(
+        self, services: ReplicationServices, peers: PeerConnections, channel: ControllerChannel
+    ) -> None:
         config = services.config
         self._services = services
         self._peers = peers
@@ -67,7 +85,7 @@ class ReplicaManager:
 
     async def start(self) -> None:
         """Fetch for what follows already, and begin the passes."""
-        self._isr.broker_epoch = self._services.broker_epoch
+        self._isr.broker_epoch = self._services.node.broker_epoch
         for hosted in list(self._services.partitions):
             if hosted.partition.role == "follower":
                 self.follow(hosted, hosted.partition.leader_id)
@@ -123,7 +141,7 @@ class ReplicaManager:
             self._fetchers[leader_id].remove(hosted)
 
     def _broker_epoch(self) -> int:
-        return self._services.broker_epoch
+        return self._services.node.broker_epoch
 
     # --- leading
 
@@ -134,7 +152,7 @@ class ReplicaManager:
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         changed = image.brokers is not self._isr.image.brokers
         self._isr.image = image
-        self._isr.broker_epoch = self._services.broker_epoch
+        self._isr.broker_epoch = self._services.node.broker_epoch
         if changed:
             self._isr.look_around()
 
@@ -166,7 +184,7 @@ class ReplicaManager:
         told = {hosted: hosted.high_watermark for hosted in moved if hosted.partition.is_leader}
         request = CheckpointHighWatermarksRequest(
             self._services.config.node_id,
-            self._services.broker_epoch,
+            self._services.node.broker_epoch,
             [
                 PartitionHighWatermark(
                     hosted.partition.topic_id,

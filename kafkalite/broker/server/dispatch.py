@@ -1,14 +1,15 @@
-"""Request → handler → answer. The one place that sees every request, and every failure of a handler."""
+"""Request → handler → response. Every request, and every failure of a handler, passes here."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import SHUTTING_DOWN, Answer, Pending, Refusal, Reply
-from kafkalite.broker.server.services import Client, Services
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import STOPS, refusal
+from kafkalite.broker.server.metrics import Metrics
+from kafkalite.broker.server.responses import SHUTTING_DOWN, HandlerResult, Pending, Refusal, Reply, Response
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.errors import ErrorCode
 from kafkalite.log_fields import Fields
@@ -17,24 +18,32 @@ from kafkalite.protocol.connection import BadRequest, Request
 
 logger = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Services, Request, Client], "Answer | Pending | Coroutine[Any, Any, Answer]"]
-
-Interceptor: TypeAlias = Callable[[Request, Client], "Answer | Pending | None"]
-"""Sees a request before its handler does. None lets it pass; anything else is the answer. For faults."""
-
+Interceptor: TypeAlias = Callable[[Request, Client], "Response | Pending | None"]
+"""Receives a request before its handler does. Returns the response, or None to let it pass. For faults."""
 
 FORBIDDEN: Final = Refusal(
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a node that has proved to be of this cluster may ask this"
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    "only nodes that have proved to belong to this cluster may send this",
 )
 
 
-class Dispatcher:
-    """Calls the handler of a request's api. A handler may answer, promise (Pending) or be a coroutine."""
+class DispatchServices(Protocol):
+    """The parts of a broker that the dispatcher itself uses."""
+
+    metrics: Metrics
+    is_stopping: bool
+
+
+S = TypeVar("S", bound=DispatchServices)
+
+
+class Dispatcher(Generic[S]):
+    """Calls the handler of a request's api, which returns a response, a Pending or a coroutine."""
 
     def __init__(
         self,
-        services: Services,
-        handlers: Mapping[int, Handler],
+        services: S,
+        handlers: Mapping[int, Callable[[S, Request, Client], HandlerResult]],
         tasks: TaskSet,
         on_broken: Callable[[BaseException], None],
     ) -> None:
@@ -45,8 +54,8 @@ class Dispatcher:
         self._counts = services.metrics.requests
         self.interceptor: Interceptor | None = None
 
-    def dispatch(self, request: Request | BadRequest, client: Client) -> Answer | Pending:
-        """The answer to one request; never raises."""
+    def dispatch(self, request: Request | BadRequest, client: Client) -> Response | Pending:
+        """Return the response to one request. Never raises."""
         if isinstance(request, BadRequest):
             return self._refuse(request, client)
         if self.interceptor is not None:
@@ -55,8 +64,8 @@ class Dispatcher:
                 return intercepted
         return self.handle(request, client)
 
-    def handle(self, request: Request, client: Client) -> Answer | Pending:
-        """``dispatch`` past the interceptor."""
+    def handle(self, request: Request, client: Client) -> Response | Pending:
+        """As ``dispatch``, without the interceptor."""
         api_key = request.api_key
         self._counts[api_key] += 1
         if self._services.is_stopping:
@@ -71,12 +80,12 @@ class Dispatcher:
             return answer
         pending = Pending()
         task = self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")
-        # Cancelled before its first step, ``_finish`` never awaits the handler: say that nobody will.
+        # A task cancelled before its first step never awaits the handler: close the coroutine.
         task.add_done_callback(lambda _: answer.close())
         return pending
 
-    async def _finish(self, handler: Coroutine[Any, Any, Answer], pending: Pending) -> None:
-        """Await a handler to its end, whether its client still waits or not: what it commits, it commits."""
+    async def _finish(self, handler: Coroutine[Any, Any, Response], pending: Pending) -> None:
+        """Await a handler to its end, whether or not its client still waits: its changes are committed."""
         try:
             answer = await handler
         except Exception as error:
@@ -84,7 +93,7 @@ class Dispatcher:
         pending.resolve(answer)
 
     def _forbid(self, request: Request, client: Client) -> Refusal:
-        """What only nodes of the cluster may ask was asked by somebody who has not proved to be one (S10)."""
+        """Refuse a request that only nodes of the cluster may send (S10)."""
         self._services.metrics.failed_requests += 1
         logger.warning(
             "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no proof")
@@ -95,9 +104,8 @@ class Dispatcher:
         self._services.metrics.failed_requests += 1
         if isinstance(error, AssertionError):
             self._on_broken(error)
-            return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", True)
-        code, message = translate(error)
-        return Refusal(code, message or "")
+            return STOPS
+        return refusal(error)
 
     def _refuse(self, bad: BadRequest, client: Client) -> Refusal:
         self._services.metrics.failed_requests += 1

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from kafkalite.broker.server.responses import Refusal
 from kafkalite.errors import (
     BatchTooLargeError,
     BrokerError,
@@ -46,7 +47,10 @@ class Outcome(NamedTuple):
     error_message: str | None
 
 
-SUCCESS = Outcome(0, None)
+#: The response to a request during which an invariant turned out to be broken.
+STOPS: Final = Refusal(
+    ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", closes=True
+)
 
 
 def translate(error: Exception) -> Outcome:
@@ -64,3 +68,9 @@ def translate(error: Exception) -> Outcome:
         int(ErrorCode.UNKNOWN_SERVER_ERROR),
         f"the broker failed unexpectedly; its log has the traceback under {incident}",
     )
+
+
+def refusal(error: Exception) -> Refusal:
+    """Return the response for a request that failed as a whole. Raises an AssertionError again."""
+    code, message = translate(error)
+    return Refusal(code, message or "")

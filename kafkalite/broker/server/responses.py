@@ -1,19 +1,24 @@
-"""What a handler gives back: a Reply, a Refusal, or a Pending that becomes one of them.
+"""What a handler returns: a Reply, a Refusal, or a Pending that becomes one of them later.
 
-Most answers are ready when the handler returns and are written at once. A Pending costs no task and no
-future: whoever completes it calls the connection's continuation directly.
+Most responses are ready when the handler returns, and are written at once. A Pending needs no task and no
+future: resolving it calls the connection's continuation directly. Two kinds of Pending have a deadline:
+PendingResults collects one result for each item of a request, and HeldResponse is asked for again after
+every update of what it depends on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
-from kafkalite.errors import ErrorCode
+from kafkalite.errors import ErrorCode, RequestTimedOutError, broker_error
+
+MAX_TIMEOUT_MS: Final = 2**31 - 1
 
 
 class Reply(NamedTuple):
-    """A response message, and the buffers of its payload, to be sent as they are."""
+    """A response message, and the buffers of its payload, which are sent as they are."""
 
     message: Any
     payload: Sequence[Any] = ()
@@ -22,7 +27,8 @@ class Reply(NamedTuple):
 class Refusal(NamedTuple):
     """The request as a whole failed.
 
-    ``closes``: the connection ends once this is written. ``is_silent``: it is not written (a fault in tests).
+    ``closes``: the connection is closed once this is written. ``is_silent``: it is not written (a fault in
+    tests).
     """
 
     error_code: int
@@ -31,44 +37,51 @@ class Refusal(NamedTuple):
     is_silent: bool = False
 
 
-Answer: TypeAlias = Reply | Refusal
+Response: TypeAlias = Reply | Refusal
+Answer: TypeAlias = Response
+
+SHUTTING_DOWN: Final = Refusal(
+    ErrorCode.SHUTTING_DOWN, "the broker is shutting down; send the request to another broker"
+)
 
 
 class Pending:
-    """An answer to come.
+    """A response that is not ready yet.
 
-    Resolved at most once (a second time is a no-op: an expiry may race with the event it waited for).
-    ``on_cancel`` releases what waits for it; it runs once, when the answer is there or no longer wanted.
+    Resolved at most once; later calls have no effect, as an expiry may race with the event that was awaited.
+    ``on_cancel`` releases what waits for the response. It runs once: when the response is ready, or no longer
+    wanted.
     """
 
-    __slots__ = ("_continuation", "answer", "is_done", "on_cancel")
+    __slots__ = ("_continuation", "is_done", "on_cancel", "response")
 
     def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
-        self._continuation: Callable[[Answer], None] | None = None
-        self.answer: Answer | None = None
+        self._continuation: Callable[[Response], None] | None = None
+        self.response: Response | None = None
         self.is_done = False
         self.on_cancel = on_cancel
 
-    def then(self, continuation: Callable[[Answer], None]) -> None:
-        """Call ``continuation`` with the answer: at once if it is there."""
+    def then(self, continuation: Callable[[Response], None]) -> None:
+        """Call ``continuation`` with the response: at once if it is ready."""
         if self.is_done:
-            assert self.answer is not None, "the answer was cancelled"
-            continuation(self.answer)
+            assert self.response is not None, "the response was cancelled"
+            continuation(self.response)
         else:
             self._continuation = continuation
 
-    def resolve(self, answer: Answer) -> None:
+    def resolve(self, response: Response) -> None:
+        """Set the response and call the continuation with it."""
         if self.is_done:
             return
         self.is_done = True
-        self.answer = answer
+        self.response = response
         self._release()
         continuation, self._continuation = self._continuation, None
         if continuation is not None:
-            continuation(answer)
+            continuation(response)
 
     def cancel(self) -> None:
-        """Nobody waits any more: the continuation is never called."""
+        """Give up the response: the continuation is never called."""
         if self.is_done:
             return
         self.is_done = True
@@ -81,4 +94,212 @@ class Pending:
             on_cancel()
 
 
-SHUTTING_DOWN = Refusal(ErrorCode.SHUTTING_DOWN, "the broker is shutting down; another one will answer")
+HandlerResult: TypeAlias = Response | Pending | Coroutine[Any, Any, Response]
+
+
+async def settled(response: Response | Pending) -> Any:
+    """Return the message of the reply that ``response`` is or becomes.
+
+    Raises the BrokerError of a refusal.
+    """
+    if isinstance(response, Pending):
+        done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+        def on_response(outcome: Response) -> None:
+            if not done.done():
+                done.set_result(outcome)
+
+        response.then(on_response)
+        response = await done
+    if isinstance(response, Refusal):
+        raise broker_error(response.error_code or ErrorCode.UNKNOWN_SERVER_ERROR, response.error_message)
+    return response.message
+
+
+class OffsetWaiter(Protocol):
+    """A registered wait for an offset of a partition. Setting ``is_cancelled`` withdraws it."""
+
+    is_cancelled: bool
+
+
+Register: TypeAlias = Callable[[Any, int, Callable[[Exception | None], None]], OffsetWaiter]
+"""Registers a callback for when an offset of a partition is reached: a method of ``Waiters``."""
+
+
+class PendingResults(Pending):
+    """A response with one result for each item of a request, sent when all are known or at a deadline.
+
+    Invariant: ``_waiting`` has the indexes whose results are not known, each with the registered wait for it,
+    or None if there is none to withdraw.
+    """
+
+    __slots__ = ("_deadline", "_fail", "_loop", "_respond", "_timer", "_waiting", "results")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        results: list[Any],
+        fail: Callable[[Any, Exception], Any],
+        respond: Callable[[list[Any]], Reply],
+    ) -> None:
+        """``results`` are preliminary. ``fail(result, error)`` returns the result that reports ``error``."""
+        super().__init__()
+        self.results = results
+        self._loop = loop
+        self._fail = fail
+        self._respond = respond
+        self._waiting: dict[int, OffsetWaiter | None] = {}
+        self._deadline: tuple[int, str, str] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, index: int) -> None:
+        """Wait for the result of an item: for ``set``, ``set_error`` or ``wait``."""
+        self._waiting[index] = None
+
+    def wait(self, index: int, register: Register, key: Any, offset: int) -> None:
+        """Take ``results[index]`` as final when partition ``key`` has reached ``offset`` (exclusive)."""
+
+        def on_reached(error: Exception | None) -> None:
+            if self._waiting.pop(index, None) is not None:
+                if error is not None:
+                    self.results[index] = self._fail(self.results[index], error)
+                self._finish_if_complete()
+
+        self._waiting[index] = register(key, offset, on_reached)
+
+    def is_expected(self, index: int) -> bool:
+        """Whether the result of an item is still wanted: it is not known, and the deadline has not passed."""
+        return index in self._waiting
+
+    def set(self, index: int, result: Any) -> None:
+        """Record the result of one item. Ignored if it is no longer wanted."""
+        if index in self._waiting:
+            del self._waiting[index]
+            self.results[index] = result
+            self._finish_if_complete()
+
+    def set_error(self, index: int, error: Exception) -> None:
+        """Record that one item failed. Ignored if its result is no longer wanted."""
+        if index in self._waiting:
+            self.set(index, self._fail(self.results[index], error))
+
+    def begin(self, timeout_ms: int, late: str, unregistered: str = "") -> Self:
+        """Start the deadline once every item has been set, expected or waits. Returns this response.
+
+        At the deadline the open items fail with REQUEST_TIMED_OUT and the text ``late``, in which ``%d`` is
+        replaced by ``timeout_ms``. Items without a registered wait have the text ``unregistered`` if given.
+        """
+        self._deadline = (timeout_ms, late, unregistered)
+        if self._waiting:
+            seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
+            self._timer = self._loop.call_later(seconds, self._expire)
+        self._finish_if_complete()
+        return self
+
+    def _finish_if_complete(self) -> None:
+        if self._deadline is not None and not self._waiting:
+            self.resolve(self._respond(self.results))
+
+    def _expire(self) -> None:
+        assert self._deadline is not None, "the timer is set by begin()"
+        timeout_ms, late, unregistered = self._deadline
+        for index, waiter in self._waiting.items():
+            text = late
+            if waiter is not None:
+                waiter.is_cancelled = True
+            elif unregistered:
+                text = unregistered
+            self.results[index] = self._fail(self.results[index], RequestTimedOutError(text % timeout_ms))
+        self._waiting.clear()
+        self._finish_if_complete()
+
+    def _release(self) -> None:
+        """The response is sent or the client is gone. The work that was begun goes on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiting.values():
+            if waiter is not None:
+                waiter.is_cancelled = True
+        self._waiting.clear()
+
+
+class HeldResponse(Pending):
+    """A response that is held back until it is due or its time is over.
+
+    ``ask`` returns the response as it is now, which may be a Pending, or None if it is not due; it must
+    return a response when ``is_over``. It is called again after each ``update``, and at the deadline.
+    """
+
+    __slots__ = (
+        "_ask",
+        "_is_asking",
+        "_is_due",
+        "_is_outdated",
+        "_is_scheduled",
+        "_loop",
+        "_timer",
+        "_wait_ms",
+        "is_over",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wait_ms: int,
+        ask: Callable[[], Response | Pending | None],
+        is_due: Callable[[Response], bool] | None = None,
+        on_cancel: Callable[[], object] | None = None,
+    ) -> None:
+        """Wait at most ``wait_ms`` from the first response that is not due. ``is_due`` decides about the
+        responses that ``ask`` returns; without it they all are."""
+        super().__init__(on_cancel)
+        self.is_over = wait_ms <= 0  #: the next response is sent, whatever it is
+        self._loop = loop
+        self._wait_ms = wait_ms
+        self._ask = ask
+        self._is_due = is_due
+        self._is_asking = False  # a Pending that ``ask`` has returned is not resolved yet
+        self._is_outdated = False  # there was an update since
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def offer(self, response: Response | Pending | None) -> None:
+        """Send ``response`` if it is due or the time is over, else hold it back."""
+        if isinstance(response, Pending):
+            self._is_asking = True
+            response.then(self._on_response)
+        elif response is not None and (self.is_over or self._is_due is None or self._is_due(response)):
+            self.resolve(response)
+        elif self._timer is None and not self.is_done:
+            self._timer = self._loop.call_later(min(self._wait_ms, MAX_TIMEOUT_MS) / 1000, self.finish)
+
+    def _on_response(self, response: Response) -> None:
+        self._is_asking = False
+        self.offer(response)
+        if self._is_outdated and not self.is_done:
+            self._is_outdated = False
+            self.offer(self._ask())
+
+    def update(self) -> None:
+        """Ask again in a later turn of the loop, once for all updates until then."""
+        if not self._is_scheduled and not self.is_done:
+            self._is_scheduled = True
+            self._loop.call_soon(self._on_update)
+
+    def _on_update(self) -> None:
+        self._is_scheduled = False
+        if self._is_asking:
+            self._is_outdated = True
+        elif not self.is_done:
+            self.offer(self._ask())
+
+    def finish(self) -> None:
+        """Send the response as it is now."""
+        self.is_over = True
+        if not self._is_asking and not self.is_done:
+            self.offer(self._ask())
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super()._release()

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
+from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import Metrics
-from kafkalite.broker.server.responses import Answer, Pending, Refusal, Reply
-from kafkalite.broker.server.services import Client
+from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MIB
@@ -40,7 +40,7 @@ FLUSH_BYTES: Final = 1 * MIB  # answers gathered before they are written
 
 
 class Dispatch(Protocol):
-    def __call__(self, request: Request | BadRequest, client: Client, /) -> Answer | Pending: ...
+    def __call__(self, request: Request | BadRequest, client: Client, /) -> Response | Pending: ...
 
 
 class _Slot:
@@ -52,10 +52,10 @@ class _Slot:
         self.connection = connection
         self.request = request
         self.pending: Pending | None = None
-        self.answer: Answer | None = None
+        self.answer: Response | None = None
         self.is_ready = False
 
-    def __call__(self, answer: Answer) -> None:
+    def __call__(self, answer: Response) -> None:
         self.answer = answer
         self.is_ready = True
         self.pending = None
@@ -225,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
         self._write(out)
 
-    def _enqueue(self, request: Request | BadRequest, answer: Answer | Pending) -> None:
+    def _enqueue(self, request: Request | BadRequest, answer: Response | Pending) -> None:
         slot = _Slot(self, _without_body(request))
         self._queue.append(slot)
         if isinstance(answer, Pending):

@@ -1,0 +1,17 @@
+"""What one process of a node knows of its own membership in the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafkalite.model import NO_BROKER_EPOCH
+
+
+@dataclass(slots=True)
+class NodeState:
+    """Written by the registration, read by everything that acts in the name of this process."""
+
+    incarnation_id: str  #: of this process: 32 hex digits
+    broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration
+    #: No controller was reached for longer than a session lasts: this broker may have been fenced (R23).
+    is_isolated: bool = False

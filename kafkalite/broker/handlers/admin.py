@@ -1,0 +1,286 @@
+"""Handlers for administration: topics, configurations, storage, leader elections, shutdown of a broker.
+
+The active controller decides every change of the metadata. The response is sent when this broker's own
+metadata image shows the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS, BrokerConfig
+from kafkalite.broker.coordination.internal_topics import refuse_internal
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import Outcome, translate
+from kafkalite.broker.server.responses import HandlerResult, Reply, Response
+from kafkalite.errors import (
+    InvalidRequestError,
+    InvalidTopicError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.metadata.records import BROKER, TOPIC
+from kafkalite.metadata.topic_config import (
+    BROKER_DEFAULT_OPTIONS,
+    TOPIC_OPTIONS,
+    topic_settings,
+    value_text,
+)
+from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.admin import (
+    AlterConfigsRequest,
+    ConfigEntry,
+    ConfigResource,
+    ControlledShutdownRequest,
+    ControlledShutdownResponse,
+    CreatedTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribedConfig,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    ElectLeadersRequest,
+    LogDirPartition,
+    TopicResult,
+)
+from kafkalite.raft.controller_node import ControllerNode
+
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster.peers import PeerConnections
+
+SHUTDOWN_TIMEOUT_MS: Final = 10_000
+
+
+class AdminServices(Protocol):
+    """The parts of a broker that these handlers use."""
+
+    config: BrokerConfig
+    controller: ControllerNode
+    channel: ControllerChannel
+    partitions: Partitions
+    peers: PeerConnections | None
+
+    def request_stop(self) -> object: ...
+
+
+# --- topics
+
+
+async def create_topics(services: AdminServices, request: Request, _client: Client) -> Response:
+    """Create topics. The response is sent when this broker hosts its replicas of them.
+
+    Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal name) and those of
+    ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
+    ``timeout_ms``; the topics may still be created), KAFKA_STORAGE_ERROR.
+    """
+    message: CreateTopicsRequest = request.message
+    names = [topic.name for topic in message.topics]
+    refused = {
+        name: CreatedTopic(name, *outcome, "", -1, -1) for name, outcome in _internal_topics(names).items()
+    }
+    command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
+    if not command.topics and refused:
+        return _in_order(names, refused, CreateTopicsResponse(0, None, []))
+    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
+    return _in_order(names, refused, response)
+
+
+async def create_partitions(services: AdminServices, request: Request, _client: Client) -> Response:
+    """Add partitions to topics.
+
+    Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic, whose keys would move to other partitions)
+    and those of ``metadata.controller.create_partitions``; of the whole request NOT_CONTROLLER,
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    """
+    message: CreatePartitionsRequest = request.message
+    names = [topic.name for topic in message.topics]
+    refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
+    command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
+    if not command.topics and refused:
+        return _in_order(names, refused, CreatePartitionsResponse(0, None, []))
+    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
+    return _in_order(names, refused, response)
+
+
+async def delete_topics(services: AdminServices, request: Request, _client: Client) -> Response:
+    """Delete topics. They no longer exist when the response is sent; their files are removed later.
+
+    Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, POLICY_VIOLATION (``delete.topic.enable``
+    is false), INVALID_TOPIC_EXCEPTION (an internal topic); of the whole request NOT_CONTROLLER,
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    """
+    message: DeleteTopicsRequest = request.message
+    names = message.names
+    if not services.config.delete_topic_enable:
+        reason = translate(PolicyViolationError("delete.topic.enable is false on this broker"))
+        return Reply(DeleteTopicsResponse(0, None, [TopicResult(name, *reason) for name in names]))
+    refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
+    command = message._replace(names=[name for name in names if name not in refused])
+    if not command.names and refused:
+        return _in_order(names, refused, DeleteTopicsResponse(0, None, []))
+    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
+    return _in_order(names, refused, response)
+
+
+def _internal_topics(names: Iterable[str]) -> dict[str, Outcome]:
+    """Return the error of each name that clients may not create, change or delete."""
+    refused: dict[str, Outcome] = {}
+    for name in names:
+        try:
+            refuse_internal(name)
+        except InvalidTopicError as error:
+            refused[name] = translate(error)
+    return refused
+
+
+def _in_order(names: Iterable[str], refused: dict[str, Any], response: Any) -> Reply:
+    """Return the controller's ``response`` with the results of the refused topics put in their places."""
+    decided = iter(response.topics)
+    results = [refused.get(name) or next(decided, None) for name in names]
+    return Reply(response._replace(topics=[result for result in results if result is not None]))
+
+
+async def elect_leaders(services: AdminServices, request: Request, _client: Client) -> Response:
+    """Elect the preferred replicas as leaders again, or, unclean, any live replica.
+
+    Errors, per partition: those of ``metadata.controller.elect_leaders``; of the whole request
+    NOT_CONTROLLER, REQUEST_TIMED_OUT.
+    """
+    message: ElectLeadersRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
+
+
+# --- configurations
+
+
+async def alter_configs(services: AdminServices, request: Request, _client: Client) -> Response:
+    """Set and remove overrides of topics and brokers (KIP-339). They are in force when the response is sent.
+
+    Errors, per resource: those of ``metadata.controller.alter_configs``; of the whole request
+    NOT_CONTROLLER, KAFKA_STORAGE_ERROR.
+    """
+    message: AlterConfigsRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=0))
+
+
+def describe_configs(services: AdminServices, request: Request, _client: Client) -> Reply:
+    """Return every option of a topic or of this broker with its current value and where that was set.
+
+    Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown resource
+    type).
+    """
+    message: DescribeConfigsRequest = request.message
+    described = [_describe_resource(services, resource) for resource in message.resources]
+    return Reply(DescribeConfigsResponse(0, None, described))
+
+
+def _describe_resource(services: AdminServices, resource: ConfigResource) -> DescribedConfig:
+    kind, name = resource
+    try:
+        if kind == TOPIC:
+            entries = _topic_entries(services, name)
+        elif kind == BROKER:
+            entries = _broker_entries(services, name)
+        else:
+            raise InvalidRequestError(f"resource type must be one of topic, broker; it is {kind!r}")
+        return DescribedConfig(kind, name, 0, None, entries)
+    except Exception as error:
+        return DescribedConfig(kind, name, *translate(error), [])
+
+
+def _topic_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
+    image = services.controller.image
+    if name not in image.topics:
+        raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+    settings = topic_settings(image, name, services.config.topic_defaults(), node_id=services.config.node_id)
+    return [
+        ConfigEntry(
+            option.name,
+            value_text(settings[option.name].value),
+            settings[option.name].source,
+            not option.dynamic,
+            option.doc,
+        )
+        for option in TOPIC_OPTIONS
+    ]
+
+
+def _broker_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
+    node_id = services.config.node_id
+    if name != str(node_id):
+        raise InvalidRequestError(f"this is broker {node_id}; send the request to broker {name}")
+    overrides = services.controller.image.configs_of(BROKER, name)
+    values = services.config.settings()
+    entries: list[ConfigEntry] = []
+    for option in BROKER_OPTIONS:
+        value = values[option.name]
+        text = None if value is None else value_text(value)
+        text = overrides.get(option.name, text)
+        if option.name in SECRET_OPTIONS:
+            text = None
+        is_default = option.name not in overrides and value == option.default
+        entries.append(
+            ConfigEntry(
+                option.name,
+                text,
+                "default" if is_default else "broker",
+                option.name not in BROKER_DEFAULT_OPTIONS,
+                option.doc,
+            )
+        )
+    return entries
+
+
+# --- one broker
+
+
+def describe_log_dirs(services: AdminServices, request: Request, _client: Client) -> Reply:
+    """Return what this broker stores of each partition, and the reason for each log that is offline."""
+    message: DescribeLogDirsRequest = request.message
+    wanted = None if message.topics is None else set(message.topics)
+    partitions = [
+        LogDirPartition(
+            stored.topic,
+            stored.partition,
+            stored.size_bytes,
+            stored.segment_count,
+            stored.log_start_offset,
+            stored.log_end_offset,
+            stored.offline_reason,
+        )
+        for stored in services.partitions.stored()
+        if wanted is None or stored.topic in wanted
+    ]
+    return Reply(DescribeLogDirsResponse(0, None, services.partitions.path, partitions))
+
+
+def controlled_shutdown(services: AdminServices, request: Request, _client: Client) -> HandlerResult:
+    """Transfer one broker's leaderships to other brokers and stop it. Any broker forwards the request to it.
+
+    Errors: INVALID_REQUEST (there is no such broker), REQUEST_TIMED_OUT, and the errors of connecting to it.
+    """
+    message: ControlledShutdownRequest = request.message
+    node_id = message.node_id
+    if node_id == services.config.node_id:
+        services.request_stop()
+        return Reply(ControlledShutdownResponse(0, None, node_id))
+    if services.peers is None or node_id not in services.controller.image.brokers:
+        raise InvalidRequestError(f"there is no broker {node_id}")
+    return _forward_shutdown(services.peers, message)
+
+
+async def _forward_shutdown(peers: PeerConnections, message: ControlledShutdownRequest) -> Response:
+    connection = await peers.dial(message.node_id)
+    try:
+        return Reply((await connection.call(message, timeout_ms=SHUTDOWN_TIMEOUT_MS)).message)
+    finally:
+        connection.close()

@@ -1,0 +1,232 @@
+"""Handlers for the nodes of a cluster: authentication, registration, requests to the active controller.
+
+Only ClusterHello and ClusterProof are accepted before a node has proved that it belongs to the cluster
+(``CLUSTER_APIS``, S10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kafkalite.broker.cluster.controller_channel import ControllerChannel
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.responses import Refusal, Reply, Response
+from kafkalite.errors import (
+    ClusterAuthorizationFailedError,
+    ErrorCode,
+    InvalidRequestError,
+    LogOfflineError,
+    RequestTimedOutError,
+)
+from kafkalite.limits import MIB
+from kafkalite.log_fields import Fields
+from kafkalite.protocol import codec
+from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.cluster import (
+    ClusterProofResponse,
+    EnvelopeRequest,
+    EnvelopeResponse,
+    FetchMetadataRequest,
+    FetchMetadataResponse,
+    MetadataEntry,
+)
+from kafkalite.raft.controller_node import ControllerNode
+
+if TYPE_CHECKING:
+    from kafkalite.broker.cluster.authentication import Authenticator
+    from kafkalite.raft.raft_quorum import RaftQuorum
+
+logger = logging.getLogger(__name__)
+
+MAX_FETCH_WAIT_MS: Final = 5_000
+MAX_FETCH_BYTES: Final = 16 * MIB
+
+#: The commands of clients that any broker forwards to the active controller.
+FORWARDED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.ELECT_LEADERS,
+    }
+)
+
+
+class ClusterServices(Protocol):
+    """The parts of a broker that these handlers use."""
+
+    authenticator: Authenticator | None
+    controller: ControllerNode
+    channel: ControllerChannel
+    raft: RaftQuorum | None
+    sessions: dict[int, Client]
+    is_stopping: bool
+
+
+# --- authentication
+
+
+def cluster_hello(services: ClusterServices, request: Request, client: Client) -> Reply:
+    """Respond to another node's challenge with a proof and a challenge of this node (S10).
+
+    Errors: INCONSISTENT_CLUSTER_ID, CLUSTER_AUTHORIZATION_FAILED (this node is not part of a cluster, or the
+    dialler claims this node's own id), INVALID_REQUEST (the nonce).
+    """
+    return challenge_node(services.authenticator, request, client)
+
+
+def challenge_node(authenticator: Authenticator | None, request: Request, client: Client) -> Reply:
+    """Store on the connection the proof that must follow, and discard any earlier authentication."""
+    client.node_id = client.challenge = None
+    if authenticator is None:
+        raise ClusterAuthorizationFailedError("this node is not part of a cluster")
+    message, client.challenge = authenticator.challenge(request.message)
+    return Reply(message)
+
+
+def cluster_proof(_services: ClusterServices, request: Request, client: Client) -> Response:
+    """Check the dialler's proof that it knows the secret. The connection is that node's from then on (S10).
+
+    Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, one used before, a wrong proof); closes the
+    connection.
+    """
+    return check_proof(request, client)
+
+
+def check_proof(request: Request, client: Client) -> Response:
+    """Accept the proof that the connection's challenge expects. Any proof uses up the challenge."""
+    challenge, client.challenge = client.challenge, None
+    if challenge is None or not challenge.is_met_by(request.message):
+        logger.warning("node refused %s", Fields(peer=client.peer, reason="it does not know the secret"))
+        return Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the proof is wrong", closes=True)
+    client.node_id = challenge.node_id
+    return Reply(ClusterProofResponse(0, None, challenge.node_id))
+
+
+def raft_messages(_services: ClusterServices, _request: Request, _client: Client) -> Reply:
+    """Refuse Raft messages: only the controller's own listener accepts them, on the Raft loop.
+
+    Errors: INVALID_REQUEST.
+    """
+    raise InvalidRequestError("Raft messages are accepted only by a controller's own listener")
+
+
+# --- for the active controller
+
+
+def decide(services: ClusterServices, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
+    """Decide what another node requests in its own name. Only the active controller accepts it.
+
+    - BrokerRegistration: a broker's new process joins the cluster (R20).
+    - AlterPartition: a leader proposes another in-sync set (R13).
+    - CheckpointHighWatermarks: a leader reports how far its partitions are committed.
+    - AllocateProducerIds: reserve a block of producer ids for a broker.
+
+    Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (the request names another node than the
+    connection), and those of the decision.
+    """
+    return _decide(services, request.message, client)
+
+
+def broker_heartbeat(
+    services: ClusterServices, request: Request, client: Client
+) -> Coroutine[Any, Any, Response]:
+    """Record that a registered broker is alive, and whether it wants to shut down.
+
+    The connection becomes the broker's session: when it closes, the controller fences the broker without
+    waiting for the session timeout. An earlier connection no longer counts, as its end may be noticed late.
+
+    Errors: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, CLUSTER_AUTHORIZATION_FAILED (the
+    request names another node than the connection).
+    """
+    if not client.is_session and client.node_id is not None:
+        former = services.sessions.get(client.node_id)
+        if former is not None:
+            former.is_session = False
+        services.sessions[client.node_id] = client
+        client.is_session = True
+    return _decide(services, request.message, client)
+
+
+async def _decide(services: ClusterServices, message: Any, client: Client) -> Response:
+    if client.node_id != message.node_id:
+        raise ClusterAuthorizationFailedError(
+            f"node {client.node_id} sent a request in the name of node {message.node_id}"
+        )
+    return Reply(await services.channel.execute(message))
+
+
+async def envelope(services: ClusterServices, request: Request, _client: Client) -> Response:
+    """Decide a client's command that another broker forwards. Only the active controller accepts it.
+
+    Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or not a request of that api),
+    REQUEST_TIMED_OUT (the outcome is not known).
+    """
+    message: EnvelopeRequest = request.message
+    if message.api_key not in FORWARDED:
+        raise InvalidRequestError(f"api {message.api_key} is not forwarded to the controller")
+    api = APIS[message.api_key]
+    if not api.min_version <= message.api_version <= api.max_version:
+        raise InvalidRequestError(f"{api.key.name} has no version {message.api_version} here")
+    command: Any = codec.decode(api.request, bytes(request.payload))
+    try:
+        reply = await services.controller.submit(command)
+    except LogOfflineError as error:
+        raise RequestTimedOutError(
+            f"the controller stops; the outcome is not known: {error.message}"
+        ) from error
+    offset = services.controller.image.metadata_offset
+    return Reply(EnvelopeResponse(0, None, offset), [codec.encode(reply)])
+
+
+# --- the metadata log
+
+
+async def fetch_metadata(services: ClusterServices, request: Request, _client: Client) -> Response:
+    """Return committed entries of the metadata log to a broker that is not a voter. Long poll.
+
+    A change of the leader ends the wait as a new entry does: the follower must know whom to send requests to.
+
+    Errors: INVALID_REQUEST (this node is not a voter).
+    """
+    message: FetchMetadataRequest = request.message
+    raft = services.raft
+    if raft is None:
+        raise InvalidRequestError("this node is not a voter")
+    knows_leader = message.leader_id == (-1 if raft.leader_id is None else raft.leader_id)
+    if message.max_wait_ms > 0 and knows_leader and not services.is_stopping:
+        await _wait_for_update(raft, message.after_offset, min(message.max_wait_ms, MAX_FETCH_WAIT_MS))
+    chunk = raft.entries_after(message.after_offset, min(message.max_bytes, MAX_FETCH_BYTES))
+    leader_id = raft.leader_id
+    entries = [MetadataEntry(offset, len(data)) for offset, data in chunk.entries]
+    return Reply(
+        FetchMetadataResponse(
+            0, None, -1 if leader_id is None else leader_id, raft.offset, chunk.is_snapshot, entries
+        ),
+        [data for _, data in chunk.entries],
+    )
+
+
+async def _wait_for_update(raft: RaftQuorum, after_offset: int, wait_ms: int) -> None:
+    """Return when there is an entry after ``after_offset`` or another leader, or after ``wait_ms``."""
+    changed = asyncio.Event()
+
+    def on_leader_change(_leader_id: int | None, _term: int) -> None:
+        changed.set()
+
+    waits = [
+        asyncio.ensure_future(raft.wait_beyond(after_offset, wait_ms)),
+        asyncio.ensure_future(changed.wait()),
+    ]
+    raft.on_leader_change.append(on_leader_change)
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        raft.on_leader_change.remove(on_leader_change)
+        for wait in waits:
+            wait.cancel()

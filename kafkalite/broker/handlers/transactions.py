@@ -1,0 +1,293 @@
+"""Handlers for transactions: of producers, of transaction groups, and between brokers.
+
+The rules of a transaction are those of ``transactions.machine``. Errors of the coordinator, in every handler
+that needs one: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from kafkalite.broker.coordination.coordinators import Coordinators
+from kafkalite.broker.coordination.internal_topics import TRANSACTION
+from kafkalite.broker.coordination.marker_writer import MarkerWriter
+from kafkalite.broker.coordination.transactions import Transactions
+from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.error_responses import translate
+from kafkalite.broker.server.responses import HandlerResult, Pending, Reply, Response, settled
+from kafkalite.errors import BrokerError, InvalidRequestError, InvalidTxnStateError, broker_error
+from kafkalite.model import (
+    MAX_PRODUCER_EPOCH,
+    NO_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+)
+from kafkalite.protocol.connection import Request
+from kafkalite.protocol.messages.transactions import (
+    AbortTransactionResponse,
+    ActiveProducer,
+    DescribedProducers,
+    DescribedTransaction,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    DescribeTxnGroupRequest,
+    EndTxnGroupRequest,
+    EndTxnRequest,
+    JoinTxnGroupRequest,
+    ListedTransaction,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    RetireTxnGroupRequest,
+    TxnMarker,
+    TxnPartition,
+    WriteTxnMarkersRequest,
+)
+from kafkalite.storage.producer_state import ProducerState
+from kafkalite.transactions.commands import WithSpareId
+
+#: How long the coordinator waits for the end of a writer's earlier attempt before CONCURRENT_TRANSACTIONS.
+JOIN_HOLD_MS: Final = 1_000
+#: From this epoch on the next one may be the last, so that another producer id is needed.
+LATE_EPOCH: Final = MAX_PRODUCER_EPOCH - 2
+MAX_IDS: Final = 1_000
+
+
+class TransactionServices(Protocol):
+    """The parts of a broker that these handlers use."""
+
+    coordinators: Coordinators
+    marker_writer: MarkerWriter
+    partitions: Partitions
+    transactions: Transactions
+
+
+# --- transactions of producers
+
+
+def end_txn(services: TransactionServices, request: Request, client: Client) -> HandlerResult:
+    """Commit or abort the open transaction of a transactional id.
+
+    Behaviour: the response is sent when the decision is committed, with the producer id and epoch of the next
+    transaction (R31, R32); the markers follow. A repeated request with the epoch of the same transaction has
+    the same response.
+
+    Errors: REQUEST_TIMED_OUT (no producer id in time, after the last epoch), INVALID_PRODUCER_ID_MAPPING,
+    PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE (the opposite was decided),
+    CONCURRENT_TRANSACTIONS.
+    """
+    message: EndTxnRequest = request.message
+    transactional_id = message.transactional_id
+    if message.producer_epoch < LATE_EPOCH:
+        return services.transactions.submit(transactional_id, message, client.caller)
+    return services.transactions.submit_with_spare_id(
+        transactional_id, lambda spare_id: WithSpareId(message, spare_id), client.caller
+    )
+
+
+async def list_transactions(services: TransactionServices, request: Request, client: Client) -> Response:
+    """Return the transactional ids, and the writers of transaction groups, that this broker coordinates.
+
+    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (of any partition that this broker leads).
+    """
+    message: ListTransactionsRequest = request.message
+    listed: list[ListedTransaction] = []
+    for shard in list(services.coordinators.shards(TRANSACTION)):
+        response: ListTransactionsResponse = await shard.ask(message, client.caller)
+        listed += response.transactions
+    listed.sort(key=lambda one: (one.transactional_id, one.producer_id))
+    return Reply(ListTransactionsResponse(0, None, listed))
+
+
+async def describe_transactions(services: TransactionServices, request: Request, client: Client) -> Response:
+    """Return the state of the transactions of some transactional ids.
+
+    Errors, per id: those of the coordinator, TRANSACTIONAL_ID_NOT_FOUND; of the whole request INVALID_REQUEST
+    (too many ids).
+    """
+    message: DescribeTransactionsRequest = request.message
+    if len(message.transactional_ids) > MAX_IDS:
+        raise InvalidRequestError(f"at most {MAX_IDS} transactional ids in one request")
+    described: list[DescribedTransaction] = []
+    for transactional_id in message.transactional_ids:
+        try:
+            shard = services.coordinators.transactions(transactional_id)
+            response: DescribeTransactionsResponse = await shard.ask(
+                DescribeTransactionsRequest([transactional_id]), client.caller
+            )
+            described += [
+                one._replace(coordinator_epoch=shard.coordinator_epoch) for one in response.transactions
+            ]
+        except BrokerError as error:
+            described.append(_not_described(transactional_id, error))
+    return Reply(DescribeTransactionsResponse(0, None, described))
+
+
+def _not_described(transactional_id: str, error: BrokerError) -> DescribedTransaction:
+    code, text = translate(error)
+    return DescribedTransaction(
+        transactional_id, code, text, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, "", -1, NO_TIMESTAMP, [], NO_EPOCH
+    )
+
+
+# --- transaction groups
+
+
+def join_txn_group(services: TransactionServices, request: Request, client: Client) -> HandlerResult:
+    """Become a writer of one batch of an application, with a producer id of its own.
+
+    Behaviour: the same writer's name again starts the same attempt over: its earlier records are aborted, and
+    its earlier producer is fenced. A batch that was decided before needs no writers; the response has
+    ``is_finished``.
+
+    Errors: REQUEST_TIMED_OUT (no producer id in time), INVALID_REQUEST, INVALID_TRANSACTION_TIMEOUT,
+    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier attempt is
+    being aborted).
+    """
+    message: JoinTxnGroupRequest = request.message
+    return services.transactions.submit_with_spare_id(
+        message.application_id,
+        lambda spare_id: WithSpareId(message, spare_id),
+        client.caller,
+        hold_ms=JOIN_HOLD_MS,
+    )
+
+
+def end_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
+    """Decide about all writers of a batch at once: commit the records of the winners, abort all others.
+
+    Behaviour: the response is sent when the decision is committed; the markers follow. ``is_complete`` is
+    True once they are all written; repeat the request to find out. A repeated request for the last batch has
+    the first result.
+
+    Errors: FINISHED_BATCH (a later one was decided), INVALID_TXN_STATE (a winner is unknown or was aborted:
+    nothing is decided, write the batch again), CONCURRENT_TRANSACTIONS.
+    """
+    message: EndTxnGroupRequest = request.message
+    return services.transactions.submit(message.application_id, message, client.caller)
+
+
+def retire_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
+    """Record that an application has no further batch, so that its last result may be deleted.
+
+    Behaviour: a repeated last batch has the same response as before, and a following batch revokes this. The
+    group is deleted if it is not used for ``transactional.id.expiration.ms``. A repeated request has the same
+    response.
+
+    Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch is decided, or a writer of a next one is
+    at work).
+    """
+    message: RetireTxnGroupRequest = request.message
+    return services.coordinators.transactions(message.application_id).submit(message, client.caller)
+
+
+def describe_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
+    """Return the last batch of an application that was decided, and the writers of the next ones.
+
+    Errors: TRANSACTIONAL_ID_NOT_FOUND.
+    """
+    message: DescribeTxnGroupRequest = request.message
+    return services.coordinators.transactions(message.application_id).submit(message, client.caller)
+
+
+# --- in a partition, for operators
+
+
+def describe_producers(services: TransactionServices, request: Request, _client: Client) -> Reply:
+    """Return the producers that a partition's leader remembers, and their open transactions (KIP-664).
+
+    Behaviour: every producer in the state of the log, by its id; with the first offset of its transaction if
+    one is open, which holds back readers of committed records.
+
+    Errors, per partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR.
+    """
+    message: DescribeProducersRequest = request.message
+    described = [_describe_producers(services, asked) for asked in message.partitions]
+    return Reply(DescribeProducersResponse(0, None, described))
+
+
+def _describe_producers(services: TransactionServices, asked: TxnPartition) -> DescribedProducers:
+    topic, number = asked
+    try:
+        states = services.partitions.leader(topic, number).log.producers
+        producers = [_active(producer_id, state) for producer_id, state in sorted(states)]
+        return DescribedProducers(topic, number, 0, None, producers)
+    except Exception as error:
+        return DescribedProducers(topic, number, *translate(error), [])
+
+
+def _active(producer_id: int, state: ProducerState) -> ActiveProducer:
+    last_sequence, last_ms = NO_SEQUENCE, state.last_append_ms
+    if state.batches:
+        last_sequence = state.batches[-1].last_sequence
+        if last_ms == NO_TIMESTAMP:  # the state was rebuilt from the log, which has only record timestamps
+            last_ms = state.batches[-1].max_timestamp_ms
+    return ActiveProducer(
+        producer_id,
+        state.epoch,
+        last_sequence,
+        last_ms,
+        state.coordinator_epoch,
+        state.transaction_start_offset,
+    )
+
+
+async def abort_transaction(services: TransactionServices, request: Request, _client: Client) -> Response:
+    """End a transaction that hangs in one partition (KIP-664). The partition's leader responds.
+
+    Behaviour: appends an abort marker if the producer's transaction that is open here began at
+    ``start_offset``; the response is sent when the marker is committed. The coordinator is not involved: if
+    the transaction is not hanging but open, its producer is fenced from this partition, and the end of the
+    transaction does not restore the aborted records.
+
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_TXN_STATE (no such transaction is
+    open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
+    """
+    topic, number, producer_id, start_offset = request.message
+    hosted = services.partitions.leader(topic, number)
+    found = [one for one in hosted.partition.open_transactions() if one.producer_id == producer_id]
+    if not found or found[0].start_offset != start_offset:
+        raise InvalidTxnStateError(
+            f"producer {producer_id} has no transaction open in {hosted.key} since offset {start_offset}",
+            hint="'kl txn find-hanging' lists the open transactions",
+        )
+    epoch = found[0].producer_epoch + 1
+    states = dict(hosted.log.producers)
+    coordinator_epoch = max(states[producer_id].coordinator_epoch, NO_EPOCH)
+    marker = TxnMarker(producer_id, epoch, coordinator_epoch, False, [TxnPartition(topic, number)])
+    response = await settled(services.marker_writer.write([marker]))
+    result = response.markers[0].partitions[0]
+    if result.error_code:
+        raise broker_error(result.error_code, result.error_message or "")
+    return Reply(AbortTransactionResponse(0, None, producer_id, epoch))
+
+
+# --- between brokers
+
+
+def add_partitions_to_txn(
+    services: TransactionServices, request: Request, client: Client
+) -> Response | Pending:
+    """Add partitions to a transaction before their leader appends its first batch (R31). From brokers only.
+
+    Behaviour: the response is sent when the partitions are committed as part of the transaction: its end then
+    writes a marker to each. All of them are added, or none.
+
+    Errors: UNKNOWN_TOPIC_OR_PARTITION (not in this broker's metadata yet), CONCURRENT_TRANSACTIONS (the
+    previous transaction is not complete), INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,
+    PRODUCER_FENCED, INVALID_TXN_STATE.
+    """
+    return services.transactions.add_partitions(request.message, client.caller)
+
+
+def write_txn_markers(services: TransactionServices, request: Request, _client: Client) -> Pending:
+    """End a transaction in partitions that this broker leads, for its coordinator. From brokers only.
+
+    Behaviour and errors: ``MarkerWriter.write``.
+    """
+    message: WriteTxnMarkersRequest = request.message
+    return services.marker_writer.write(message.markers)

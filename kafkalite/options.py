@@ -7,7 +7,7 @@ Kafka's, dotted; the Python spelling replaces dots by underscores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
@@ -169,3 +169,27 @@ class OptionRegistry:
             option = self.get(name, source=source)
             parsed[option.name] = option.parse(value, source=source)
         return parsed
+
+
+def option_field(
+    name: str,
+    kind: Kind,
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+    is_secret: bool = False,
+) -> Any:
+    """Return a dataclass field that carries its Option. A secret's value is never shown (S13, S19)."""
+    option = Option(
+        name, kind, default, doc, minimum=minimum, maximum=maximum, choices=choices, aliases=aliases
+    )
+    return field(default=default, repr=not is_secret, metadata={"option": option, "is_secret": is_secret})
+
+
+def options_of(config_class: Any) -> OptionRegistry:
+    """Return the registry of all options that a dataclass declares with ``option_field``."""
+    return OptionRegistry(one.metadata["option"] for one in fields(config_class))

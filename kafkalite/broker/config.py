@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.cluster.config import option_field, parse_address, split_list
+from kafkalite.broker.cluster.config import parse_address, split_list
 from kafkalite.broker.coordination.config import CoordinatorConfig
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
@@ -28,7 +28,7 @@ from kafkalite.metadata.topic_config import (
     TOPIC_OPTIONS,
     topic_defaults,
 )
-from kafkalite.options import Option, OptionRegistry
+from kafkalite.options import Option, OptionRegistry, option_field
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)

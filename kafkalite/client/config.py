@@ -1,7 +1,9 @@
-"""What producer, consumer and admin may be told: Kafka's names, defaults and bounds, and the frozen results.
+"""Options of producer, consumer and admin: Kafka's names, defaults and bounds, and the parsed configs.
 
-One registry per object declares each option once; parsing, documentation and error texts follow from
-it. A setting may be spelled ``linger.ms`` (in a mapping) or ``linger_ms`` (as an argument).
+Each field of a config declares its option once: type, default, bounds and documentation. The registries are
+made from the fields; parsing, documentation and error texts follow from them. An option may be spelled
+``linger.ms`` (in a mapping) or ``linger_ms`` (as a keyword argument). The ``...Settings`` classes repeat the
+names for type checkers alone, which need them written out.
 """
 
 from __future__ import annotations
@@ -13,268 +15,303 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from kafkalite.errors import ConfigError
 from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MAX_TRANSACTIONAL_ID_LENGTH, MIB
 from kafkalite.model import Acks, IsolationLevel
-from kafkalite.options import Option, OptionRegistry
+from kafkalite.options import OptionRegistry, option_field, options_of
 from kafkalite.records.header import Codec
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
 
-_COMMON: Final = (
-    Option(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonConfig:
+    """Options of every client; all there are of an admin."""
+
+    bootstrap_servers: tuple[str, ...] = option_field(
         "bootstrap.servers",
         "list",
         ("localhost:9092",),
-        "Where to find a first broker: host:port pairs, or inproc://name for a broker in this process.",
-    ),
-    Option("client.id", "string", "kafkalite", "A name for this client in the broker's logs."),
-    Option(
+        "Brokers to connect to first: host:port pairs, or inproc://name for a broker in this process.",
+    )
+    client_id: str = option_field(
+        "client.id", "string", "kafkalite", "A name for this client in the broker's logs."
+    )
+    request_timeout_ms: int = option_field(
         "request.timeout.ms",
         "int",
         30_000,
-        "How long a request may stay unanswered.",
+        "How long to wait for the response to a request.",
         minimum=1,
         maximum=_MAX_INT,
-    ),
-    Option(
+    )
+    default_api_timeout_ms: int = option_field(
         "default.api.timeout.ms",
         "int",
         60_000,
         "How long a call without a timeout of its own may take, retries included.",
         minimum=1,
         maximum=_MAX_INT,
-    ),
-    Option(
-        "retry.backoff.ms", "int", 100, "The pause before the first retry; it doubles from there.", minimum=0
-    ),
-    Option("retry.backoff.max.ms", "int", 1_000, "The longest pause between retries.", minimum=0),
-    Option(
+    )
+    retry_backoff_ms: int = option_field(
+        "retry.backoff.ms",
+        "int",
+        100,
+        "The pause before the first retry. It doubles with each one.",
+        minimum=0,
+    )
+    retry_backoff_max_ms: int = option_field(
+        "retry.backoff.max.ms", "int", 1_000, "The longest pause between retries.", minimum=0
+    )
+    reconnect_backoff_ms: int = option_field(
         "reconnect.backoff.ms",
         "int",
         50,
-        "The pause before a first reconnect; it doubles from there.",
+        "The pause before the first reconnect. It doubles with each one.",
         minimum=0,
-    ),
-    Option("reconnect.backoff.max.ms", "int", 1_000, "The longest pause between reconnects.", minimum=0),
-    Option(
+    )
+    reconnect_backoff_max_ms: int = option_field(
+        "reconnect.backoff.max.ms", "int", 1_000, "The longest pause between reconnects.", minimum=0
+    )
+    socket_connection_setup_timeout_ms: int = option_field(
         "socket.connection.setup.timeout.ms",
         "int",
         10_000,
-        "How long one connection may take to be set up, its version handshake included.",
+        "How long setting up a connection may take, including the version handshake.",
         minimum=1,
-    ),
-    Option("metadata.max.age.ms", "int", 300_000, "Metadata older than this is fetched again.", minimum=1),
-)
-
-_COMPRESSION: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-
-PRODUCER_OPTIONS: Final = OptionRegistry(
-    (
-        *_COMMON,
-        Option(
-            "acks",
-            "string",
-            "all",
-            "What is acknowledged: 0 sent, 1 on the leader, all (-1) on every in-sync replica.",
-            choices=("0", "1", "all", "-1"),
-            aliases=("request.required.acks",),
-        ),
-        Option("linger.ms", "int", 5, "How long a batch waits for company. 0 sends at once.", minimum=0),
-        Option(
-            "batch.size",
-            "int",
-            16 * KIB,
-            "A partition's batch closes at this many bytes. Closed batches that must wait for the request "
-            "before them travel together, up to max.request.size.",
-            minimum=0,
-            maximum=MAX_PAYLOAD_BYTES,
-        ),
-        Option(
-            "batch.max.messages",
-            "int",
-            0,
-            "A batch closes at this many records, and none on the wire has more. 0 is no bound.",
-            minimum=0,
-        ),
-        Option(
-            "buffer.memory",
-            "int",
-            32 * MIB,
-            "Bytes of records that may wait; above it send() waits and send_nowait() raises BufferFullError.",
-            minimum=1,
-            maximum=_MAX_LONG,
-        ),
-        Option(
-            "max.block.ms",
-            "int",
-            60_000,
-            "How long send() may wait for room in the buffer, and a record for its topic's metadata.",
-            minimum=0,
-        ),
-        Option(
-            "max.request.size",
-            "int",
-            MIB,
-            "The most bytes of records in one request, before compression. Bounds a batch too.",
-            minimum=1,
-            maximum=MAX_PAYLOAD_BYTES,
-        ),
-        Option(
-            "enable.idempotence",
-            "bool",
-            None,
-            "Whether brokers are to recognise a batch sent again, so that a retry never makes a duplicate. "
-            "Unset it is on with acks=all and retries above 0.",
-        ),
-        Option(
-            "transactional.id",
-            "string",
-            None,
-            "Who this producer is to the coordinator of its transactions, across restarts. A new producer of "
-            "the same id ends the open transaction of the one before it and shuts it out.",
-        ),
-        Option(
-            "transaction.timeout.ms",
-            "int",
-            60_000,
-            "A transaction open for longer is aborted by its coordinator, and its producer shut out. At most "
-            "transaction.max.timeout.ms of the brokers.",
-            minimum=1,
-            maximum=_MAX_INT,
-        ),
-        Option(
-            "max.in.flight.requests.per.connection",
-            "int",
-            5,
-            "Produce requests not yet answered. A partition has at most 5 of them, without idempotence only "
-            "one, so retries keep the order.",
-            minimum=1,
-            maximum=256,
-        ),
-        Option("compression.type", "string", "none", "The codec of record batches.", choices=_COMPRESSION),
-        Option("compression.level", "int", None, "The codec's level; unset is the codec's default."),
-        Option(
-            "partitioner",
-            "string",
-            "roundrobin",
-            "Who chooses a record's partition when send() does not.",
-            choices=("roundrobin", "sticky", "random", "hash"),
-        ),
-        Option(
-            "retries", "int", _MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT
-        ),
-        Option(
-            "delivery.timeout.ms",
-            "int",
-            120_000,
-            "Within this time from send() the record is acknowledged or its error reported.",
-            minimum=1,
-            maximum=_MAX_INT,
-        ),
     )
-)
-
-CONSUMER_OPTIONS: Final = OptionRegistry(
-    (
-        *_COMMON,
-        Option(
-            "auto.offset.reset",
-            "string",
-            "latest",
-            "Where to start without a valid position: earliest, latest, or none, which is an error.",
-            choices=("earliest", "latest", "none"),
-        ),
-        Option(
-            "fetch.min.bytes",
-            "int",
-            1,
-            "A fetch is answered as soon as this many bytes are there.",
-            minimum=0,
-        ),
-        Option(
-            "fetch.max.wait.ms", "int", 500, "A fetch is answered at the latest after this time.", minimum=0
-        ),
-        Option(
-            "fetch.max.bytes",
-            "int",
-            50 * MIB,
-            "The most bytes of one answer and of all fetched ahead; a first batch always comes whole.",
-            minimum=1,
-        ),
-        Option(
-            "max.partition.fetch.bytes",
-            "int",
-            MIB,
-            "The most bytes of one partition in one answer; fetching ahead stops there too.",
-            minimum=1,
-        ),
-        Option("max.poll.records", "int", 500, "The most records of one get_many().", minimum=1),
-        Option("check.crcs", "bool", True, "Check each batch's CRC-32C."),
-        Option(
-            "isolation.level",
-            "string",
-            "read_uncommitted",
-            "Whether records of open and aborted transactions are seen.",
-            choices=("read_uncommitted", "read_committed"),
-        ),
-        Option(
-            "allow.auto.create.topics",
-            "bool",
-            True,
-            "Whether subscribing to an unknown topic may create it; the broker must allow it too.",
-        ),
-        Option(
-            "group.id",
-            "string",
-            None,
-            "The consumer group: its members share the partitions, and it remembers how far they are.",
-        ),
-        Option(
-            "group.instance.id",
-            "string",
-            None,
-            "A name of this member that outlives its process: back within the session timeout, it has its "
-            "partitions again and nobody else moved.",
-        ),
-        Option(
-            "group.remote.assignor",
-            "string",
-            None,
-            "How partitions are shared out: uniform or range. Unset is the broker's first choice.",
-        ),
-        Option(
-            "enable.auto.commit",
-            "bool",
-            True,
-            "Whether a member of a group commits by itself what it is done with.",
-        ),
-        Option(
-            "auto.commit.interval.ms",
-            "int",
-            5_000,
-            "How often it does; besides at every rebalance and when it closes.",
-            minimum=0,
-            maximum=_MAX_INT,
-        ),
-        Option(
-            "max.poll.interval.ms",
-            "int",
-            300_000,
-            "A member that does not ask for records for so long leaves its group, for it seems to hang.",
-            minimum=1,
-            maximum=_MAX_INT,
-        ),
-        Option(
-            "processing.guarantee",
-            "string",
-            "at_least_once",
-            "What auto-commit does: at_least_once commits what the user came back after, at_most_once what "
-            "is about to be given.",
-            choices=("at_least_once", "at_most_once"),
-        ),
+    metadata_max_age_ms: int = option_field(
+        "metadata.max.age.ms", "int", 300_000, "Metadata older than this is fetched again.", minimum=1
     )
-)
 
-ADMIN_OPTIONS: Final = OptionRegistry(_COMMON)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig(CommonConfig):
+    """Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms <= delivery_timeout_ms; with a
+    transactional_id, enable_idempotence and acks=all.
+    """
+
+    acks: Acks = option_field(  # noqa: RUF009
+        "acks",
+        "string",
+        "all",
+        "When a record counts as acknowledged: 0 when sent, 1 when the leader has it, all (-1) when every "
+        "in-sync replica has it.",
+        choices=("0", "1", "all", "-1"),
+        aliases=("request.required.acks",),
+    )
+    linger_ms: int = option_field(
+        "linger.ms", "int", 5, "How long a batch waits for more records. 0 sends at once.", minimum=0
+    )
+    batch_size: int = option_field(
+        "batch.size",
+        "int",
+        16 * KIB,
+        "A partition's batch closes at this many bytes. Closed batches that wait for an earlier request are "
+        "sent together, up to max.request.size.",
+        minimum=0,
+        maximum=MAX_PAYLOAD_BYTES,
+    )
+    batch_max_messages: int = option_field(
+        "batch.max.messages", "int", 0, "The most records of a batch. 0 is no limit.", minimum=0
+    )
+    buffer_memory: int = option_field(
+        "buffer.memory",
+        "int",
+        32 * MIB,
+        "Bytes of records that may wait. Above it send() waits and send_nowait() raises BufferFullError.",
+        minimum=1,
+        maximum=_MAX_LONG,
+    )
+    max_block_ms: int = option_field(
+        "max.block.ms",
+        "int",
+        60_000,
+        "How long send() may wait for room in the buffer, and a record for its topic's metadata.",
+        minimum=0,
+    )
+    max_request_size: int = option_field(
+        "max.request.size",
+        "int",
+        MIB,
+        "The most bytes of records in one request, before compression. Limits a batch, too.",
+        minimum=1,
+        maximum=MAX_PAYLOAD_BYTES,
+    )
+    enable_idempotence: bool = option_field(
+        "enable.idempotence",
+        "bool",
+        None,
+        "Whether brokers recognise a batch that is sent again, so that a retry never makes a duplicate. "
+        "If unset, it is on with acks=all and retries above 0.",
+    )
+    transactional_id: str | None = option_field(
+        "transactional.id",
+        "string",
+        None,
+        "Identifies this producer to its transaction coordinator across restarts. A new producer with the "
+        "same id aborts the open transaction of the previous one and fences it.",
+    )
+    transaction_timeout_ms: int = option_field(
+        "transaction.timeout.ms",
+        "int",
+        60_000,
+        "The coordinator aborts a transaction that is open for longer, and fences its producer. At most "
+        "transaction.max.timeout.ms of the brokers.",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
+    max_in_flight_requests_per_connection: int = option_field(
+        "max.in.flight.requests.per.connection",
+        "int",
+        5,
+        "The most produce requests without a response. A partition has at most 5 of them; without "
+        "idempotence only one, so that retries keep the order.",
+        minimum=1,
+        maximum=256,
+    )
+    codec: Codec = option_field(  # noqa: RUF009
+        "compression.type",
+        "string",
+        "none",
+        "The codec of record batches.",
+        choices=("none", "gzip", "snappy", "lz4", "zstd"),
+    )
+    compression_level: int | None = option_field(
+        "compression.level", "int", None, "The codec's level. If unset, the codec's default."
+    )
+    partitioner: str = option_field(
+        "partitioner",
+        "string",
+        "roundrobin",
+        "How to choose a record's partition if send() names none.",
+        choices=("roundrobin", "sticky", "random", "hash"),
+    )
+    retries: int = option_field(
+        "retries", "int", _MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT
+    )
+    delivery_timeout_ms: int = option_field(
+        "delivery.timeout.ms",
+        "int",
+        120_000,
+        "Within this time after send() the record is acknowledged or its error reported.",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig(CommonConfig):
+    """Invariant: an instance id and at_most_once have a group; at_most_once commits automatically."""
+
+    auto_offset_reset: str = option_field(
+        "auto.offset.reset",
+        "string",
+        "latest",
+        "Where to start without a valid position: earliest, latest, or none, which raises an error.",
+        choices=("earliest", "latest", "none"),
+    )
+    fetch_min_bytes: int = option_field(
+        "fetch.min.bytes",
+        "int",
+        1,
+        "The broker responds to a fetch as soon as it has this many bytes.",
+        minimum=0,
+    )
+    fetch_max_wait_ms: int = option_field(
+        "fetch.max.wait.ms",
+        "int",
+        500,
+        "The broker responds to a fetch after this time at the latest.",
+        minimum=0,
+    )
+    fetch_max_bytes: int = option_field(
+        "fetch.max.bytes",
+        "int",
+        50 * MIB,
+        "The most bytes of one response, and of all that is fetched ahead. A first batch is always complete.",
+        minimum=1,
+    )
+    max_partition_fetch_bytes: int = option_field(
+        "max.partition.fetch.bytes",
+        "int",
+        MIB,
+        "The most bytes of one partition in one response, and of what is fetched ahead of it.",
+        minimum=1,
+    )
+    max_poll_records: int = option_field(
+        "max.poll.records", "int", 500, "The most records that one get_many() returns.", minimum=1
+    )
+    check_crcs: bool = option_field("check.crcs", "bool", True, "Check each batch's CRC-32C.")
+    isolation_level: IsolationLevel = option_field(  # noqa: RUF009
+        "isolation.level",
+        "string",
+        "read_uncommitted",
+        "Whether records of open and aborted transactions are returned.",
+        choices=("read_uncommitted", "read_committed"),
+    )
+    allow_auto_create_topics: bool = option_field(
+        "allow.auto.create.topics",
+        "bool",
+        True,
+        "Whether subscribing to an unknown topic may create it. The broker must allow it, too.",
+    )
+    group_id: str | None = option_field(
+        "group.id",
+        "string",
+        None,
+        "The consumer group. Its members share the partitions, and it stores their committed offsets.",
+    )
+    group_instance_id: str | None = option_field(
+        "group.instance.id",
+        "string",
+        None,
+        "Identifies a static member across restarts. A member that returns within the session timeout gets "
+        "its partitions back without a rebalance.",
+    )
+    group_remote_assignor: str | None = option_field(
+        "group.remote.assignor",
+        "string",
+        None,
+        "How partitions are assigned: uniform or range. If unset, the broker's first choice.",
+    )
+    enable_auto_commit: bool = option_field(
+        "enable.auto.commit",
+        "bool",
+        True,
+        "Whether a group member commits the offsets of processed records automatically.",
+    )
+    auto_commit_interval_ms: int = option_field(
+        "auto.commit.interval.ms",
+        "int",
+        5_000,
+        "How often auto-commit commits. It also does at every rebalance and on close().",
+        minimum=0,
+        maximum=_MAX_INT,
+    )
+    max_poll_interval_ms: int = option_field(
+        "max.poll.interval.ms",
+        "int",
+        300_000,
+        "A member that does not ask for records for this long leaves its group.",
+        minimum=1,
+        maximum=_MAX_INT,
+    )
+    processing_guarantee: str = option_field(
+        "processing.guarantee",
+        "string",
+        "at_least_once",
+        "What auto-commit commits: with at_least_once the records before those returned last, with "
+        "at_most_once those about to be returned.",
+        choices=("at_least_once", "at_most_once"),
+    )
+
+    @property
+    def is_at_most_once(self) -> bool:
+        return self.processing_guarantee == "at_most_once"
+
+
+ADMIN_OPTIONS: Final = options_of(CommonConfig)
+PRODUCER_OPTIONS: Final = options_of(ProducerConfig)
+CONSUMER_OPTIONS: Final = options_of(ConsumerConfig)
 
 
 class CommonSettings(TypedDict, total=False):
@@ -330,72 +367,6 @@ class ConsumerSettings(CommonSettings, total=False):
     auto_commit_interval_ms: int
     max_poll_interval_ms: int
     processing_guarantee: Literal["at_least_once", "at_most_once"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommonConfig:
-    """How to reach a cluster, and how patiently."""
-
-    bootstrap_servers: tuple[str, ...]
-    client_id: str
-    request_timeout_ms: int
-    default_api_timeout_ms: int
-    retry_backoff_ms: int
-    retry_backoff_max_ms: int
-    reconnect_backoff_ms: int
-    reconnect_backoff_max_ms: int
-    socket_connection_setup_timeout_ms: int
-    metadata_max_age_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerConfig(CommonConfig):
-    """Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms <= delivery_timeout_ms; with a
-    transactional_id, enable_idempotence and acks=all.
-    """
-
-    acks: Acks
-    enable_idempotence: bool
-    transactional_id: str | None
-    transaction_timeout_ms: int
-    linger_ms: int
-    batch_size: int
-    batch_max_messages: int
-    buffer_memory: int
-    max_block_ms: int
-    max_request_size: int
-    max_in_flight_requests_per_connection: int
-    codec: Codec
-    compression_level: int | None
-    partitioner: str
-    retries: int
-    delivery_timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig(CommonConfig):
-    """Invariant: an instance id and at_most_once have a group; at_most_once commits automatically."""
-
-    auto_offset_reset: str
-    fetch_min_bytes: int
-    fetch_max_wait_ms: int
-    fetch_max_bytes: int
-    max_partition_fetch_bytes: int
-    max_poll_records: int
-    check_crcs: bool
-    isolation_level: IsolationLevel
-    allow_auto_create_topics: bool
-    group_id: str | None
-    group_instance_id: str | None
-    group_remote_assignor: str | None
-    enable_auto_commit: bool
-    auto_commit_interval_ms: int
-    max_poll_interval_ms: int
-    processing_guarantee: str
-
-    @property
-    def is_at_most_once(self) -> bool:
-        return self.processing_guarantee == "at_most_once"
 
 
 BootstrapServers = str | Sequence[str]

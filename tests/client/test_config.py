@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
 
 from kafkalite.client.config import (
+    ADMIN_OPTIONS,
     CONSUMER_OPTIONS,
     PRODUCER_OPTIONS,
+    CommonSettings,
+    ConsumerSettings,
+    ProducerSettings,
     admin_config,
     consumer_config,
     merged,
@@ -14,6 +20,7 @@ from kafkalite.client.config import (
 )
 from kafkalite.errors import ConfigError
 from kafkalite.model import Acks, IsolationLevel
+from kafkalite.options import OptionRegistry
 from kafkalite.records.header import Codec
 
 
@@ -91,6 +98,22 @@ def test_a_near_miss_is_suggested() -> None:
 def test_isolation_level() -> None:
     level = consumer_config({"isolation.level": "read_committed"}).isolation_level
     assert level is IsolationLevel.READ_COMMITTED
+
+
+@pytest.mark.parametrize(
+    ("settings", "registry", "arguments"),
+    [
+        (CommonSettings, ADMIN_OPTIONS, {"bootstrap_servers"}),
+        (ProducerSettings, PRODUCER_OPTIONS, {"bootstrap_servers", "partitioner"}),
+        (ConsumerSettings, CONSUMER_OPTIONS, {"bootstrap_servers"}),
+    ],
+)
+def test_the_settings_that_type_checkers_see_are_the_declared_options(
+    settings: type, registry: OptionRegistry, arguments: set[str]
+) -> None:
+    """``arguments`` are options with a parameter of their own in the constructors."""
+    names = {option.python_name for option in registry}
+    assert set(get_type_hints(settings)) == names - arguments
 
 
 @pytest.mark.parametrize("registry", [PRODUCER_OPTIONS, CONSUMER_OPTIONS])

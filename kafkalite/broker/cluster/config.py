@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kafkalite.errors import ConfigError
 from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MIB
-from kafkalite.options import Kind, Option
+from kafkalite.options import option_field
 from kafkalite.transport import has_own_name
 
 BROKER_ROLE: Final = "broker"
@@ -19,27 +18,6 @@ ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
 MIN_SECRET_LENGTH: Final = 16
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]"})
 ADDRESS_WORDS: Final = "host:port (for example 127.0.0.1:9092 or [::1]:9092), or inproc://name"
-
-
-def option_field(
-    name: str,
-    kind: Kind,
-    default: Any,
-    doc: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: tuple[Any, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-    is_secret: bool = False,
-) -> Any:
-    """A dataclass field that carries its Option. A secret's value is never shown (S13, S19)."""
-    option = Option(
-        name, kind, default, doc, minimum=minimum, maximum=maximum, choices=choices, aliases=aliases
-    )
-    return dataclasses.field(
-        default=default, repr=not is_secret, metadata={"option": option, "is_secret": is_secret}
-    )
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafkalite.broker.cluster.config import ClusterConfig, option_field
+from kafkalite.broker.cluster.config import ClusterConfig
 from kafkalite.errors import ConfigError
 from kafkalite.limits import MAX_PARTITIONS_PER_TOPIC, MAX_SEGMENT_BYTES, MIB, MIN_SEGMENT_BYTES
+from kafkalite.options import option_field
 
 _MAX_INT32 = 2**31 - 1
 

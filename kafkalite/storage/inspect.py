@@ -73,7 +73,6 @@ class SegmentIndex(NamedTuple):
 
     entries: list[IndexEntry]
     end_offset: int
-    block_count: int
     valid_bytes: int
     is_whole: bool
 
@@ -162,7 +161,7 @@ def read_index(fs: FileSystem, path: str) -> SegmentIndex:
             else:
                 entries.append(IndexEntry(count, first, name.base_offset + second))
         end_offset, valid_bytes, count = block.end_offset, end, count + 1
-    return SegmentIndex(entries, end_offset, count, valid_bytes, valid_bytes == len(data))
+    return SegmentIndex(entries, end_offset, valid_bytes, valid_bytes == len(data))
 
 
 def verify_log(fs: FileSystem, directory: str) -> LogVerdict:

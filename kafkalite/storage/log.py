@@ -41,7 +41,7 @@ from kafkalite.records.header import (
     stamp,
     stamp_log_append_time,
 )
-from kafkalite.storage.checkpoints import CleanEnd, CompactionPoints, LogState, RecoveryPoint
+from kafkalite.storage.checkpoints import CleanEnd, LogState, RecoveryPoint
 from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_state import Cleanable, CompactionState
 from kafkalite.storage.compaction_swap import SwapWork
@@ -827,11 +827,6 @@ class Log:
                     break
             found.append(segment)
         return found
-
-    @property
-    def compaction_points(self) -> CompactionPoints:
-        """How far this log was compacted."""
-        return self._compaction.points(self._state)
 
     def begin_compaction(
         self, now_ms: int, up_to: int, max_keys: int, *, may_forget: bool = True

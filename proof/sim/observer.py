@@ -26,6 +26,7 @@ from kafkalite.broker.broker import Broker
 from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import BatchHeader
+from kafkalite.storage import layout
 from kafkalite.storage.producer_state import KEPT_BATCHES
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.sim.compacted_logs import CompactedLogs, Told, read_batches, read_headers
@@ -203,6 +204,9 @@ class Observer:
         seen.checked_to = max(seen.checked_to, log.log_start_offset)
         seen.committed_to = max(seen.committed_to, log.log_start_offset)
         if key[0] in self.compacted_topics:
+            path = layout.join(log.directory, layout.COMPACTION_FILE)
+            if node.host.filesystem.exists(path):
+                self._simulation.probe("compacted")
             self._check_compacted(where, key, seen, partition)
             return
         if seen.checked_to < log.log_end_offset:
@@ -216,8 +220,6 @@ class Observer:
     def _check_compacted(self, where: str, key: Key, seen: _Seen, partition: Any) -> None:
         """I3 and I6, by record; the first replica that shows a batch has not compacted it yet."""
         log, high_watermark = partition.log, partition.high_watermark
-        if log.compaction_points.compacted_to > 0:
-            self._simulation.probe("compacted")
         for batch in read_batches(log, seen.checked_to, log.log_end_offset):
             seen.records += self._compacted.check(where, key, batch)
             seen.checked_to = batch.header.next_offset

@@ -18,6 +18,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.batch import iter_batches
 from kafkalite.records.builder import build_batch
+from kafkalite.storage.checkpoints import decode_compaction
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
 
@@ -110,7 +111,8 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
     if directory is not None:
         async with Broker(listeners="inproc://", log_dirs=directory) as broker:
             assert content(hosted_of(broker)) == found
-            assert hosted_of(broker).log.compaction_points.compacted_to > 0
+            points = Path(hosted_of(broker).log.directory, "compaction").read_bytes()
+            assert decode_compaction(points, "compaction").compacted_to > 0
 
 
 async def test_requests_are_answered_while_a_log_is_compacted(tmp_path: Path, new_topic: Make) -> None:

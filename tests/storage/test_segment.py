@@ -8,6 +8,7 @@ import pytest
 
 from kafkalite.errors import CorruptLogError, DiskFullError
 from kafkalite.storage.checkpoints import LogState
+from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, decode_blocks
 from kafkalite.storage.inspect import read_index
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -29,6 +30,10 @@ def fs() -> MemoryFileSystem:
 @pytest.fixture
 def segment(fs: MemoryFileSystem) -> Segment:
     return Segment.create(fs, "/d", 100, CONFIG, LogState())
+
+
+def block_count(fs: MemoryFileSystem) -> int:
+    return len(list(decode_blocks(OFFSET_MAGIC, fs.read_bytes(INDEX), OFFSET_ENTRY_BYTES)))
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_saving_goes_on_where_it_ended(fs: MemoryFileSystem, segment: Segment, f
     segment.save_indexes(segment.size_bytes, final=True)
     segment.save_indexes(segment.size_bytes, final=True)
     saved = read_index(fs, INDEX)
-    assert saved.block_count == 4
+    assert block_count(fs) == 4
     assert [entry.key for entry in saved.entries] == list(range(101, segment.next_offset))
     again = reopen(fs, segment)
     again.load_indexes()
@@ -113,7 +118,7 @@ def test_saving_goes_on_where_it_ended(fs: MemoryFileSystem, segment: Segment, f
     assert list(again.time_index.timestamps) == list(segment.time_index.timestamps)
     fill(again, SAVE_INDEX_ENTRIES + 1)
     again.save_indexes(again.size_bytes, final=True)
-    assert read_index(fs, INDEX).block_count == 5
+    assert block_count(fs) == 5
 
 
 def test_an_index_that_finds_no_room_is_kept_in_memory(

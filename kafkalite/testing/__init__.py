@@ -1,6 +1,6 @@
-"""For tests, ours and yours: a broker in your process, a clock you move, faults on request.
+"""For your tests and ours: a broker in your process, a clock that you move, faults on request.
 
-Loaded when first used: the pytest plugin costs nothing in a run that does not ask for it.
+Modules are loaded when first used: the pytest plugin costs nothing in a run that does not use it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Cluster: real brokers in your event loop, on storage that survives their restarts, with faults on request.
+"""Cluster: real brokers in your event loop, on storage that survives their restarts, with faults on
+request.
 
-One, or several that replicate::
+One broker, or several that replicate::
 
     async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("orders", partitions=3)
@@ -48,7 +49,7 @@ _names = count(1)
 READ_TIMEOUT_MS: Final = 10_000
 READ_SLICE_MS: Final = 50
 FIRST_CONTROLLER_ID: Final = 101
-#: Nodes in one process hear of each other at once: what is patient in production may be quick here.
+# : Timeouts may be short, because nodes in one process receive each other's messages at once.
 SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "controller_quorum_election_timeout_ms": 100,
     "controller_quorum_fetch_timeout_ms": 500,
@@ -56,7 +57,7 @@ SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "broker_session_timeout_ms": 1_000,
     "replica_fetch_backoff_ms": 20,
 }
-#: What is not on a disk needs no more than a Broker in memory has.
+# : As few partitions as a Broker in memory has: each costs time at start.
 FEW_COORDINATORS: Final[dict[str, Any]] = {
     "offsets_topic_num_partitions": 4,
     "transaction_state_log_num_partitions": 4,
@@ -64,11 +65,11 @@ FEW_COORDINATORS: Final[dict[str, Any]] = {
 
 
 class Node:
-    """One node of a Cluster: its place, its disk, and the Broker that runs there now, if any."""
+    """One node of a Cluster: its settings, its disk, and its running Broker, if any."""
 
     def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
         self.node_id = node_id
-        self.settings = settings  #: a restart finds the same addresses in them
+        self.settings = settings  # : with the addresses of its first start, which a restart uses again
         self.rng = rng
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None
@@ -86,12 +87,14 @@ class Node:
 
 
 class Cluster:
-    """Brokers numbered from 1, each also a controller; or with ``controllers`` of their own, from 101.
+    """Brokers numbered from 1. Each is also a controller, unless there are ``controllers``, numbered from
+    101.
 
-    ``storage="memory"`` forgets on ``crash`` what was not synced; ``"disk"`` is a directory that is removed
-    at the end. Any further keyword is a setting of every node, by its Python name. With several brokers,
-    elections and sessions are quick, and topics are replicated three times unless they say otherwise.
-    With a ``group_consumer_session_timeout_ms`` the heartbeats of group members are as frequent as it needs.
+    ``storage="memory"`` loses on ``crash`` what was not synced; ``"disk"`` is a directory that is
+    removed at the end. Any further keyword is a setting of every node, by its Python name. With several
+    brokers, election and session timeouts are short, and the default replication factor is min(brokers,
+    3). If ``group_consumer_session_timeout_ms`` is given, the heartbeat interval of group members
+    follows from it.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class Cluster:
             self._plan(brokers, controllers, seed, settings)
 
     def _plan(self, brokers: int, controllers: int, seed: int, settings: dict[str, Any]) -> None:
-        """The nodes of a cluster of several, with all that they must know of each other."""
+        """Create the nodes of a cluster of several, with the settings by which they find each other."""
         broker_ids = range(1, brokers + 1)
         controller_ids = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers)
         voters = {n: self._address(f"-controller-{n}", fixed=True) for n in controller_ids or broker_ids}
@@ -163,7 +166,7 @@ class Cluster:
             self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
 
     def _address(self, suffix: str, *, fixed: bool = False) -> str:
-        """A place to listen: with ``fixed``, one that is known before anybody listens there."""
+        """Return an address to listen on. If ``fixed``, its port is known before the node starts."""
         if self._is_inproc:
             return f"inproc://{self._name}{suffix}"
         return f"127.0.0.1:{_free_port() if fixed else 0}"
@@ -171,7 +174,7 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster {', '.join(repr(node.broker) for node in self.nodes.values())}>"
 
-    # --- life
+    # --- start and stop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -186,7 +189,7 @@ class Cluster:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
-        """Start the nodes that do not run, all or those named, at the addresses they had before."""
+        """Start the nodes that are not running, all or those named, at the addresses they had before."""
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -218,16 +221,16 @@ class Cluster:
             node.settings["listeners"] = broker.addresses
 
     async def stop(self, *node_ids: int) -> None:
-        """Stop nodes in good order, all or those named; what they stored stays."""
+        """Shut nodes down in order, all or those named. Their storage is kept."""
         is_rest = bool(node_ids)
         await self._for_each(node_ids, lambda broker: broker.stop(hands_over=is_rest))
 
     async def kill(self, *node_ids: int) -> None:
-        """End nodes as kill -9 ends a process: what was written stays, synced or not."""
+        """End nodes as kill -9 ends a process: written data is kept, synced or not."""
         await self._for_each(node_ids, Broker.kill)
 
     async def crash(self, *node_ids: int) -> None:
-        """Kill nodes. In memory, what they had not synced is lost, as by a power failure."""
+        """Kill nodes. Storage in memory loses what was not synced, as in a power failure."""
         await self.kill(*node_ids)
         for node in self._named(node_ids):
             if isinstance(node.filesystem, MemoryFileSystem):
@@ -239,7 +242,7 @@ class Cluster:
         await self.start(*node_ids)
 
     async def close(self) -> None:
-        """Stop and forget everything."""
+        """Stop all nodes and delete their storage."""
         try:
             await self.stop()
         finally:
@@ -259,11 +262,11 @@ class Cluster:
     def _named(self, node_ids: Iterable[int]) -> list[Node]:
         return [self.nodes[node_id] for node_id in node_ids] or list(self.nodes.values())
 
-    # --- what there is
+    # --- state
 
     @property
     def broker(self) -> Broker:
-        """The only broker, or the first that runs."""
+        """The only broker, or the first that is running."""
         brokers = self.brokers
         for broker in brokers.values():
             if broker.is_running:
@@ -273,7 +276,7 @@ class Cluster:
 
     @property
     def brokers(self) -> dict[int, Broker]:
-        """Those that were started, by node id, running or not."""
+        """Every broker that was started, by node id, running or not."""
         return {
             node.node_id: node.broker
             for node in self.nodes.values()
@@ -282,20 +285,20 @@ class Cluster:
 
     @property
     def controller_id(self) -> int | None:
-        """The node that decides, as the others see it; None while there is none."""
+        """The active controller according to most running nodes; None if there is none."""
         seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
         known = [node_id for node_id in seen if node_id is not None]
         return max(known, key=known.count) if known else None
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads the partition, as the broker with the newest metadata knows it; -1: none."""
+        """Return the leader of the partition according to the node with the newest metadata; -1: none."""
         images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
         state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
         return -1 if state is None else state.leader
 
     @property
     def filesystem(self) -> FileSystem:
-        """The first node's disk; the one in memory can be made to fail."""
+        """The first node's file system. The one in memory can be made to fail."""
         filesystem = next(iter(self.nodes.values())).filesystem
         assert filesystem is not None, "the cluster is not started"
         return filesystem
@@ -312,7 +315,7 @@ class Cluster:
     async def wait_until(
         self, condition: Callable[[], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition()`` is true; AssertionError after ``timeout_ms``."""
+        """Return when ``condition()`` is true. Raises AssertionError after ``timeout_ms``."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while not condition():
@@ -322,19 +325,19 @@ class Cluster:
     # --- clients
 
     def producer(self, **settings: Any) -> Producer:
-        """A Producer of this cluster, to be opened by ``async with``."""
+        """Return a Producer of this cluster, to be opened with ``async with``."""
         from kafkalite.client.producer.producer import Producer
 
         return Producer(self.bootstrap_servers, **settings)
 
     def consumer(self, *topics: str, **settings: Any) -> Consumer:
-        """A Consumer of this cluster, to be opened by ``async with``."""
+        """Return a Consumer of this cluster, to be opened with ``async with``."""
         from kafkalite.client.consumer.consumer import Consumer
 
         return Consumer(*topics, bootstrap_servers=self.bootstrap_servers, **settings)
 
     def admin(self, **settings: Any) -> Admin:
-        """An Admin of this cluster, to be opened by ``async with``."""
+        """Return an Admin of this cluster, to be opened with ``async with``."""
         from kafkalite.client.admin.admin import Admin
 
         return Admin(self.bootstrap_servers, **settings)
@@ -362,7 +365,7 @@ class Cluster:
             await producer.flush()
 
     async def records(self, topic: str) -> list[Record]:
-        """Every record of the topic that can be read now, partition by partition."""
+        """Return every record of the topic that can be read now, partition by partition."""
         async with self.admin() as admin:
             described = await admin.describe_topics([topic])
         partitions = [TopicPartition(topic, number) for number in range(len(described[0].partitions))]
@@ -376,7 +379,8 @@ class Cluster:
             while open_ends:
                 batch = await consumer.get_many(timeout_ms=READ_SLICE_MS)
                 records += [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
-                # The last offsets of a partition may be markers, which are no records: its position tells.
+                # The last offsets of a partition may belong to markers, which are not records; the position
+                # passes them.
                 open_ends = {key for key in open_ends if (consumer.position(key) or 0) < ends[key]}
                 waited_ms = 0 if batch else waited_ms + READ_SLICE_MS
                 assert waited_ms < READ_TIMEOUT_MS, f"{open_ends} gave nothing for {READ_TIMEOUT_MS} ms"
@@ -385,7 +389,7 @@ class Cluster:
     # --- faults and time
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
-        """Let ``fault`` judge every request of ``api``, to one node or to any, from now on; None: no more."""
+        """Pass every request of ``api``, to one node or to all, to ``fault`` first. None ends that."""
         if fault is None:
             self._faults.pop((node_id, api), None)
         else:
@@ -400,13 +404,13 @@ class Cluster:
         return fault(request, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
-        """Move the virtual clock; the cluster must have been given one."""
+        """Advance the virtual clock, which the cluster must have been given."""
         assert isinstance(self.clock, VirtualClock), "Cluster(clock=VirtualClock()) has a clock to move"
         await self.clock.advance(duration_ms)
 
 
 def _free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,11 +1,11 @@
-"""The pytest plugin: a broker for each test that asks, in sync tests and async ones alike.
+"""The pytest plugin: a broker for each test that requests one, in synchronous and asynchronous tests.
 
-``kafkalite`` is a running SyncCluster, fresh for each test, reached at ``kafkalite.bootstrap_servers`` from
-any event loop and thread of the process. It uses no port and no file, so xdist workers do not meet.
-``kafkalite_cluster`` makes as many as a test wants. ``@pytest.mark.kafkalite(brokers=3, num_partitions=3)``
-gives the fixture's cluster its size and its brokers their settings.
+``kafkalite`` is a running SyncCluster, a new one for each test. Clients in any event loop and thread of
+the process reach it at ``kafkalite.bootstrap_servers``. It uses no port and no file, so xdist workers
+do not collide. ``kafkalite_cluster`` makes as many clusters as a test wants.
+``@pytest.mark.kafkalite(brokers=3, num_partitions=3)`` sets the number of brokers and their settings.
 
-Nothing of kafkalite but this module is imported until a test asks for a fixture.
+Only this module of kafkalite is imported until a test requests a fixture.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""ProcessCluster: a cluster of real server processes on this machine, to be killed, paused and cut apart.
+"""ProcessCluster: real server processes on this machine that can be killed, paused and cut off.
 
 ::
 
     async with ProcessCluster(directory, brokers=3) as cluster:
         producer = Producer(cluster.bootstrap_servers)
-        await cluster.kill(2)                 # SIGKILL, as a power cut without one
+        await cluster.kill(2)                 # SIGKILL
         await cluster.start_node(2)
         await cluster.wait(is_whole=True)
 
-With ``proxied=True`` every connection between two nodes goes through a FaultyProxy, and ``cut``, ``isolate``
-and ``heal`` work. Clients connect to the nodes directly, as from another network. Every wait is bounded;
-every process is gone when the cluster is closed.
+With ``proxied=True`` every connection between two nodes passes through a FaultyProxy, and ``cut``,
+``isolate`` and ``heal`` work. Clients connect to the nodes directly, as if from another network. Every
+wait is bounded, and closing the cluster ends every process.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports
 
-#: Controllers of their own get numbers from here on.
+# : Node ids of separate controllers start here.
 FIRST_CONTROLLER: Final = 101
 CLUSTER_ID: Final = "processes"
-#: Guards nothing but the tests that print it.
+# : Protects nothing: the tests print it.
 SECRET: Final = "a-secret-for-tests-only"
 
 START_LIMIT_S: Final = 60.0
@@ -47,7 +47,7 @@ _ANSWER_MS: Final = 2_000
 
 
 class NodeFailedError(KafkaliteError):
-    """A node's process ended though nobody stopped it; the message has the end of its log."""
+    """A node's process ended without being stopped. The message contains the end of its log."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class ServerProcess:
     node_id: int
     settings: dict[str, str]
     directory: Path
-    address: str  #: where clients reach it; of a mere controller, where its peers do
+    address: str  # : for clients; of a node that is only a controller, for its peers
     is_broker: bool
     is_controller: bool
     process: asyncio.subprocess.Process | None = None
@@ -73,14 +73,14 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """All it has said, over all its lives."""
+        """Return everything it has logged since its first start."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def tail(self, lines: int = 20) -> str:
         return "\n".join(self.log.splitlines()[-lines:])
 
     async def start(self, *flags: str) -> None:
-        """Start the process, with further flags of ``kl server start``; it is not ready yet."""
+        """Start the process, with further flags of ``kl server start``. Returns before it is ready."""
         assert not self.is_running, f"node {self.node_id} runs already"
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         file = self.directory.with_suffix(".toml")
@@ -94,19 +94,20 @@ class ServerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for whoever runs the cluster
+                start_new_session=True,  # Ctrl-C is for the process that runs the cluster
             )
         self.is_paused = False
 
     def send_signal(self, number: int) -> None:
         if self.is_running:
             assert self.process is not None
-            # Not the process object's method: it reaps a child that has just died, and the status is lost.
+            # Not the process object's own method: that reaps a child that has just died, and loses its
+            # status.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
     async def end(self, number: int) -> int:
-        """Send the signal, wait for the end; killed when it takes too long. The exit status."""
+        """Send the signal and return the exit status. Kill the process if it takes too long."""
         if self.process is None:
             return 0
         if self.is_paused:
@@ -120,9 +121,10 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """Nodes 1 to ``brokers``; with ``controllers`` a quorum of its own, else each broker is controller too.
+    """Nodes 1 to ``brokers``. Each is also a controller, unless ``controllers`` form a quorum of their
+    own.
 
-    ``settings`` go to every node, by their dotted names; ``node_settings`` to one.
+    ``settings`` apply to every node, by their dotted names; ``node_settings`` to one.
     """
 
     def __init__(
@@ -149,10 +151,10 @@ class ProcessCluster:
         running = [node_id for node_id, node in self.nodes.items() if node.is_running]
         return f"<ProcessCluster in {self.directory}, running: {running}>"
 
-    # --- life
+    # --- start and stop
 
     async def start(self, *, wait: bool = True) -> None:
-        """Start every node; return when the cluster is whole, unless told not to wait."""
+        """Start every node. If ``wait``, return when all replicas are in sync."""
         if not self.nodes:
             await self._lay_out()
         await asyncio.gather(*(node.start() for node in self.nodes.values() if not node.is_running))
@@ -160,14 +162,14 @@ class ProcessCluster:
             await self.wait(is_whole=True, brokers=len(self._broker_ids), limit_s=START_LIMIT_S)
 
     async def close(self) -> None:
-        """Kill what runs. In good order is ``stop``."""
+        """Kill every running node. ``stop`` shuts them down in order."""
         await asyncio.gather(*(node.end(signal.SIGKILL) for node in self.nodes.values()))
         for proxy in self._proxies.values():
             await proxy.close()
         self._proxies.clear()
 
     async def stop(self) -> dict[int, int]:
-        """SIGTERM to every node at once; their exit codes."""
+        """Send SIGTERM to all nodes at the same time, and return their exit codes."""
         running = {node_id: node for node_id, node in self.nodes.items() if node.is_running}
         codes = await asyncio.gather(*(node.end(signal.SIGTERM) for node in running.values()))
         return dict(zip(running, codes, strict=True))
@@ -186,7 +188,7 @@ class ProcessCluster:
         await self.close()
 
     async def _lay_out(self) -> None:
-        """Decide on ports, put proxies between, write down each node's settings."""
+        """Choose ports, start proxies between the nodes, write each node's settings."""
         ids = sorted({*self._broker_ids, *self._voter_ids})
         ports = iter(free_ports(3 * len(ids)))
         raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
@@ -221,7 +223,7 @@ class ProcessCluster:
             )
 
     async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
-        """The address under which the others know ``target``."""
+        """Return the address under which the other nodes know ``target``."""
         if not self._proxied:
             return target
         proxy = await FaultyProxy(target, source_of=_node_behind).start()
@@ -234,13 +236,13 @@ class ProcessCluster:
         await self.nodes[node_id].start(*flags)
 
     async def kill(self, *node_ids: int) -> None:
-        """SIGKILL, all at the same moment."""
+        """Send SIGKILL to all of them at the same time."""
         for node_id in node_ids:
             self.nodes[node_id].send_signal(signal.SIGKILL)
         await asyncio.gather(*(self.nodes[node_id].end(signal.SIGKILL) for node_id in node_ids))
 
     async def terminate(self, node_id: int) -> int:
-        """SIGTERM: a controlled shutdown. The exit code."""
+        """Shut the node down by SIGTERM and return its exit code."""
         return await self.nodes[node_id].end(signal.SIGTERM)
 
     async def restart(self, node_id: int) -> None:
@@ -249,7 +251,7 @@ class ProcessCluster:
         await self.start_node(node_id)
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: it stands still, its connections stay."""
+        """Stop the process by SIGSTOP. Its connections stay open."""
         self.nodes[node_id].send_signal(signal.SIGSTOP)
         self.nodes[node_id].is_paused = True
 
@@ -260,19 +262,19 @@ class ProcessCluster:
     # --- links between nodes
 
     def links(self, source: int, target: int) -> list[Link]:
-        """What ``source`` dials at ``target``: as a controller, as a broker."""
+        """Return the links from ``source`` to ``target``: to its controller and to its broker."""
         assert self._proxied, "ProcessCluster(proxied=True) has links"
         return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
 
     def cut(self, source: int, target: int) -> None:
-        """Nothing from ``source`` reaches ``target`` any more; the other way still works (a one-way cut)."""
+        """Drop everything from ``source`` to ``target``. The other direction still works."""
         for link in self.links(source, target):
             link.there.black_hole()
         for link in self.links(target, source):
             link.back.black_hole()
 
     def isolate(self, *node_ids: int) -> None:
-        """Cut these nodes off from all others, both ways; among themselves they go on."""
+        """Cut these nodes off from all others, in both directions. They still reach one another."""
         for inside in node_ids:
             for outside in self.nodes:
                 if outside not in node_ids:
@@ -283,11 +285,11 @@ class ProcessCluster:
         for proxy in self._proxies.values():
             proxy.heal()
 
-    # --- what there is
+    # --- state
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers' addresses for clients, those that do not run among them."""
+        """The addresses of all brokers for clients, running or not."""
         return ",".join(node.address for node in self.nodes.values() if node.is_broker)
 
     @property
@@ -299,12 +301,12 @@ class ProcessCluster:
         ]
 
     async def view(self, node_id: int | None = None) -> ClusterView:
-        """The cluster as ``node_id`` knows it, or any broker that answers. Raises KafkaliteError."""
+        """Return the cluster as ``node_id`` sees it, or any broker that responds. Raises KafkaliteError."""
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, wish: Wish) -> tuple[ClusterView, list[str]]:
-        """A view, and what is not as wished. A node that has just come up may not know yet what it missed."""
+        """Return a view and its unmet conditions. A restarted node may not have caught up yet."""
         views = [await self.view()]
         if wish.is_whole:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
@@ -321,9 +323,11 @@ class ProcessCluster:
         topics: Iterable[str] = (),
         limit_s: float = WAIT_LIMIT_S,
     ) -> ClusterView:
-        """Return when the cluster has a controller and what is wished for; whole: as every broker sees it.
+        """Return when the cluster has a controller and meets the conditions, ``is_whole`` in the view of
+        every broker.
 
-        Raises NodeFailedError when a running node's process ends meanwhile, TimeoutError with the reasons.
+        Raises NodeFailedError when the process of a running node ends meanwhile, TimeoutError with the
+        unmet conditions.
         """
         wish = Wish(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]
@@ -350,6 +354,6 @@ class ProcessCluster:
 
 
 def _node_behind(first_bytes: bytes) -> str:
-    """The node id at the end of a peer's client id (``raft-2``, ``broker-2``, ``metadata-2``)."""
+    """Return the node id at the end of a peer's client id (``raft-2``, ``broker-2``, ``metadata-2``)."""
     found = re.fullmatch(r"\D+-(\d+)", client_id_of(first_bytes))
     return found[1] if found else ""

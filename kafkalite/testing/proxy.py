@@ -1,19 +1,20 @@
-"""FaultyProxy: a TCP proxy whose links can be cut, stalled, slowed and torn, each direction by itself.
+"""FaultyProxy: a TCP proxy whose links can be cut, stalled, slowed and reset, each direction on its own.
 
 ::
 
     async with FaultyProxy("127.0.0.1:9092") as proxy:
         producer = Producer(proxy.address)
-        proxy.link().there.black_hole()      # what clients send is lost; answers still come
+        proxy.link().there.black_hole()      # requests are lost; responses still arrive
         proxy.heal()
 
-A connection belongs to the *link* of whoever dialled it. By default there is one link for all; with
-``source_of=client_id_of`` each client id has one, so that the proxy before a node can cut off one of its
-peers and serve the others. A link has two directions: ``there`` is towards the target, ``back`` is from it.
+A connection belongs to the *link* of the client that opened it. By default there is one link for all;
+with ``source_of=client_id_of`` there is one for each client id, so that the proxy before a node can cut
+off one of its peers and serve the others. A link has two directions: ``there`` is towards the target,
+``back`` is from it.
 
-What a fault does to connections is what a network does: bytes that a black hole swallowed are gone, so
-when it heals those connections are reset; a stall only delays. Faults also hold for connections that are
-made later.
+Faults act as those of a network do: bytes swallowed by a black hole are gone, so connections that lost
+any are reset when it heals; a stall only delays. Faults also apply to connections that are opened
+later.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SourceOf = Callable[[bytes], str]
 
 
 def client_id_of(first_bytes: bytes) -> str:
-    """The client id in the first request of a kafkalite connection; ANYBODY when there is none."""
+    """Return the client id in the first request of a kafkalite connection; ANYBODY if there is none."""
     envelope_bytes = int.from_bytes(first_bytes[:4], "big")
     envelope = first_bytes[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + envelope_bytes]
     try:
@@ -50,7 +51,7 @@ def client_id_of(first_bytes: bytes) -> str:
 
 
 class Direction:
-    """One way of a link, and what is wrong with it. Its faults add up; ``heal`` ends them all."""
+    """One direction of a link, and its faults. They add up; ``heal`` ends them all."""
 
     def __init__(self) -> None:
         self._is_black_hole = False
@@ -63,7 +64,7 @@ class Direction:
         self.lost_bytes = 0
 
     def black_hole(self) -> None:
-        """Lose what comes from now on. The sender notices nothing until nobody answers."""
+        """Lose all data from now on. The sender only notices missing responses."""
         self._set(_is_black_hole=True)
 
     def stall(self) -> None:
@@ -71,15 +72,15 @@ class Direction:
         self._set(_is_stalled=True)
 
     def delay(self, delay_ms: float) -> None:
-        """Deliver each piece so much later."""
+        """Deliver each piece ``delay_ms`` later."""
         self._set(_delay_s=delay_ms / 1000)
 
     def throttle(self, bytes_per_s: float) -> None:
-        """Deliver no faster than this."""
+        """Deliver at most ``bytes_per_s``."""
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Let so many more bytes pass, then reset their connection: in mid-frame, most likely. Once."""
+        """Pass ``count_bytes`` more, then reset their connection, most likely in mid-frame. Happens once."""
         self._set(_bytes_until_cut=count_bytes)
 
     def heal(self) -> None:
@@ -94,7 +95,7 @@ class Direction:
         self._changed = asyncio.Event()
 
     async def _pass(self, data: bytes, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
-        """Deliver one piece, or do to it what is to be done. False: the connection has ended."""
+        """Deliver one piece, with the faults applied. Return False if the connection has ended."""
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         while self._is_stalled and not self._is_black_hole:
@@ -103,7 +104,7 @@ class Direction:
             self.lost_bytes += len(data)
             connection.has_lost = True
             return True
-        if connection.has_lost:  # healed, but the stream has a hole
+        if connection.has_lost:  # healed, but the stream has a gap
             connection.reset()
             return False
         if self._bytes_until_cut is not None:
@@ -111,7 +112,7 @@ class Direction:
             if left <= len(data):
                 self._bytes_until_cut = None
                 writer.write(data[:left])
-                with suppress(TimeoutError):  # a peer that does not read gets less
+                with suppress(TimeoutError):  # a peer that does not read receives less
                     await asyncio.wait_for(writer.drain(), 1)
                 connection.reset()
                 return False
@@ -124,7 +125,7 @@ class Direction:
 
 
 class Link:
-    """All connections of one dialler to the target."""
+    """All connections of one client to the target."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -141,22 +142,22 @@ class Link:
         return len(self._connections)
 
     def cut(self) -> None:
-        """Lose everything in both directions."""
+        """Lose all data in both directions."""
         self.there.black_hole()
         self.back.black_hole()
 
     def reset(self) -> None:
-        """Reset every connection (RST). New ones are welcome."""
+        """Reset every connection (RST). New ones are accepted."""
         for connection in list(self._connections):
             connection.reset()
 
     def refuse(self) -> None:
-        """Reset every connection, and each new one as soon as it has said who it is."""
+        """Reset every connection, and each new one as soon as its client is known."""
         self.is_refused = True
         self.reset()
 
     def heal(self) -> None:
-        """No faults any more; connections that lost bytes are reset."""
+        """End all faults. Connections that lost bytes are reset."""
         self.is_refused = False
         self.there.heal()
         self.back.heal()
@@ -166,7 +167,7 @@ class Link:
 
 
 class _Connection:
-    """One dialled connection and the one to the target that belongs to it."""
+    """One accepted connection and its connection to the target."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -176,7 +177,7 @@ class _Connection:
         self.task = asyncio.current_task()
 
     def reset(self) -> None:
-        """RST to both sides."""
+        """Send RST to both sides."""
         for writer in (self.writer, self.target):
             if writer is None or writer.transport.is_closing():
                 continue
@@ -189,7 +190,7 @@ class _Connection:
 
 
 class FaultyProxy:
-    """Listens at ``address`` and passes what comes on to ``target``, faults applied."""
+    """Listens at ``address`` and forwards to ``target``, with faults applied."""
 
     def __init__(
         self, target: str, *, listen: str = "127.0.0.1:0", source_of: SourceOf | None = None
@@ -212,7 +213,7 @@ class FaultyProxy:
         return self
 
     async def close(self) -> None:
-        """Reset every connection and listen no more."""
+        """Reset every connection and stop listening."""
         if self._server is None:
             return
         self._server.close()
@@ -236,7 +237,7 @@ class FaultyProxy:
     # --- links
 
     def link(self, source: str = ANYBODY) -> Link:
-        """The link of ``source``, whether it has dialled yet or not."""
+        """Return the link of ``source``, which need not have connected yet."""
         if source not in self._links:
             self._links[source] = Link(source)
         return self._links[source]
@@ -260,7 +261,7 @@ class FaultyProxy:
             await self._serve(connection)
         except asyncio.CancelledError:  # reset, or the proxy closes
             pass
-        except OSError:  # either side has gone; so does the other
+        except OSError:  # if one side is gone, so is the other
             pass
         finally:
             self._tasks.discard(task)

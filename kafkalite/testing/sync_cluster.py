@@ -1,6 +1,6 @@
-"""SyncCluster: a Cluster in a thread of its own, for tests without an event loop, and for those with one.
+"""SyncCluster: a Cluster in a thread of its own, for tests with and without an event loop.
 
-Its broker listens on ``inproc`` across threads: clients in any loop of the process reach it at
+Its brokers listen on ``inproc`` across threads: clients in any event loop of the process reach them at
 ``bootstrap_servers``.
 """
 
@@ -78,12 +78,12 @@ class SyncCluster:
 
     @property
     def cluster(self) -> Cluster:
-        """The Cluster inside. It lives in another thread: read it, and leave changes to this object."""
+        """The Cluster inside. It runs in another thread: read it, but change it only through this object."""
         return self._cluster
 
     @property
     def bootstrap_servers(self) -> str:
-        """What the clients of any thread and event loop take."""
+        """The addresses of all brokers, for clients in any thread and event loop."""
         return self._cluster.bootstrap_servers
 
     @property
@@ -92,11 +92,11 @@ class SyncCluster:
 
     @property
     def controller_id(self) -> int | None:
-        """The node that decides; None while there is none."""
+        """The active controller; None if there is none."""
         return self._asked(lambda: self._cluster.controller_id)
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads the partition; -1: none."""
+        """Return the leader of the partition; -1: none."""
         return self._asked(lambda: self._cluster.leader(topic, partition))
 
     def statistics(self, node_id: int | None = None) -> BrokerStatistics:
@@ -105,7 +105,9 @@ class SyncCluster:
     def wait_until(
         self, condition: Callable[[Cluster], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition(cluster)``, asked in the cluster's thread, is true."""
+        """Return when ``condition(cluster)``, called in the cluster's thread, is true. Raises
+        AssertionError.
+        """
         cluster = self._cluster
         self._run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))
 
@@ -132,12 +134,12 @@ class SyncCluster:
         self._run(self._cluster.produce(topic, values, partition=partition))
 
     def records(self, topic: str) -> list[Record]:
-        """Every record of the topic that can be read now, partition by partition."""
+        """Return every record of the topic that can be read now, partition by partition."""
         return self._run(self._cluster.records(topic))
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
         self._asked(lambda: self._cluster.intercept(api, fault, node_id=node_id))
 
     def advance(self, duration_ms: int) -> None:
-        """Move the virtual clock; the cluster must have been given one."""
+        """Advance the virtual clock, which the cluster must have been given."""
         self._run(self._cluster.advance(duration_ms))

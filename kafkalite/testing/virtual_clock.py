@@ -1,4 +1,4 @@
-"""VirtualClock: the Clock seam moved by hand. Days pass as fast as what they trigger can run."""
+"""VirtualClock: a Clock that only moves when a test advances it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from itertools import count
 from typing import Final
 
-# Turns of the event loop that what was woken gets before time goes on: a pass over many logs gives way
-# every so often, and must not be outrun.
+# Turns of the event loop for what was woken before time goes on: a pass over many logs yields to the loop
+# now and then, and must not be overtaken by the clock.
 _SETTLE_TURNS: Final = 100
 
 
 class VirtualClock:
-    """Stands still until ``advance``. Belongs to one event loop, that of the broker it drives.
+    """A clock that stands still until ``advance``. Belongs to the event loop of the broker that uses it.
 
-    Starts at the real time by default, so that records stamped by clients fit in.
+    Starts at the real time by default, so that timestamps of clients are plausible.
     """
 
     def __init__(self, *, wall_ms: int | None = None) -> None:
@@ -40,7 +40,9 @@ class VirtualClock:
         await woken
 
     async def advance(self, duration_ms: int) -> None:
-        """Let ``duration_ms`` pass: each sleeper wakes at its time, in order, and runs until it waits."""
+        """Let ``duration_ms`` pass: each sleeper wakes at its time, in order, and runs until it waits
+        again.
+        """
         end_ms = self._now_ms + duration_ms
         await _settle(self)
         while self._sleepers and self._sleepers[0][0] <= end_ms:
@@ -53,12 +55,12 @@ class VirtualClock:
 
     @property
     def sleeper_count(self) -> int:
-        """How many wait for this clock."""
+        """The number of sleepers of this clock."""
         return len(self._sleepers)
 
 
 async def _settle(clock: VirtualClock) -> None:
-    """Give what was just woken its turns: until somebody sleeps again, but not for ever."""
+    """Run what was just woken until a task sleeps again, for a bounded number of turns."""
     before = clock.sleeper_count
     for _ in range(_SETTLE_TURNS):
         await asyncio.sleep(0)

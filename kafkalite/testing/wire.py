@@ -1,4 +1,4 @@
-"""WireClient: one connection to a broker, message by message, or byte by byte where a test misbehaves."""
+"""WireClient: one connection to a broker, message by message, or byte by byte to send invalid input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_TIMEOUT_S: Final = 30.0
 
 
 class WireClient(asyncio.BufferedProtocol):
-    """Speaks the protocol without any of the client's comforts: no retries, no metadata, no batching."""
+    """Speaks the protocol without retries, metadata or batching."""
 
     def __init__(self, address: str, *, handshake: bool = True) -> None:
         self._address = address
@@ -23,7 +23,7 @@ class WireClient(asyncio.BufferedProtocol):
         self._answers: deque[Response] = deque()
         self._wakers: list[asyncio.Future[None]] = []
         self.transport: Any = None
-        self.is_closed = False  #: by whichever side
+        self.is_closed = False  # : by either side
         self.last_payload: memoryview = memoryview(b"")
 
     async def __aenter__(self) -> Self:
@@ -69,22 +69,24 @@ class WireClient(asyncio.BufferedProtocol):
         await waker
 
     def send_raw(self, *buffers: Any) -> None:
-        """Bytes as they are."""
+        """Send bytes as they are."""
         for buffer in buffers:
             self.transport.write(bytes(buffer))
 
     def encode(self, message: Any, *payload: Any) -> bytes:
-        """The frame of a request, whose answer will be expected."""
+        """Return the frame of a request; its response will be expected."""
         return b"".join(self._wire.send(message, payload)[1])
 
     def send(self, message: Any, *payload: Any) -> int:
-        """Send a request without waiting; its correlation id."""
+        """Send a request without waiting. Return its correlation id."""
         correlation_id, buffers = self._wire.send(message, payload)
         self.transport.writelines(buffers)
         return correlation_id
 
     async def answer(self) -> Response:
-        """The next answer in the order of the wire. Raises ConnectionResetError when none can come."""
+        """Return the next response in the order of the wire. Raises ConnectionResetError if the connection
+        is closed.
+        """
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             while not self._answers:
                 if self.is_closed:
@@ -93,7 +95,7 @@ class WireClient(asyncio.BufferedProtocol):
         return self._answers.popleft()
 
     async def call(self, message: Any, *payload: Any) -> Any:
-        """Send one request and return the message of its answer; the payload is in ``last_payload``."""
+        """Send one request and return the message of its response; its payload is in ``last_payload``."""
         self.send(message, *payload)
         response = await self.answer()
         self.last_payload = response.payload

@@ -1,7 +1,7 @@
-"""A whole cluster in one thread, in virtual time, from one seed: networks that cut, disks that forget.
+"""A simulation of hosts, disks and a network in one thread, in virtual time, from one seed.
 
-``python -m proof.sim --seeds 100`` runs random faults against three brokers and checks what every
-client saw. ``Simulation`` is the same world for tests of your own; ``docs/simulation.md`` tells more.
+``Simulation`` is for tests of your own programs; docs/simulation.md explains it. ``python -m
+proof.sim`` uses it to run random faults against brokers.
 """
 
 from __future__ import annotations

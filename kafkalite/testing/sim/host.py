@@ -1,4 +1,4 @@
-"""A simulated host: a disk, clocks, at most one running program, and what can happen to each."""
+"""A simulated host: a disk, clocks, at most one running program, and the faults of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.sim.loop import Process, SimLoop
 from kafkalite.testing.sim.network import Network
 
-#: 2026-01-01: records are stamped with days that exist.
+# : 2026-01-01, so that timestamps of records are plausible.
 EPOCH_MS: Final = 1_767_225_600_000
 
 A = ParamSpec("A")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class HostClock:
-    """The Clock seam of one host. ``monotonic_ms`` never jumps; the wall clock may."""
+    """The Clock of one host. ``monotonic_ms`` never jumps; the wall clock may."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -37,13 +37,13 @@ class HostClock:
 
 
 class Disk:
-    """How long what blocks takes; the contents are in the host's file system."""
+    """How long blocking calls take; the contents are in the host's file system."""
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng
-        self.sync_s = 0.0005  #: the least
-        self.jitter_s = 0.001  #: up to so much more
-        self.stall_rate = 0.0  #: of syncs, that take up to ``stall_s`` longer
+        self.sync_s = 0.0005  # : the minimum
+        self.jitter_s = 0.001  # : at most this much is added
+        self.stall_rate = 0.0  # : part of the syncs that take up to ``stall_s`` longer
         self.stall_s = 0.5
 
     def delay_s(self) -> float:
@@ -54,7 +54,7 @@ class Disk:
 
 
 class SimExecutor(Executor):
-    """Runs what blocks after the time that the disk takes for it; the loop goes on meanwhile."""
+    """Runs blocking calls after the time that the disk takes for them; the loop goes on meanwhile."""
 
     def __init__(self, loop: SimLoop, disk: Disk, workers: int = 2) -> None:
         self._loop = loop
@@ -70,7 +70,7 @@ class SimExecutor(Executor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # as a thread pool does: the future tells it
+            except BaseException as error:  # as a thread pool does: the future raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -92,7 +92,7 @@ class SimExecutor(Executor):
 
 
 class Host:
-    """One machine. Its disk and its name outlive the programs that run on it."""
+    """One machine. Its disk and its name survive the programs that run on it."""
 
     def __init__(self, name: str, loop: SimLoop, network: Network, rng: Rng) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class Host:
         return self.name
 
     def executor(self) -> SimExecutor:
-        """For one run of a program: what it has under way dies with it."""
+        """Return an executor for one run of a program: its pending calls end with that run."""
         return SimExecutor(self.loop, self.disk)
 
     # --- programs ---------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Host:
         return self.process is not None and self.process.is_paused
 
     def new_process(self) -> Process:
-        """A process without code yet; the one before is dead."""
+        """Return a process without code. The one before has ended."""
         assert not self.is_running, f"{self} runs {self.process}"
         self.run_count += 1
         process = Process(f"{self.name}#{self.run_count}", self.name)
@@ -136,13 +136,15 @@ class Host:
         return process
 
     def run(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a program: ``main`` and all that it starts. What it raises is its task's to tell."""
+        """Start a program: ``main`` and all that it starts. Exceptions are in the returned task."""
         return self.loop.spawn(self.new_process(), main)
 
     # --- faults -----------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """As SIGKILL: the kernel closes its connections and locks; what it wrote stays written."""
+        """End the program as SIGKILL does: the kernel closes its connections and locks; written data is
+        kept.
+        """
         process = self.process
         if process is None or process.is_dead:
             return
@@ -151,14 +153,14 @@ class Host:
         self.filesystem.locked.clear()
 
     def lose_power(self) -> None:
-        """As pulling the plug: the unsynced part of the disk survives or not; peers hear nothing."""
+        """Cut the power: each unsynced part of the disk survives or is lost; peers receive nothing."""
         if self.process is not None:
             self.loop.kill(self.process)
         self.network.on_power_loss(self.name)
         self.filesystem.crash(self.rng)
 
     def pause(self) -> None:
-        """As SIGSTOP."""
+        """Stop the program as SIGSTOP does."""
         if self.process is not None:
             self.loop.pause(self.process)
 
@@ -167,15 +169,17 @@ class Host:
             self.loop.resume(self.process)
 
     def set_clock_ahead(self, offset_ms: int) -> None:
-        """Let the wall clock jump: from now on it is so much ahead of the true time, or behind."""
+        """Let the wall clock jump: from now on it is ``offset_ms`` ahead of the true time, or behind if
+        negative.
+        """
         self.clock.offset_ms = offset_ms
 
     def fill_disk(self, free_bytes: int = 0) -> None:
-        """From now on only ``free_bytes`` more can be written."""
+        """Allow only ``free_bytes`` more to be written."""
         self.filesystem.capacity_bytes = self.filesystem.used_bytes() + free_bytes
 
     def replace_disk(self) -> None:
-        """Another disk, empty, in a host that is down: what was stored is gone for good."""
+        """Give a host that is down an empty disk: what was stored is lost for good."""
         assert not self.is_running, f"{self} runs"
         self.filesystem = MemoryFileSystem(crashable=True)
 

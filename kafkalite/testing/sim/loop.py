@@ -1,9 +1,10 @@
 """An event loop in which time is a number and every callback belongs to a process.
 
-Nothing waits: when no callback is ready, time jumps to the next timer. A ``Process`` is one running program
-on a simulated host; a context variable says whose code runs, and whatever that code schedules inherits it.
-So the loop can hold all callbacks of a process back (a pause, as by SIGSTOP) or drop them for ever (a kill,
-as by SIGKILL: no ``finally``, no ``except`` runs any more).
+The loop never waits: if no callback is ready, time jumps to the next timer. A ``Process`` is one run of
+a program on a simulated host. A context variable holds the process of the running code, and every
+callback that this code schedules inherits it. So the loop can hold all callbacks of a process back (a
+pause, as by SIGSTOP) or drop them for ever (a kill, as by SIGKILL: no ``finally``, no ``except`` runs
+any more).
 
 Within a process callbacks run in the order in which they were scheduled, as asyncio promises. Between
 processes the order is drawn from the seed.
@@ -25,16 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-#: One turn of one process takes this long: a program that never waits can't stop time.
+# : One turn of one process takes this long, so that a program that never waits can't stop time.
 TURN_S: Final = 20e-6
 START_S: Final = 1_000.0
 
-#: Whose code runs. Outside of any process: the simulation itself.
+# : The process of the running code; outside of any program, the simulation itself.
 current_process: contextvars.ContextVar[Process] = contextvars.ContextVar("current_process")
 
 
 class Deadlock(Exception):
-    """Everybody waits, and nobody for time."""
+    """Every task waits, and none of them for a timer."""
 
 
 class Process:
@@ -54,14 +55,14 @@ class Process:
         return f"<Process {self.name} {state}>"
 
     def context(self) -> contextvars.Context:
-        """A context whose code is this process's."""
+        """Return a context whose code belongs to this process."""
         context = contextvars.copy_context()
         context.run(current_process.set, self)
         return context
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that sets put in an order that is the same in every run, and that knows its process."""
+    """A task that knows its process, and that sets order in the same way in every run."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, **kwargs: Any) -> None:
         self.number = next(loop.task_numbers)
@@ -69,7 +70,7 @@ class SimTask(asyncio.Task[Any]):
         root = loop.root
         self.process = current_process.get(root) if context is None else context.get(current_process, root)
         super().__init__(coro, loop=loop, **kwargs)
-        if self.process.is_dead:  # it was killed in this very callback, whose rest goes on
+        if self.process.is_dead:  # it was killed in this very callback, the rest of which still runs
             self._log_destroy_pending = False
 
     def __hash__(self) -> int:
@@ -91,7 +92,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._active: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Process]] = []
         self._order = count()
-        self._remains: list[SimTask] = []  # of killed processes: nothing of them may be finalized
+        self._remains: list[SimTask] = []  # of killed processes: they must not be finalized
         self._is_disposed = False
 
     # --- asyncio's loop ------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return super().run_in_executor(executor, func, *args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is dropped when its time comes
+        pass  # it is dropped when it is due
 
     def _process_events(self, event_list: Any) -> NoReturn:
         raise NotImplementedError
@@ -161,7 +162,7 @@ class SimLoop(asyncio.BaseEventLoop):
         pass
 
     def _run_once(self) -> None:
-        """One turn of one process: what is ready now, and not what that makes ready."""
+        """Run one turn of one process: the callbacks that are ready now, without those that they schedule."""
         timers = self._timers
         active = self._active
         if not active and not self._stopping:  # type: ignore[attr-defined]
@@ -198,11 +199,11 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- processes -----------------------------------------------------------------------------------
 
     def spawn(self, process: Process, coro: Coroutine[Any, Any, Any], name: str = "main") -> SimTask:
-        """Begin ``coro`` as code of ``process``."""
+        """Start ``coro`` as code of ``process``."""
         return SimTask(coro, loop=self, name=f"{process.name} {name}", context=process.context())
 
     def pause(self, process: Process) -> None:
-        """Let nothing of it run until ``resume``. Its timers go off meanwhile, its data arrives."""
+        """Run none of its callbacks until ``resume``. Meanwhile its timers expire and its data arrives."""
         if not process.is_paused and not process.is_dead:
             process.is_paused = True
             if process in self._active:
@@ -215,7 +216,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._active.append(process)
 
     def kill(self, process: Process) -> None:
-        """Nothing of it ever runs again."""
+        """Drop all its callbacks, now and in future."""
         if process.is_dead:
             return
         for task in asyncio.all_tasks(self):
@@ -230,7 +231,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- the end -------------------------------------------------------------------------------------
 
     def dispose(self) -> None:
-        """Forget everything that still waits, without a word from what is torn apart by it."""
+        """Drop all pending callbacks and tasks, and silence the complaints of their finalizers."""
         self._is_disposed = True
         self._active.clear()
         self._timers.clear()
@@ -243,7 +244,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     _close(task.get_coro())
                 self._remains.clear()
-                gc.collect()  # what was torn apart complains here, where nobody listens
+                gc.collect()  # finalizers of dropped tasks report here, where nothing is logged
                 self.close()
         finally:
             sys.unraisablehook = old_hook
@@ -252,5 +253,5 @@ class SimLoop(asyncio.BaseEventLoop):
 def _close(coro: Any) -> None:
     try:
         coro.close()
-    except BaseException:  # cleanup code of a program whose world has gone
+    except BaseException:  # cleanup code of a program whose loop is gone
         return

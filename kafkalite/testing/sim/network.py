@@ -1,9 +1,8 @@
-"""The simulated network: what is between hosts, and what becomes of it when one of them dies.
+"""The simulated network between hosts, and what happens to connections when a host or a process dies.
 
-What one end writes arrives whole and in order, or the connection breaks:
-as with TCP, nothing in between. A cut link holds everything back, in one direction; what is held arrives
-when the link heals, unless the connection was given up meanwhile. A host without power answers nothing;
-when it is back it resets the connections of its former life.
+Written data arrives complete and in order, or the connection breaks, as with TCP. A cut link holds all
+data back in one direction. Held data arrives when the link heals, unless its connection was closed
+meanwhile. A host without power does not respond; when it is back it resets its former connections.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kafkalite.testing.sim.loop import Process, SimLoop
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-#: Held data moves again so long after a link has healed: a retransmission has to come first.
+# : Held data arrives this long after its link has healed: a retransmission comes first.
 RETRANSMIT_S: Final = 0.4
 
 _FIRST_FREE_PORT: Final = 40_000
@@ -72,15 +71,15 @@ class Tuning:
         spike_s: float = 0.05,
         split_rate: float = 0.0,
     ) -> None:
-        self.delay_s = delay_s  #: the least that anything takes
-        self.jitter_s = jitter_s  #: the mean of what comes on top
-        self.spike_rate = spike_rate  #: of segments, that take up to ``spike_s`` longer
+        self.delay_s = delay_s  # : the minimum
+        self.jitter_s = jitter_s  # : the mean of what is added
+        self.spike_rate = spike_rate  # : part of the segments that take up to ``spike_s`` longer
         self.spike_s = spike_s
-        self.split_rate = split_rate  #: of writes, that arrive in two pieces
+        self.split_rate = split_rate  # : part of the writes that arrive in two pieces
 
 
 class Item(NamedTuple):
-    """What travels: bytes, or a sign without any (the end of the stream, a reset)."""
+    """A segment: bytes, or a signal without bytes (the end of the stream, a reset)."""
 
     kind: str  # data, eof, reset, call
     data: bytes
@@ -88,7 +87,7 @@ class Item(NamedTuple):
 
 
 class Link:
-    """One direction between two hosts. Everything on it can be held back at once."""
+    """One direction between two hosts. All its data can be held back."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         self.network = network
@@ -113,7 +112,7 @@ class Link:
         self.is_cut = True
 
     def heal(self) -> None:
-        """What was held arrives, after the pause of a retransmission."""
+        """Deliver the held data, after the time of a retransmission."""
         self.is_cut = False
         held, self._held = self._held, {}
         for pipe in held:
@@ -124,7 +123,7 @@ class Link:
 
 
 class Pipe:
-    """What flows in one direction of one connection, in order."""
+    """One direction of one connection, in order."""
 
     __slots__ = ("_last_s", "_waiting", "deliver", "is_broken", "link")
 
@@ -159,13 +158,13 @@ class Pipe:
             self.send(item, after_s)
 
     def break_off(self) -> None:
-        """Whatever is under way is lost."""
+        """Lose all data in transit."""
         self.is_broken = True
         self._waiting.clear()
 
 
 class Network:
-    """All hosts' links, listeners and connections. One per simulation."""
+    """The links, listeners and connections of all hosts. One per simulation."""
 
     def __init__(self, loop: SimLoop, rng: Rng) -> None:
         self.loop = loop
@@ -175,32 +174,32 @@ class Network:
         self.listeners: dict[str, Listener] = {}
         self.is_powered: dict[str, bool] = {}
         self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
-        #: Called in the process, before it writes to a connection; it may kill the process, or cut the link.
+        # : Called in the process, before it writes to a connection; may kill the process or cut the link.
         self.before_write: Callable[[Process], None] = lambda process: None
         self.connection_count = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[End, None] = {}
-        self._orphans: dict[str, list[End]] = {}  # ends whose peer's host lost power
+        self._orphans: dict[str, list[End]] = {}  # ends whose peer's host has lost power
         self._ports = _FIRST_FREE_PORT
         loop.network = self
 
     def link(self, source: str, target: str) -> Link:
-        """The directed link; it is there when first asked for."""
+        """Return the directed link, which is created on first use."""
         link = self._links.get((source, target))
         if link is None:
             link = self._links[source, target] = Link(self, source, target)
         return link
 
     def links(self) -> list[Link]:
-        """Those that have been used, in the order of first use."""
+        """Return the links in the order of their first use."""
         return list(self._links.values())
 
     def ends(self) -> list[End]:
-        """Both ends of every open connection."""
+        """Return both ends of every open connection."""
         return list(self._ends)
 
     def slow_tuning(self, delay_s: float, spike_rate: float) -> Tuning:
-        """As the tuning of all links, but slower."""
+        """Return the tuning of all links, made slower."""
         tuning = self.tuning
         return Tuning(
             delay_s=tuning.delay_s + delay_s,
@@ -215,13 +214,13 @@ class Network:
         return self._ports
 
     def heal(self) -> None:
-        """Mend every link."""
+        """Heal every link."""
         for link in self.links():
             if link.is_cut:
                 link.heal()
 
     def reset_connections(self, source: str, target: str, *, count: int | None = None) -> int:
-        """Break connections that ``source`` dialled to ``target``, whatever they carry just now."""
+        """Break connections that ``source`` opened to ``target``. Return how many."""
         chosen = [
             end
             for end in self._ends
@@ -234,7 +233,7 @@ class Network:
     # --- hosts -----------------------------------------------------------------------------------------
 
     def on_process_death(self, process: Process) -> None:
-        """Its kernel closes what it had open: peers get what was written, then an end or a reset."""
+        """Close its connections as a kernel does: peers receive what was written, then an end or a reset."""
         for address in [address for address, each in self.listeners.items() if each.process is process]:
             del self.listeners[address]
         for end in [end for end in self._ends if end.process is process]:
@@ -242,7 +241,7 @@ class Network:
             end.on_own_death(is_polite=self.rng.random() < 0.5)
 
     def on_power_loss(self, host: str) -> None:
-        """Everything the host had open is gone without a word."""
+        """Drop all connections and listeners of the host without notifying any peer."""
         self.is_powered[host] = False
         for address in [
             address for address, each in self.listeners.items() if each.process.host_name == host
@@ -255,7 +254,7 @@ class Network:
             orphans.append(end.peer)
 
     def on_power(self, host: str) -> None:
-        """The host is back, and resets what its former life had open when it hears of it."""
+        """Mark the host as up. It resets its former connections when their peers send to it."""
         self.is_powered[host] = True
         for end in self._orphans.pop(host, []):
             if end in self._ends:

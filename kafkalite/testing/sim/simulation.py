@@ -1,4 +1,4 @@
-"""Simulation: hosts, a network and a clock that follow from one number.
+"""Simulation: hosts, a network and a clock that are determined by one number.
 
 ::
 
@@ -7,9 +7,9 @@
         server.run(serve())
         assert simulation.run(ask(), on=client) == b"pong"
 
-Everything random is drawn from the seed, through generators of its own for each part, so that a change in
-one place does not shift the chance of another. ``trace_hash`` sums up what happened and when: two runs of a
-seed give the same one.
+All random choices are drawn from the seed, by a separate generator for each part, so that a change in
+one part does not shift the choices of another. ``trace_hash`` covers all events and their times: two
+runs of a seed have the same hash.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ T = TypeVar("T")
 register_scheme(SCHEME, SimTransport)
 
 KEPT_EVENTS: Final = 400
-_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: whose events are kept
+_LOGGERS: Final = ("kafkalite", "pysyncobj")  # : their events are kept
 
 
 class Violation(AssertionError):
-    """Something that must hold does not. ``check`` names it; ``kind`` is safety, liveness or crash."""
+    """A broken promise. ``check`` names it; ``kind`` is safety, liveness or crash."""
 
     def __init__(self, check: str, message: str, *, kind: str = "safety") -> None:
         super().__init__(f"{check}: {message}")
@@ -50,7 +50,7 @@ class Violation(AssertionError):
 
 
 class _Watcher(logging.Handler):
-    """Keeps the last events that the simulated programs log, unformatted until somebody wants to read."""
+    """Keeps the last events that the simulated programs log, and formats them only when they are read."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Watcher(logging.Handler):
 
 
 class Simulation:
-    """One world. Left by ``with``: what still runs in it is forgotten."""
+    """One simulated world. On exit, programs that still run are dropped."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -74,7 +74,7 @@ class Simulation:
         self.violations: list[Violation] = []
         self.probes: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=8)
-        #: Every line that goes into the hash, where somebody wants to compare two runs.
+        # : Every line that goes into the hash, if set: to compare two runs.
         self.lines: list[str] | None = None
         self._watcher = _Watcher(self)
         self._loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -84,11 +84,11 @@ class Simulation:
         self.loop.set_exception_handler(self._on_loop_error)
 
     def rng(self, name: str) -> Rng:
-        """A generator of its own for whatever is called ``name``."""
+        """Return the generator for the part called ``name``."""
         return random.Random(f"{self.seed}/{name}")
 
     def host(self, name: str) -> Host:
-        """The host of that name; it is there when first asked for."""
+        """Return the host of that name, which is created on first use."""
         host = self.hosts.get(name)
         if host is None:
             host = self.hosts[name] = Host(name, self.loop, self.network, self.rng(name))
@@ -103,7 +103,7 @@ class Simulation:
             logger.setLevel(logging.INFO)
             logger.propagate = False
         self._collects = gc.isenabled()
-        gc.disable()  # a finalizer must not run at another moment in another run
+        gc.disable()  # finalizers must run at the same moment in every run
         return self
 
     def __exit__(
@@ -121,7 +121,7 @@ class Simulation:
             gc.enable()
 
     def run(self, story: Coroutine[Any, Any, T], *, on: Host | None = None) -> T:
-        """Run until ``story`` has ended; as a program of a host, or as the hand that moves the world."""
+        """Run until ``story`` has ended: as a program of the host ``on``, or outside of all hosts."""
         task: asyncio.Task[T]
         if on is None:
             task = SimTask(story, loop=self.loop, name="story")
@@ -136,7 +136,7 @@ class Simulation:
 
     @property
     def now_ms(self) -> int:
-        """Milliseconds since the beginning of this world."""
+        """Milliseconds since the start of the simulation."""
         return int((self.loop.time() - START_S) * 1000)
 
     # --- what happened ----------------------------------------------------------------------------------
@@ -146,23 +146,23 @@ class Simulation:
         return self._hash.hexdigest()
 
     def note(self, text: str) -> None:
-        """An event for the trace: a fault, a choice, an outcome."""
+        """Add an event to the trace: a fault, a choice, an outcome."""
         self.trace(text)
         self.events.append((self.now_ms, "simulation", text))
 
     def trace(self, text: str) -> None:
-        """As ``note``, for what is too frequent to be shown."""
+        """Add an event that is too frequent to be shown in ``story``."""
         line = f"{self.loop.time():.6f} {text}"
         self._hash.update(line.encode())
         if self.lines is not None:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """A rare path was taken: runs that never take it prove nothing about it."""
+        """Count a rare path: runs that never take it prove nothing about it."""
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:
-        """Remember it; the first of a run counts."""
+        """Record a violation. The first of a run counts."""
         self.note(f"VIOLATION {violation}")
         self.violations.append(violation)
 
@@ -178,7 +178,7 @@ class Simulation:
         self.violate(violation)
 
     def story(self, last: int = KEPT_EVENTS) -> list[str]:
-        """The last events, as lines."""
+        """Return the last events as lines."""
         lines: list[str] = []
         for now_ms, who, event in list(self.events)[-last:]:
             text = event if isinstance(event, str) else f"{event.levelname.lower()} {event.getMessage()}"

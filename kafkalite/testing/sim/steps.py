@@ -1,8 +1,8 @@
-"""A program that is killed, or stands still, at a chosen step; and at every one, one world after the other.
+"""Kill or pause a program at a chosen step, or at every step, one simulation after the other.
 
-A step is whatever the world could notice: a write to a connection, and what the program itself calls a step
-(``await steps("process")`` just before it does something). Between two of them nothing has happened, so
-dying at each is dying anywhere::
+A step is an event that the outside could observe: a write to a connection, and every point that the
+program declares as a step (``await steps("process")`` just before an effect). Nothing observable
+happens between two steps, so dying at each of them covers dying anywhere::
 
     def life(steps: Steps) -> None:
         with Simulation(seed=1) as simulation: ...
@@ -25,11 +25,13 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """The steps of the first process that is watched. ``fatal``: at which of them, from 1; 0 for none."""
+    """Counts the steps of the first watched process. ``fatal`` is the step to strike at, from 1; 0 for
+    none.
+    """
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal
-        self.labels: list[str] = []  #: of all steps, up to the fatal one
+        self.labels: list[str] = []  # : of all steps, up to the fatal one
         self._process: Process | None = None
         self._strike: Callable[[], None] = lambda: None
 
@@ -38,7 +40,7 @@ class Steps:
         return 0 < self.fatal <= len(self.labels)
 
     def watch(self, host: Host, strike: Callable[[], None]) -> None:
-        """Count the steps of what runs on ``host`` now; ``strike`` takes place before the fatal one does."""
+        """Count the steps of the program that runs on ``host``. Call ``strike`` before the fatal one."""
         self._process = host.process
         self._strike = strike
         host.network.before_write = lambda process: self._count(process, _WRITE)
@@ -51,7 +53,7 @@ class Steps:
             self._strike()
 
     async def __call__(self, label: str) -> None:
-        """The program does something next. Who was killed does not return, who was paused does later."""
+        """Declare a step. Does not return if the program is killed; returns later if it is paused."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop), "steps are counted in a simulation"
         process = current_process.get(loop.root)
@@ -62,11 +64,12 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Live once untouched, then once for each step of that life, struck there. The labels of its steps.
+    """Run ``life`` once untouched, then once for each of its steps, struck there. Return the labels of the
+    steps.
 
-    With a ``stride``, a sample: every so many steps.
+    With a ``stride``, strike only at every ``stride``-th step.
     """
-    gc.freeze()  # each world is collected at its end: nothing else has to be looked at then
+    gc.freeze()  # each simulation is collected at its end, without looking at older objects
     try:
         untouched = Steps()
         life(untouched)

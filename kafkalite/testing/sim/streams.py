@@ -1,7 +1,7 @@
 """Streams between simulated hosts: the Transport of ``sim://host:port`` addresses.
 
-Two ``SimEnd`` make a connection; between them is a ``network.Link`` in each direction. An end's protocol is
-called as a callback of the process that opened it, so it pauses and dies with that process.
+Two ``SimEnd`` make a connection, with a ``network.Link`` in each direction. The protocol of an end is
+called by callbacks of the process that opened it, so it pauses and dies with that process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafkalite.transport.stream_end import StreamEnd
 
 SCHEME: Final = "sim://"
 
-#: A host that does not answer a dial is given up after this time, as a kernel does.
+# : Connecting to a host that does not respond fails after this time, as in a kernel.
 DIAL_TIMEOUT_S: Final = 20.0
 
 
@@ -31,7 +31,7 @@ def _network() -> Network:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``sim://host:port`` as (host, port). Raises ConfigError."""
+    """Return ``sim://host:port`` as (host, port). Raises ConfigError."""
     host, colon, port = address.removeprefix(SCHEME).rpartition(":")
     if not address.startswith(SCHEME) or not host or not colon or not port.isdigit():
         raise ConfigError(key="address", value=address, allowed="sim://host:port")
@@ -136,7 +136,7 @@ class SimListener:
 
 
 class SimEnd(StreamEnd):
-    """One end of a connection, as its process sees it."""
+    """One end of a connection, in its process."""
 
     def __init__(
         self, network: Network, process: Process, out: Link, peername: tuple[str, int], *, is_dialler: bool
@@ -160,14 +160,14 @@ class SimEnd(StreamEnd):
     # --- opening ----------------------------------------------------------------------------------
 
     def join(self, peer: SimEnd) -> None:
-        """The two are one connection from now on, whenever each is opened."""
+        """Make the two ends one connection, before or after each is opened."""
         self.peer, peer.peer = peer, self
         self._network.connection_count += 1
         self._network.add(self)
         self._network.add(peer)
 
     def open(self, protocol: asyncio.BufferedProtocol) -> None:
-        if self._is_closing:  # reset between the dial and its answer
+        if self._is_closing:  # reset before connect returned
             self._loop.call_soon(_refused, protocol, self, context=self._context)
             return
         self._protocol = protocol
@@ -177,7 +177,7 @@ class SimEnd(StreamEnd):
             self._wake()
 
     def give_up(self) -> None:
-        """The dialler waits no more for the answer."""
+        """Stop waiting for the connection."""
         if self.peer is not self:
             self.abort()
 
@@ -187,7 +187,7 @@ class SimEnd(StreamEnd):
         self.peer._take(item)
 
     def _take(self, item: Item) -> None:
-        """In the simulation's own context: the kernel of this end has ``item``."""
+        """Accept ``item`` as the kernel of this end, in the simulation's own context."""
         if self._is_closing or self.process.is_dead:
             return
         if item.kind == "reset":
@@ -204,7 +204,7 @@ class SimEnd(StreamEnd):
             self._loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
-        """In the process: give the protocol what has arrived, as far as it reads."""
+        """Pass what arrived to the protocol, in its process, while it reads."""
         self._is_scheduled = False
         while self._arrived and not self._is_closing:
             kind = self._arrived[0].kind
@@ -283,7 +283,7 @@ class SimEnd(StreamEnd):
     # --- faults: in the simulation's own context --------------------------------------------------------
 
     def reset_both(self) -> None:
-        """Something between the two breaks the connection: each side learns of it on its own."""
+        """Break the connection in the network: each side notices on its own."""
         for end in (self, self.peer):
             end._out.break_off()
             end.on_reset_by_peer()
@@ -292,17 +292,17 @@ class SimEnd(StreamEnd):
         self._take(Item("reset", b""))
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """The process died; its kernel sends the end of the stream, or a reset, behind what was written."""
+        """Send the end of the stream, or a reset, behind what the dead process wrote."""
         self._is_closing = True
         self._out.send(Item("eof" if is_polite and not self._arrived else "reset", b""))
 
     def vanish(self) -> None:
-        """The host lost power: not a word to anybody, and what is under way is lost."""
+        """Drop the data in transit without notifying the peer: the host has lost power."""
         self._is_closing = True
         self._out.break_off()
 
 
 def _refused(protocol: asyncio.BufferedProtocol, end: SimEnd) -> None:
-    """A protocol whose connection broke before it was made: it sees both, one after the other."""
+    """Open and lose a protocol whose connection broke before it was made."""
     protocol.connection_made(end)
     protocol.connection_lost(ConnectionResetError("connection reset by peer"))

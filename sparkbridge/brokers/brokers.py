@@ -1,15 +1,15 @@
-"""The brokers of one cluster as a blocking client sees them: connections, who leads what, and trying again.
+"""The brokers of one cluster for a blocking client: connections, leaders, and retries.
 
-One connection per address, made when it is first needed. What may pass (a leader that moved, a connection
-that broke, a broker that is away) is tried again with growing pauses and fresh metadata until
-request.timeout.ms; what will not pass is raised at once.
+There is one connection per address, opened on first use. Errors that may pass (a leader that moved, a broken
+connection, an unreachable broker) are retried with growing pauses and fresh metadata, as planned by
+``kafkalite.client.cluster.call_plan``, until request.timeout.ms; others are raised at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kafkalite.client.cluster.call_plan import (
     CallPlan,
@@ -18,6 +18,8 @@ from kafkalite.client.cluster.call_plan import (
     GiveUp,
     Locate,
     Pause,
+    Send,
+    Verdict,
     judge_broker_error,
 )
 from kafkalite.client.cluster.retry import Backoff, is_retriable
@@ -33,40 +35,48 @@ from kafkalite.errors import (
 from kafkalite.model import IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import system_rng
-from sparkbridge.brokers.connection import Reply, WireConnection
-
-if TYPE_CHECKING:
-    from sparkbridge.options import ClientOptions
+from sparkbridge.brokers.connection import BrokerConnection, Reply
+from sparkbridge.options import ClientOptions
 
 T = TypeVar("T")
 
-# Unless kafka.retry.backoff.ms, kafka.retry.backoff.max.ms and kafka.socket.connection.setup.timeout.ms say
-# otherwise. A connection that takes longer is given up for this attempt: the host may be gone.
+# Defaults of kafka.retry.backoff.ms, kafka.retry.backoff.max.ms and kafka.socket.connection.setup.timeout.ms.
 RETRY_BACKOFF_MS: Final = 20
 RETRY_BACKOFF_MAX_MS: Final = 500
 CONNECT_TIMEOUT_MS: Final = 5_000
 
-# Of several brokers, the next is asked when one has not answered a question that any can answer.
+# If a broker does not respond in time to a request that any broker can serve, the next one is asked.
 STAGGER_S: Final = 1.0
 
-# A leader that leaves a request unanswered for so long may be dead without having hung up.
+# If a leader does not respond in time, the other brokers are asked who leads: it may be dead.
 PATIENCE_S: Final = 2.0
 
-# After so many failures in a row whoever was asked before may be cut off: any other may know better.
+# After this many failures in a row, brokers without a connection are asked as well: the known ones may be
+# partitioned from the cluster.
 _PATIENT_FAILURES: Final = 3
 
-# Of several brokers one may not have heard yet of a topic that was just made.
-MISSING_TOPIC_GRACE_S: Final = 1.0
+# With several brokers, one may not know yet of a topic that was just created.
+MISSING_TOPIC_GRACE_MS: Final = 1_000
+
+
+def _judge(error: KafkaliteError) -> Verdict:
+    if isinstance(error, UnknownTopicOrPartitionError):
+        return Verdict(must_locate=True, limit_ms=MISSING_TOPIC_GRACE_MS)
+    return judge_broker_error(error)
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
 
 
 class Brokers:
-    """For one user at a time."""
+    """Connections to the brokers, and the metadata of the cluster. For one caller at a time."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
         self.metadata = MetadataCache()
         self._bootstrap = [part.strip() for part in options.bootstrap_servers.split(",") if part.strip()]
-        self._connections: dict[str, WireConnection] = {}
+        self._connections: dict[str, BrokerConnection] = {}
         self._rng = system_rng()
         settings = options.consumer
         backoff = Backoff(
@@ -80,12 +90,11 @@ class Brokers:
             IsolationLevel.READ_COMMITTED if options.is_read_committed else IsolationLevel.READ_UNCOMMITTED
         )
         self.isolation_level = int(level)
-        #: By address, what went wrong there during the present call.
-        self._tried: dict[str, str] = {}
-        self._turn = 0  #: whom to ask first of those that are equally near; another after each failure
-        self._failures = 0  #: of the present call
-        self._told_by = ""  #: who answered last what anybody can answer
-        self._doubted: set[str] = set()  #: whom to ask so only when there is nobody else
+        self._errors: dict[str, str] = {}  #: of the current call, by address
+        self._failures = 0  #: of the current call
+        self._turn = 0  #: which of equally near brokers is asked first; changes after each failure
+        self._last_responder = ""  #: the last broker that responded to a request that any broker can serve
+        self._avoided: set[str] = set()  #: brokers to ask only if no other one is left
 
     def __repr__(self) -> str:
         return f"<Brokers {', '.join(self._addresses())}, {len(self._connections)} connections>"
@@ -114,50 +123,50 @@ class Brokers:
         *,
         extra_ms: int = 0,
     ) -> T:
-        """What ``attempt(deadline_s)`` returns. It may be called many times, and does what is left to do.
+        """Return the result of ``attempt(deadline_s)``, which may be called many times.
 
-        ``tps`` are the partitions whose leaders it needs.
-        Raises what will not pass at once; otherwise ConnectionFailedError or RequestTimeoutError, which say
-        what was tried where.
+        ``tps`` are the partitions whose leaders it needs. Raises errors that no retry can cure at once;
+        otherwise ConnectionFailedError or RequestTimeoutError with the failure of each broker.
         """
         started_s = time.monotonic()
         deadline_s = self.deadline_s(extra_ms)
-        self._tried = {}
+        self._errors = {}
         self._failures = 0
         plan = CallPlan(
             self._rules,
-            now_ms=0,
-            timeout_ms=int((deadline_s - started_s) * 1000),
+            now_ms=_now_ms(),
+            timeout_ms=self.options.request_timeout_ms + extra_ms,
             is_located=True,
-            timeout_error=lambda last: self._given_up(what, last, started_s),
+            timeout_error=lambda error: self._timeout_error(what, error, started_s),
         )
         last: KafkaliteError | None = None
         while True:
-            step = plan.next_step(int((time.monotonic() - started_s) * 1000))
-            if isinstance(step, Locate):
-                assert last is not None, "the leaders are looked up only after a failure"
-                self._refresh_after(last, tps, started_s, deadline_s)
-                plan.located()
-            elif isinstance(step, Dial):
-                plan.connected()  # ``attempt`` opens the connections that it needs
-            elif isinstance(step, Pause):
-                time.sleep(step.duration_ms / 1000)
-                plan.wake()
-            elif isinstance(step, GiveUp):
-                raise step.error
-            else:
-                try:
-                    return attempt(deadline_s)
-                except KafkaliteError as error:
-                    last = error
-                    self._failures += 1
-                    self._turn += 1
-                    plan.failed(error, int((time.monotonic() - started_s) * 1000), self._rng.random())
+            step = plan.next_step(_now_ms())
+            match step:
+                case Locate():
+                    assert last is not None, "the metadata is refreshed after a failure"
+                    self._refresh_after(last, tps, deadline_s)
+                    plan.located()
+                case Dial():
+                    plan.connected()
+                case Pause():
+                    time.sleep(step.duration_ms / 1000)
+                    plan.wake()
+                case GiveUp():
+                    raise step.error
+                case Send():
+                    try:
+                        return attempt(deadline_s)
+                    except KafkaliteError as error:
+                        last = error
+                        self._turn += 1
+                        plan.failed(error, _now_ms(), self._rng.random())
+                        self._failures = plan.failures
 
     def _refresh_after(
-        self, error: KafkaliteError, tps: Collection[TopicPartition], started_s: float, deadline_s: float
+        self, error: KafkaliteError, tps: Collection[TopicPartition], deadline_s: float
     ) -> None:
-        """Ask who leads now. Raises ``error`` when it tells of a topic that is really not there."""
+        """Refresh the metadata of ``tps``. Raises errors that no retry can cure, ``error`` among them."""
         topics = {tp.topic for tp in tps}
         try:
             self.refresh(topics, deadline_s)
@@ -165,20 +174,22 @@ class Brokers:
             if not is_retriable(failure):
                 raise
             return
-        if isinstance(error, UnknownTopicOrPartitionError):
-            is_missing = not all(map(self.metadata.knows, tps))
-            is_final = is_missing and len(self.metadata.addresses) == 1
-            if is_final or time.monotonic() - started_s >= MISSING_TOPIC_GRACE_S:
-                raise error
+        is_missing = isinstance(error, UnknownTopicOrPartitionError) and not all(
+            map(self.metadata.knows, tps)
+        )
+        if is_missing and len(self.metadata.addresses) == 1:
+            raise error
         for topic in topics:
             fatal = self.metadata.fatal_error(topic)
             if fatal is not None:
                 raise broker_error(*fatal, about=f"topic {topic!r}")
 
-    def _given_up(self, what: str, error: KafkaliteError, started_s: float) -> KafkaliteError:
+    def _timeout_error(self, what: str, error: KafkaliteError, started_s: float) -> KafkaliteError:
+        if isinstance(error, UnknownTopicOrPartitionError):
+            return error
         after_ms = int((time.monotonic() - started_s) * 1000)
-        tried = "; ".join(f"{address}: {why}" for address, why in self._tried.items())
-        message = f"{what} came to nothing within {after_ms} ms: {tried or error.message}"
+        tried = "; ".join(f"{address}: {why}" for address, why in self._errors.items())
+        message = f"{what} failed for {after_ms} ms: {tried or error.message}"
         if isinstance(error, ConnectionFailedError):
             return ConnectionFailedError(
                 message, hint="is a broker running there? Check kafka.bootstrap.servers and any firewall"
@@ -188,19 +199,19 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Until when to wait for somebody whom another may replace; a lone broker has all the time."""
+        """Return the deadline for one of several brokers; a single broker has until ``deadline_s``."""
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
 
-    def blame(self, address: str, error: KafkaliteError) -> None:
-        """Remember what went wrong at ``address`` for the message of a call that comes to nothing."""
-        self._tried[address] = error.message
+    def record_failure(self, address: str, error: KafkaliteError) -> None:
+        """Remember the failure of a broker for the error message of a call that times out."""
+        self._errors[address] = error.message
 
     # --- connections ---------------------------------------------------------------------------
 
-    def connection(self, address: str, deadline_s: float) -> WireConnection:
-        """The open connection to ``address``, or a new one. Raises ConnectionFailedError."""
+    def connection(self, address: str, deadline_s: float) -> BrokerConnection:
+        """Return the open connection to ``address``, or a new one. Raises ConnectionFailedError."""
         connection = self._connections.get(address)
         if connection is not None:
             if connection.is_open and not connection.is_stale:
@@ -211,57 +222,57 @@ class Brokers:
         self._connections[address] = connection
         return connection
 
-    def dial(self, address: str, deadline_s: float) -> WireConnection:
-        """A connection of its own, which whoever asked for it closes. Raises ConnectionFailedError."""
+    def dial(self, address: str, deadline_s: float) -> BrokerConnection:
+        """Return a new connection, which the caller closes. Raises ConnectionFailedError."""
         deadline_s = min(deadline_s, time.monotonic() + self._connect_timeout_s)
         try:
-            return WireConnection.open(address, client_id=self.options.client_id, deadline_s=deadline_s)
+            return BrokerConnection.open(address, client_id=self.options.client_id, deadline_s=deadline_s)
         except KafkaliteError as error:
-            self.blame(address, error)
+            self.record_failure(address, error)
             raise
 
     def address(self, node_id: int) -> str:
-        """Where a broker listens. Raises LeaderNotAvailableError when the metadata does not know it."""
+        """Return the address of a broker. Raises LeaderNotAvailableError if it is not in the metadata."""
         address = self.metadata.addresses.get(node_id)
         if address is None:
             raise LeaderNotAvailableError(f"broker {node_id} is not in the cluster's metadata")
         return address
 
     def _addresses(self) -> list[str]:
-        """Known brokers, then those to begin with."""
+        """Return the brokers of the metadata, then the bootstrap servers."""
         return list(dict.fromkeys((*self.metadata.addresses.values(), *self._bootstrap)))
 
-    def ask_anybody(self, message: Any, deadline_s: float, *, but: Collection[str] = ()) -> Reply:
-        """The answer of the first broker that gives one in good time, connected ones first.
+    def ask_any(self, message: Any, deadline_s: float, *, excluding: Collection[str] = ()) -> Reply:
+        """Return the response of the first broker that responds in time, connected ones first.
 
-        Raises the last error when none does; ``but`` are not asked.
+        Raises the last error if none does. Brokers in ``excluding`` are not asked.
         """
-        addresses = [address for address in self._addresses() if address not in but]
+        addresses = [address for address in self._addresses() if address not in excluding]
         if not addresses:
             raise ConnectionFailedError("there is no other broker to ask")
         turn = self._turn % len(addresses)
         addresses = addresses[turn:] + addresses[:turn]
         if self._failures < _PATIENT_FAILURES:
             addresses.sort(key=self._distance)
-        addresses.sort(key=self._doubted.__contains__)
+        addresses.sort(key=self._avoided.__contains__)
         last: KafkaliteError | None = None
         for address in addresses:
             limit_s = self.patient_until_s(deadline_s, STAGGER_S * (1 + self._failures))
             try:
                 reply = self.connection(address, limit_s).call(message, limit_s)
             except KafkaliteError as error:
-                self.blame(address, error)
+                self.record_failure(address, error)
                 last = error
                 if not is_retriable(error):
                     raise
             else:
-                self._told_by = address
+                self._last_responder = address
                 return reply
-        assert last is not None, "somebody was asked"
+        assert last is not None, "at least one broker was asked"
         raise last
 
     def _distance(self, address: str) -> int:
-        """0 for an idle connection, 1 for one not made yet, 2 for one with others' answers before ours."""
+        """Return 0 for an idle connection, 1 for none, 2 for one that awaits earlier responses."""
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             return 1
@@ -270,22 +281,22 @@ class Brokers:
     # --- metadata ------------------------------------------------------------------------------
 
     def refresh(
-        self, topics: Collection[str] | None, deadline_s: float, *, but: Collection[str] = ()
+        self, topics: Collection[str] | None, deadline_s: float, *, excluding: Collection[str] = ()
     ) -> None:
-        """Learn brokers and leaders of ``topics`` (None: of all) anew. Raises KafkaliteError."""
+        """Fetch the metadata of ``topics`` (None: of all). Raises KafkaliteError."""
         request = MetadataRequest(None if topics is None else sorted(topics), False)
-        reply = self.ask_anybody(request, deadline_s, but=but)
+        reply = self.ask_any(request, deadline_s, excluding=excluding)
         self.metadata.update(reply.message, complete=topics is None)
 
-    def doubt(self) -> None:
-        """Have the next questions that anybody can answer asked of others than whoever answered the last."""
-        self._doubted.add(self._told_by)
-        if self._doubted.issuperset(self._addresses()):
-            self._doubted.clear()
+    def avoid_last_responder(self) -> None:
+        """Send the next requests that any broker can serve to others than the last responder."""
+        self._avoided.add(self._last_responder)
+        if self._avoided.issuperset(self._addresses()):
+            self._avoided.clear()
             self._turn += 1
 
     def leader(self, tp: TopicPartition, deadline_s: float) -> tuple[str, int]:
-        """(address of the leader, its epoch), from the cache if it is there.
+        """Return (address of the leader, its epoch), from the cache if possible.
 
         Raises UnknownTopicOrPartitionError, LeaderNotAvailableError.
         """
@@ -314,16 +325,16 @@ class Brokers:
 
     def receive(
         self,
-        connection: WireConnection,
+        connection: BrokerConnection,
         reply: Reply,
         tp: TopicPartition,
         deadline_s: float,
         *,
         extra_ms: int = 0,
     ) -> Reply:
-        """The answer of ``tp``'s leader, which is left when it does not answer and the others name another.
+        """Return the response of ``tp``'s leader. Stops waiting if the other brokers report another leader.
 
-        ``extra_ms`` is how long the leader may hold the answer by itself. Raises as WireConnection.receive.
+        The leader may hold the response for ``extra_ms``. Raises as BrokerConnection.receive.
         """
         patience_s = PATIENCE_S + extra_ms / 1000
         while not connection.wait(reply, min(deadline_s, time.monotonic() + patience_s)):
@@ -332,12 +343,12 @@ class Brokers:
         try:
             return connection.receive(reply, time.monotonic())
         except KafkaliteError as error:
-            self.blame(connection.address, error)
+            self.record_failure(connection.address, error)
             raise
 
-    def _has_moved(self, connection: WireConnection, tp: TopicPartition, deadline_s: float) -> bool:
+    def _has_moved(self, connection: BrokerConnection, tp: TopicPartition, deadline_s: float) -> bool:
         try:
-            self.refresh([tp.topic], deadline_s, but=[connection.address])
+            self.refresh([tp.topic], deadline_s, excluding=[connection.address])
             return self.leader(tp, deadline_s)[0] != connection.address
         except KafkaliteError:
             return False
@@ -348,10 +359,10 @@ class Brokers:
         wanted: Iterable[TopicPartition],
         request_of: Callable[[Sequence[tuple[TopicPartition, int]]], Any],
     ) -> dict[TopicPartition, list[Any]]:
-        """Ask each leader once for all it leads, all leaders at once, until each partition is answered.
+        """Send one request to each leader, all at once, and retry until every partition has a response.
 
-        ``request_of`` makes a request of (partition, leader epoch) pairs; its answer has ``partitions``, each
-        with topic, partition and error code. Returns the answers of each partition, as many as were asked.
+        ``request_of`` makes a request from (partition, leader epoch) pairs; its response has ``partitions``,
+        each with topic, partition and error code. Returns all entries of each partition.
         """
         found: dict[TopicPartition, list[Any]] = {}
         wanted = list(dict.fromkeys(wanted))
@@ -360,7 +371,7 @@ class Brokers:
             missing = [tp for tp in wanted if tp not in found]
             error = self._ask_round(missing, request_of, found, deadline_s)
             if error is None and len(found) < len(wanted):
-                error = LeaderNotAvailableError("a broker left partitions out of its answer")
+                error = LeaderNotAvailableError("a broker omitted partitions from its response")
             if error is not None:
                 raise error
 
@@ -374,7 +385,7 @@ class Brokers:
         found: dict[TopicPartition, list[Any]],
         deadline_s: float,
     ) -> KafkaliteError | None:
-        """One round: what is answered goes into ``found``; returns an error if anything is not."""
+        """Send one round of requests, add the responses to ``found``, and return an error if any failed."""
         error: KafkaliteError | None = None
         by_address: dict[str, list[tuple[TopicPartition, int]]] = {}
         for tp in missing:
@@ -384,13 +395,13 @@ class Brokers:
                 error = failure
                 continue
             by_address.setdefault(address, []).append((tp, leader_epoch))
-        sent: list[tuple[WireConnection, Reply, TopicPartition]] = []
+        sent: list[tuple[BrokerConnection, Reply, TopicPartition]] = []
         for address, asked in by_address.items():
             try:
                 connection = self.connection(address, deadline_s)
                 sent.append((connection, connection.send(request_of(asked), deadline_s), asked[0][0]))
             except KafkaliteError as failure:
-                self.blame(address, failure)
+                self.record_failure(address, failure)
                 error = failure
         for connection, reply, tp in sent:
             try:
@@ -402,18 +413,18 @@ class Brokers:
         return error
 
 
-def _take(answers: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Put the answers without an error into ``found``. Returns an error of the rest, a lasting one if any."""
+def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
+    """Add the entries without an error to ``found``. Return one of the errors, a permanent one if any."""
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}
-    for answer in answers:
-        tp = TopicPartition(answer.topic, answer.partition)
-        if answer.error_code == 0:
-            taken.setdefault(tp, []).append(answer)
+    for entry in entries:
+        tp = TopicPartition(entry.topic, entry.partition)
+        if entry.error_code == 0:
+            taken.setdefault(tp, []).append(entry)
             continue
         refused.add(tp)
-        failure = broker_error(answer.error_code, answer.error_message or "", about=str(tp))
+        failure = broker_error(entry.error_code, entry.error_message or "", about=str(tp))
         if error is None or not is_retriable(failure):
             error = failure
     found.update({tp: list_ for tp, list_ in taken.items() if tp not in refused})

@@ -1,8 +1,8 @@
-"""SparkCluster: what the driver and the tasks of a query ask of the brokers. Blocking.
+"""SparkCluster: the blocking client that the driver and the tasks of a query use to reach the brokers.
 
-``SparkCluster.shared`` keeps one per process and ClientOptions, for Spark's worker processes serve many
-tasks. A process that was forked with open connections drops its copies of them and makes its own; the
-parent's go on.
+``SparkCluster.shared`` keeps one per process and ClientOptions, because Spark's worker processes run many
+tasks. A process that was forked with open connections closes its copies of them and opens its own; those of
+the parent stay open.
 """
 
 from __future__ import annotations
@@ -12,26 +12,49 @@ import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kafkalite.errors import broker_error
-from kafkalite.model import TopicPartition
-from sparkbridge.brokers import list_offsets as wire_offsets
+from kafkalite.client.cluster.retry import is_retriable
+from kafkalite.client.consumer.isolation import AbortedFilter
+from kafkalite.errors import (
+    BrokerError,
+    KafkaliteError,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    UnknownTopicOrPartitionError,
+    broker_error,
+)
+from kafkalite.limits import MIB
+from kafkalite.model import EARLIEST, LATEST, NO_OFFSET, IsolationLevel, TopicPartition
+from kafkalite.protocol.messages.data import (
+    AbortedTransaction,
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    OffsetForBytes,
+    OffsetsForBytesPartition,
+    OffsetsForBytesRequest,
+)
+from kafkalite.records.batch import RecordBatch
+from kafkalite.records.header import parse_header
 from sparkbridge.brokers.brokers import Brokers
-from sparkbridge.brokers.fetch import Fetched as Fetched
-from sparkbridge.brokers.fetch import FetchToken as FetchToken
-from sparkbridge.brokers.fetch import receive_fetch, send_early
+from sparkbridge.brokers.connection import BrokerConnection, Reply
 from sparkbridge.brokers.groups import GroupOffsets
-from sparkbridge.brokers.long_poll import NewsWatch
-from sparkbridge.brokers.offsets_for_bytes import ends_by_bytes
+from sparkbridge.brokers.long_poll import LongPolls
 from sparkbridge.offsets import Positions, TopicSnapshot
+from sparkbridge.options import ClientOptions
 
-if TYPE_CHECKING:
-    from sparkbridge.options import ClientOptions
-
-
-# A process rarely knows two ClientOptions: a query has one or two.
+# A process rarely uses more than two ClientOptions: a query has one or two.
 MAX_SHARED: Final = 16
+
+# The search for the record of a timestamp reads the log in steps of this size after the first batch.
+_STEP_BYTES: Final = MIB
+
+# A topic may be deleted, created again or truncated between two requests; then both are repeated.
+_ROUNDS: Final = 5
 
 
 class TopicInfo(NamedTuple):
@@ -39,86 +62,114 @@ class TopicInfo(NamedTuple):
     partition_count: int
 
 
-class _Held(NamedTuple):
-    """What one process has open."""
+class Fetched(NamedTuple):
+    """The response for one partition. ``payload`` is whole batches; the first may begin before the offset."""
+
+    payload: memoryview
+    aborted: list[AbortedTransaction]
+    high_watermark: int  #: exclusive
+    last_stable_offset: int  #: exclusive
+    log_start_offset: int  #: inclusive
+
+
+class FetchToken:
+    """A fetch in flight. It may be dropped: its response is then read and discarded."""
+
+    __slots__ = ("connection", "max_bytes", "max_wait_ms", "offset", "reply", "tp")
+
+    def __init__(self, tp: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int) -> None:
+        self.tp = tp
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.max_wait_ms = max_wait_ms
+        self.connection: BrokerConnection | None = None  #: None: not sent; ``receive_fetch`` sends it
+        self.reply: Reply | None = None
+
+    def __repr__(self) -> str:
+        state = "not sent" if self.reply is None else "answered" if self.reply.is_done else "sent"
+        return f"<FetchToken {self.tp} from {self.offset}, {state}>"
+
+
+class _ProcessState(NamedTuple):
+    """The connections that one process has open."""
 
     pid: int
     lock: threading.RLock
     brokers: Brokers
     groups: GroupOffsets
-    news: NewsWatch
+    long_polls: LongPolls
 
     @classmethod
-    def new(cls, options: ClientOptions) -> _Held:
+    def new(cls, options: ClientOptions) -> _ProcessState:
         brokers = Brokers(options)
-        return cls(os.getpid(), threading.RLock(), brokers, GroupOffsets(brokers), NewsWatch(brokers))
+        return cls(os.getpid(), threading.RLock(), brokers, GroupOffsets(brokers), LongPolls(brokers))
 
     def close(self) -> None:
-        """Close this process's copies of the sockets; nothing is shut down for a parent that has them too."""
-        self.news.close()
+        """Close this process's copies of the sockets, without a shutdown: a parent may still use them."""
+        self.long_polls.close()
         self.brokers.close()
 
 
 class SparkCluster:
-    """Connections and metadata. Connects when it is first asked something; one call at a time.
+    """Connections and metadata, opened on first use. One call at a time.
 
-    Each call retries what may pass until kafka.request.timeout.ms, then raises ConnectionFailedError or
-    RequestTimeoutError, which say what was tried; an unknown topic or a refusal is raised at once.
+    Each call retries errors that may pass until kafka.request.timeout.ms, then raises ConnectionFailedError
+    or RequestTimeoutError with the failure of each broker. An unknown topic or a refusal is raised at once.
     """
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
-        self._held = _Held.new(options)
+        self._state = _ProcessState.new(options)
 
     def __repr__(self) -> str:
-        return f"<SparkCluster {self._held.brokers!r}>"
+        return f"<SparkCluster {self._state.brokers!r}>"
 
     @classmethod
     def shared(cls, options: ClientOptions) -> SparkCluster:
-        """The one of this process with these options; made if need be.
+        """Return the instance of this process for these options. Creates it if necessary.
 
-        Of those for more than MAX_SHARED different options, the one not asked for the longest is closed.
+        At most MAX_SHARED are kept; the least recently used one is closed.
         """
         pid = os.getpid()
         for key in [key for key in _shared if key[0] != pid]:
-            _shared.pop(key).close()  # the parent's: this process was forked
+            _shared.pop(key).close()  # inherited from the parent by a fork
         found = _shared.pop((pid, options), None) or cls(options)
-        _shared[pid, options] = found  # the last
+        _shared[pid, options] = found  # the most recently used is last
         if len(_shared) > MAX_SHARED:
             _shared.pop(next(iter(_shared))).close()
         return found
 
     @property
     def connection_count(self) -> int:
-        """Open connections, those of long polls included."""
-        return self._held.brokers.connection_count + self._held.news.connection_count
+        """The number of open connections, including those of long polls."""
+        return self._state.brokers.connection_count + self._state.long_polls.connection_count
 
     def close(self) -> None:
         """Close the connections. A later call opens new ones."""
-        self._held.close()
+        self._state.close()
 
     @contextmanager
-    def _mine(self) -> Iterator[_Held]:
-        held = self._held
-        if held.pid != os.getpid():
-            self._held = _Held.new(self.options)
-            held.close()
-            held = self._held
-        with held.lock:
-            yield held
+    def _locked(self) -> Iterator[_ProcessState]:
+        state = self._state
+        if state.pid != os.getpid():
+            self._state = _ProcessState.new(self.options)
+            state.close()
+            state = self._state
+        with state.lock:
+            yield state
 
     # --- topics and offsets --------------------------------------------------------------------
 
     def topics(
         self, *, names: Sequence[str] | None = None, pattern: str | None = None
     ) -> dict[str, TopicInfo]:
-        """The topics there are among ``names``, or those whose whole name ``pattern`` matches; else all.
+        """Return the existing topics of ``names``, or those that ``pattern`` matches as a whole, or all.
 
-        Asked of a broker each time. Internal topics are told only when they are named. Raises the
-        BrokerError of a topic that can't be used.
+        Always asks a broker. Internal topics are returned only if they are named. Raises the BrokerError of
+        a topic that cannot be used.
         """
-        with self._mine() as held:
-            brokers = held.brokers
+        with self._locked() as state:
+            brokers = state.brokers
             brokers.until_answered("metadata", (), lambda deadline_s: brokers.refresh(names, deadline_s))
             for name in names or ():
                 fatal = brokers.metadata.fatal_error(name)
@@ -134,91 +185,307 @@ class SparkCluster:
                 chosen = [name for name in chosen if matches(name)]
             return {name: TopicInfo(known[name].topic_id, known[name].partition_count) for name in chosen}
 
-    def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Starts and ends of all partitions (None) or of those named, now; without topics that don't exist.
+    def avoid_last_responder(self) -> None:
+        """Send the next metadata request to another broker, if there is one: the last one may lag behind."""
+        with self._locked() as state:
+            state.brokers.avoid_last_responder()
 
-        With read_committed the end is the last stable offset. Both are -1 of a partition not asked for.
+    def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
+        """Return the starts and ends of the given partitions (None: all). Missing topics are omitted.
+
+        With read_committed the end is the last stable offset. Both are -1 for partitions not asked for.
+        Metadata is always fresh, because a topic may have been created again under its name.
         """
-        with self._mine() as held:
-            return wire_offsets.snapshot(held.brokers, topics)
+        gone: UnknownTopicOrPartitionError | None = None
+        with self._locked() as state:
+            brokers = state.brokers
+            for _ in range(_ROUNDS):
+                brokers.until_answered("metadata", (), lambda deadline_s: brokers.refresh(topics, deadline_s))
+                ids: dict[str, str] = {}
+                wanted: dict[TopicPartition, tuple[int, int]] = {}
+                for name, numbers in topics.items():
+                    known = brokers.metadata.topics.get(name)
+                    if known is None:
+                        continue
+                    ids[name] = known.topic_id
+                    numbers = range(known.partition_count) if numbers is None else numbers
+                    for number in numbers:
+                        if 0 <= number < known.partition_count:
+                            wanted[TopicPartition(name, number)] = (EARLIEST, LATEST)
+                try:
+                    listed = self._list_offsets(brokers, wanted)
+                except UnknownTopicOrPartitionError as error:
+                    gone = error  # deleted between the two requests; fresh metadata omits it
+                    continue
+                if all(brokers.metadata.topics[name].topic_id == id_ for name, id_ in ids.items()):
+                    return {name: _topic_snapshot(brokers, name, ids[name], listed) for name in ids}
+        raise gone or RequestTimeoutError("topics are created again faster than they can be listed")
 
     def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
-        """Where the logs end, whatever transactions are open there."""
-        with self._mine() as held:
-            return wire_offsets.high_watermarks(held.brokers, tps)
+        """Return the ends of the logs, including records of open transactions."""
+        with self._locked() as state:
+            level = int(IsolationLevel.READ_UNCOMMITTED)
+            listed = self._list_offsets(state.brokers, dict.fromkeys(tps, (LATEST,)), level)
+        return {tp: found.offset for tp, (found,) in listed.items()}
 
-    def doubt(self) -> None:
-        """Have the next look at topics told by another broker, if there is one: the last may lag behind."""
-        with self._mine() as held:
-            held.brokers.doubt()
+    def _list_offsets(
+        self,
+        brokers: Brokers,
+        wanted: Mapping[TopicPartition, Sequence[int]],
+        isolation_level: int | None = None,
+    ) -> dict[TopicPartition, list[Any]]:
+        """Return the ListedOffset of each partition for each of its timestamps (or EARLIEST, LATEST).
+
+        ``isolation_level`` is that of ``brokers`` by default.
+        """
+        level = brokers.isolation_level if isolation_level is None else isolation_level
+
+        def request_of(asked: Sequence[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
+            partitions = [
+                ListOffsetsPartition(tp.topic, tp.partition, leader_epoch, timestamp_ms)
+                for tp, leader_epoch in asked
+                for timestamp_ms in wanted[tp]
+            ]
+            return ListOffsetsRequest(level, partitions)
+
+        return brokers.ask_leaders("the look-up of offsets", wanted, request_of)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first record whose timestamp (milliseconds) is not less; None when there is no such record."""
-        with self._mine() as held:
-            return wire_offsets.offsets_for_times(held.brokers, times)
+        """Return the first offset, in log order, with that timestamp (milliseconds) or a later one, or None.
+
+        Records that a reader does not see (markers, aborted transactions) do not count.
+        """
+        gone: OffsetOutOfRangeError | None = None
+        with self._locked() as state:
+            for _ in range(_ROUNDS):
+                try:
+                    return self._look_up_times(state.brokers, times)
+                except OffsetOutOfRangeError as error:
+                    gone = error  # deleted between the two requests; look for a later record
+        assert gone is not None, "every round ended so"
+        raise gone
+
+    def _look_up_times(
+        self, brokers: Brokers, times: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        listed = self._list_offsets(brokers, {tp: (timestamp_ms,) for tp, timestamp_ms in times.items()})
+        tokens: dict[TopicPartition, FetchToken] = {}
+        for tp, (found,) in listed.items():
+            if found.offset != NO_OFFSET:  # the base offset of a batch: brokers do not unpack batches
+                tokens[tp] = self.send_fetch(tp, found.offset, max_bytes=1)
+        return {
+            tp: self._find_time(tokens[tp], timestamp_ms) if tp in tokens else None
+            for tp, timestamp_ms in times.items()
+        }
+
+    def _find_time(self, token: FetchToken, timestamp_ms: int) -> int | None:
+        """Return the first record of ``timestamp_ms`` or later from ``token`` to the end of the log."""
+        while True:
+            fetched = self.receive_fetch(token)
+            offset, next_offset = _find_time_in(fetched, timestamp_ms, token.offset)
+            if offset is not None or next_offset == token.offset:
+                return offset
+            token = FetchToken(token.tp, next_offset, _STEP_BYTES, 0)
 
     def ends_by_bytes(
         self, starts: Positions, ends: Positions, max_bytes: int, first: TopicPartition | None = None
     ) -> Positions:
-        """For each partition of ``ends`` how far ``max_bytes`` in all reach, shared in proportion to bytes.
+        """Return positions between ``starts`` and ``ends`` with about ``max_bytes`` of batches before them.
 
-        Never beyond ``ends``; at least one batch in all. ``first`` has its bytes before the others.
+        Each partition gets bytes in proportion to its size, in whole batches. A partition whose first batch
+        is larger than that gets the batch if the other partitions leave room for it. ``first`` is served
+        before the others, with all the bytes it can use. At least one batch is included, if there is one.
         """
-        with self._mine() as held:
-            return ends_by_bytes(held.brokers, starts, ends, max_bytes, first)
+        reached = dict(ends)
+        open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
+        with self._locked() as state:
+            sizes = _offsets_for_bytes(state.brokers, starts, open_, {})
+            totals = {tp: found.total_bytes for tp, found in sizes.items()}
+            if sum(totals.values()) <= max_bytes:
+                return reached
+            shares = _shares({tp: size for tp, size in totals.items() if size}, max_bytes, first)
+            found = _offsets_for_bytes(state.brokers, starts, {tp: open_[tp] for tp in shares}, shares)
+        left_bytes = max_bytes
+        too_large: list[TopicPartition] = []
+        for tp, end in found.items():
+            if tp == first or end.size_bytes <= shares[tp]:
+                reached[tp] = end.end_offset
+                left_bytes -= end.size_bytes
+            else:
+                too_large.append(tp)
+        is_empty = len(too_large) == len(found)
+        for tp in sorted(too_large, key=totals.__getitem__, reverse=True):
+            end = found[tp]
+            if is_empty or end.size_bytes <= left_bytes:
+                reached[tp] = end.end_offset
+                left_bytes -= end.size_bytes
+                is_empty = False
+            else:
+                reached[tp] = starts[tp]
+        return reached
 
-    def wait_for_news(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Whether some partition has something beyond its position, waiting up to ``max_wait_ms`` for it."""
-        with self._mine() as held:
-            return held.news.wait(positions, max_wait_ms)
+    def wait_for_data(self, positions: Positions, max_wait_ms: int) -> bool:
+        """Whether a partition has data beyond its position; waits up to ``max_wait_ms`` for some."""
+        with self._locked() as state:
+            return state.long_polls.wait(positions, max_wait_ms)
 
     # --- groups --------------------------------------------------------------------------------
 
     def committed_offsets(self, group: str) -> Positions:
-        """What ``group`` has committed, of all partitions."""
-        with self._mine() as held:
-            return held.groups.fetch(group)
+        """Return the committed offsets of ``group`` for all partitions."""
+        with self._locked() as state:
+            return state.groups.fetch(group)
 
     def commit_offsets(self, group: str, positions: Positions, metadata: str = "") -> None:
-        """Commit for a group without members. Raises BrokerError when it has some."""
-        with self._mine() as held:
-            held.groups.commit(group, positions, metadata)
+        """Commit offsets of a group without members. Raises BrokerError if it has members."""
+        with self._locked() as state:
+            state.groups.commit(group, positions, metadata)
 
     # --- records -------------------------------------------------------------------------------
 
     def fetch(self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0) -> Fetched:
-        """Whole batches from ``offset`` on: about ``max_bytes``, at least one batch if there is one.
+        """Return whole batches from ``offset`` on: about ``max_bytes``, at least one batch if there is one.
 
-        Waits up to ``max_wait_ms`` for a first one. Raises OffsetOutOfRangeError, which tells the offsets
-        there are, and UnknownTopicOrPartitionError.
+        Waits up to ``max_wait_ms`` for the first one. Raises OffsetOutOfRangeError with the range of existing
+        offsets, UnknownTopicOrPartitionError.
         """
         return self.receive_fetch(self.send_fetch(tp, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms))
 
     def send_fetch(
         self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0
     ) -> FetchToken:
-        """The first half of ``fetch``: ask, and let the answer come in while something else is done.
+        """Send the request of ``fetch``, so that its response arrives while the caller works.
 
-        Answers of one broker come in the order of requests, so what is asked of the same broker waits for
-        ``max_wait_ms`` too. A token may be dropped.
+        If the request cannot be sent now, ``receive_fetch`` sends it. A broker responds in the order of the
+        requests, so further requests to it wait for ``max_wait_ms`` too. A token may be dropped.
         """
         token = FetchToken(TopicPartition(*tp), offset, max_bytes, max_wait_ms)
-        with self._mine() as held:
-            send_early(held.brokers, token)
+        with self._locked() as state:
+            try:
+                _send(state.brokers, token, state.brokers.deadline_s())
+            except KafkaliteError as error:
+                if not is_retriable(error):
+                    raise
         return token
 
     def receive_fetch(self, token: FetchToken) -> Fetched:
-        """The second half: wait for the answer, asking again as long as what went wrong may pass."""
-        with self._mine() as held:
-            return receive_fetch(held.brokers, token)
+        """Wait for the response to a fetch, and repeat it after errors that may pass. Raises as ``fetch``."""
+
+        def attempt(deadline_s: float) -> Fetched:
+            if token.reply is None or token.connection is None:
+                _send(brokers, token, deadline_s)
+            reply, connection = token.reply, token.connection
+            assert reply is not None and connection is not None, "just sent"
+            token.reply = token.connection = None  # the next attempt sends the request again
+            brokers.receive(connection, reply, token.tp, deadline_s, extra_ms=token.max_wait_ms)
+            if not reply.message.partitions:
+                raise LeaderNotAvailableError(f"{connection.address} omitted {token.tp} from its response")
+            partition: FetchedPartition = reply.message.partitions[0]
+            if partition.error_code:
+                raise _fetch_error(partition, token)
+            return Fetched(
+                reply.payload,
+                partition.aborted,
+                partition.high_watermark,
+                partition.last_stable_offset,
+                partition.log_start_offset,
+            )
+
+        what = f"the fetch of {token.tp} from {token.offset}"
+        with self._locked() as state:
+            brokers = state.brokers
+            return brokers.until_answered(what, [token.tp], attempt, extra_ms=token.max_wait_ms)
 
 
 _shared: dict[tuple[int, ClientOptions], SparkCluster] = {}  #: by (process id, options)
 
 
 def close_all() -> None:
-    """Close and forget what ``SparkCluster.shared`` gave out."""
+    """Close and forget all instances of ``SparkCluster.shared``."""
     clusters = list(_shared.values())
     _shared.clear()
     for cluster in clusters:
         cluster.close()
+
+
+def _topic_snapshot(
+    brokers: Brokers, name: str, topic_id: str, listed: Mapping[TopicPartition, list[Any]]
+) -> TopicSnapshot:
+    count = brokers.metadata.partition_count(name) or 0
+    starts, ends = [NO_OFFSET] * count, [NO_OFFSET] * count
+    for number in range(count):
+        found = listed.get(TopicPartition(name, number))
+        if found is not None:
+            starts[number], ends[number] = (each.offset for each in found)
+    return TopicSnapshot(topic_id, tuple(starts), tuple(ends))
+
+
+def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tuple[int | None, int]:
+    """Return (offset of the record or None, offset after the last batch examined)."""
+    data, position, next_offset = fetched.payload, 0, from_offset
+    isolation = AbortedFilter(fetched.aborted)
+    while position < len(data):
+        header = parse_header(data, position)
+        start, position = position, position + header.length_bytes
+        next_offset = header.next_offset
+        if (header.is_transactional or header.is_control) and isolation.drops(
+            data, start, header.attributes, next_offset
+        ):
+            continue
+        if header.max_timestamp_ms < timestamp_ms:
+            continue
+        for record in RecordBatch(data[start:position]).records("", -1):
+            if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
+                return record.offset, next_offset
+    return None, next_offset
+
+
+def _shares(
+    totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
+) -> dict[TopicPartition, int]:
+    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` got all it can use."""
+    of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
+    left_bytes = max_bytes - of_first
+    left_total = sum(size for tp, size in totals.items() if tp != first)
+    return {tp: of_first if tp == first else left_bytes * size // left_total for tp, size in totals.items()}
+
+
+def _offsets_for_bytes(
+    brokers: Brokers, starts: Positions, ends: Positions, shares: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, OffsetForBytes]:
+    def request_of(asked: Sequence[tuple[TopicPartition, int]]) -> OffsetsForBytesRequest:
+        partitions = [
+            OffsetsForBytesPartition(
+                tp.topic, tp.partition, leader_epoch, starts[tp], ends[tp], shares.get(tp, 0)
+            )
+            for tp, leader_epoch in asked
+        ]
+        return OffsetsForBytesRequest(brokers.isolation_level, partitions)
+
+    found: dict[TopicPartition, list[Any]] = brokers.ask_leaders("the look-up of sizes", ends, request_of)
+    return {tp: answers[0] for tp, answers in found.items()}
+
+
+def _send(brokers: Brokers, token: FetchToken, deadline_s: float) -> None:
+    address, leader_epoch = brokers.leader(token.tp, deadline_s)
+    connection = brokers.connection(address, deadline_s)
+    topic, partition = token.tp
+    asked = FetchPartition(topic, partition, leader_epoch, token.offset, token.max_bytes)
+    request = FetchRequest(token.max_wait_ms, 1, token.max_bytes, brokers.isolation_level, [asked])
+    try:
+        token.reply = connection.send(request, deadline_s)
+    except KafkaliteError as error:
+        brokers.record_failure(address, error)
+        raise
+    token.connection = connection
+
+
+def _fetch_error(partition: FetchedPartition, token: FetchToken) -> BrokerError:
+    error = broker_error(partition.error_code, partition.error_message or "", about=str(token.tp))
+    if isinstance(error, OffsetOutOfRangeError):
+        return OffsetOutOfRangeError(
+            f"{token.tp} has offsets from {partition.log_start_offset} to before {partition.high_watermark}, "
+            f"not {token.offset}",
+            hint="the records are deleted, or the topic was created again",
+        )
+    return error

@@ -1,10 +1,10 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
-``send`` hands a request over and returns at once, ``receive`` waits for its answer; several requests may be
-on their way, and their answers come in the order of the requests. Whoever drops its ``Reply`` drops the
-answer with it. Every wait ends at a deadline on the monotonic clock, in seconds.
+``send`` writes a request and returns at once, ``receive`` waits for its response; several requests may be in
+flight, and their responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait ends
+at a deadline on the monotonic clock, in seconds.
 
-The one place where a response's error code, a lost connection and a missing answer become exceptions.
+Here error codes of responses, lost connections and missing responses become exceptions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 class Reply:
-    """What becomes of one request. Invariant: once ``is_done``, either ``error`` is set or ``message`` is."""
+    """The response to one request. Invariant: once ``is_done``, either ``error`` or ``message`` is set."""
 
     __slots__ = ("error", "is_done", "message", "payload")
 
@@ -46,10 +46,10 @@ class Reply:
         self.error = error
 
 
-class WireConnection:
-    """An open connection with its versions agreed. ``WireConnection.open`` makes one.
+class BrokerConnection:
+    """An open connection with negotiated API versions. ``BrokerConnection.open`` makes one.
 
-    Invariant: a Reply that ``send`` returned is done after the connection is closed.
+    Invariant: after the connection is closed, every Reply that ``send`` returned is done.
     """
 
     def __init__(self, sock: socket.socket, address: str, client_id: str) -> None:
@@ -57,15 +57,15 @@ class WireConnection:
         self._sock = sock
         self._protocol = ClientConnection(client_id)
         self._pending: dict[int, Reply] = {}  #: by correlation id, the oldest first
-        self._reason: KafkaliteError | None = None  #: why it is closed
+        self._reason: KafkaliteError | None = None  #: why it was closed
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<WireConnection to {self.address}, {state}, {len(self._pending)} in flight>"
+        return f"<BrokerConnection to {self.address}, {state}, {len(self._pending)} in flight>"
 
     @classmethod
-    def open(cls, address: str, *, client_id: str, deadline_s: float) -> WireConnection:
-        """Connect and agree on versions. Raises ConnectionFailedError, whatever went wrong."""
+    def open(cls, address: str, *, client_id: str, deadline_s: float) -> BrokerConnection:
+        """Connect and negotiate versions. Raises ConnectionFailedError for every failure."""
         left_s = max(0.001, deadline_s - time.monotonic())
         try:
             sock = socket.create_connection(_host_and_port(address), timeout=left_s)
@@ -95,12 +95,12 @@ class WireConnection:
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered."""
+        """The number of requests without a response."""
         return len(self._pending)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the other side hung up, or spoke unasked, while nothing was awaited."""
+        """Whether an idle connection was closed by the broker, or received data that nothing waits for."""
         if self._pending:
             return False
         poll = select.poll()
@@ -113,10 +113,10 @@ class WireConnection:
     # --- requests ------------------------------------------------------------------------------
 
     def send(self, message: Any, deadline_s: float, payload_parts: Sequence[Buffer] = ()) -> Reply:
-        """Write a request; its Reply is to be given to ``receive``.
+        """Write a request and return its Reply for ``receive``.
 
-        Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError when the broker has no
-        version of this API in common.
+        Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have
+        no version of this API in common.
         """
         if self._reason is not None:
             raise self._reason
@@ -130,28 +130,30 @@ class WireConnection:
                 self._sock.settimeout(max(0.001, deadline_s - time.monotonic()))
                 self._sock.sendall(buffer)
         except TimeoutError:
-            raise self._fail(RequestTimeoutError(f"{self.address} took no more requests in time")) from None
+            raise self._fail(
+                RequestTimeoutError(f"{self.address} accepted no more requests in time")
+            ) from None
         except OSError as error:
             raise self._fail(self._lost(error)) from error
-        except BaseException:  # a signal: a part of a request may be on its way
+        except BaseException:  # a signal: a part of the request may have been written
             self._fail(ConnectionFailedError(f"writing to {self.address} was interrupted"))
             raise
         return reply
 
     def receive(self, reply: Reply, deadline_s: float) -> Reply:
-        """Wait for the answer: ``reply``, done and without an error.
+        """Wait for the response and return ``reply``.
 
         Raises BrokerError, ConnectionFailedError; RequestTimeoutError at ``deadline_s``, which closes the
-        connection, since every later answer is behind this one.
+        connection, because later responses arrive after this one.
         """
         if not self.wait(reply, deadline_s):
-            self._fail(RequestTimeoutError(f"{self.address} did not answer in time"))
+            self._fail(RequestTimeoutError(f"{self.address} did not respond in time"))
         if reply.error is not None:
             raise reply.error
         return reply
 
     def wait(self, reply: Reply, deadline_s: float) -> bool:
-        """Whether the reply is done by ``deadline_s``; raises nothing, and leaves the connection open."""
+        """Whether the reply is done by ``deadline_s``. Raises nothing and keeps the connection open."""
         while not reply.is_done:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._read_some(left_s):
@@ -159,15 +161,15 @@ class WireConnection:
         return reply.is_done
 
     def call(self, message: Any, deadline_s: float) -> Reply:
-        """``send`` and ``receive``."""
+        """Send a request and wait for its response. Raises as ``send`` and ``receive``."""
         return self.receive(self.send(message, deadline_s), deadline_s)
 
     def read_ready(self) -> None:
-        """Take in what a selector said is there. Raises nothing: what is lost shows in the replies."""
+        """Read from a socket that is ready. Raises nothing: the replies have the errors."""
         self._read_some(1.0)
 
     def _read_some(self, timeout_s: float) -> bool:
-        """Receive once; False when nothing came within ``timeout_s``."""
+        """Read once. Return False if nothing arrived within ``timeout_s``."""
         try:
             self._sock.settimeout(timeout_s)
             received = self._sock.recv_into(self._protocol.get_buffer())
@@ -178,13 +180,13 @@ class WireConnection:
             self._fail(self._lost(error))
         except ProtocolError as broken:
             self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {broken}"))
-        except BaseException:  # a signal between the socket and the frames: what came may be lost
+        except BaseException:  # a signal between the socket and the frames: bytes may be lost
             self._fail(ConnectionFailedError(f"reading from {self.address} was interrupted"))
             raise
         return True
 
     def _take(self, received: int) -> None:
-        """Let the answers that ``received`` bytes complete be known. Raises ProtocolError."""
+        """Complete the replies whose responses end in the ``received`` bytes. Raises ProtocolError."""
         if received == 0:
             self._fail(ConnectionFailedError(f"{self.address} closed the connection"))
             return
@@ -198,9 +200,9 @@ class WireConnection:
     # --- closing -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close now; what is in flight fails. May be called twice, and in a child after a fork.
+        """Close now; requests in flight fail. May be called twice, and in a child after a fork.
 
-        The socket is closed and not shut down: a parent that holds it too may go on.
+        The socket is closed without a shutdown: a parent process may still use it.
         """
         self._fail(ConnectionFailedError(f"the connection to {self.address} was closed by this client"))
 
@@ -219,10 +221,12 @@ class WireConnection:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6 address]:port``. Raises ConnectionFailedError."""
+    """Split ``host:port`` or ``[v6 address]:port``. Raises ConnectionFailedError."""
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConnectionFailedError(f"{address!r} is no address", hint="kafka.bootstrap.servers is host:port")
+        raise ConnectionFailedError(
+            f"{address!r} is not an address", hint="kafka.bootstrap.servers is host:port"
+        )
     return host, int(port)

@@ -1,4 +1,4 @@
-"""Committed offsets of a group that has no members: asked of, and told to, whoever coordinates it."""
+"""Reads and commits the offsets of groups without members, at their coordinators."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sparkbridge.offsets import Positions
 
 _GROUP_KEY: Final = 0
 
-# A coordinator that leaves a request unanswered for so long may be dead without having hung up. It is longer
-# than one may take by itself to have a commit replicated.
+# If a coordinator does not respond in time, it is looked up again: it may be dead. Replicating a commit takes
+# less time than this.
 PATIENCE_S: Final = 6.0
 
 
 class GroupOffsets:
-    """Remembers where each group's coordinator was last."""
+    """Caches the address of each group's coordinator."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._coordinators: dict[str, str] = {}  #: address by group
 
     def fetch(self, group: str) -> Positions:
-        """The offsets that ``group`` has committed. Raises BrokerError, and as Brokers.until_answered."""
+        """Return the committed offsets of ``group``. Raises BrokerError, and as Brokers.until_answered."""
         entries = self._call(group, OffsetFetchRequest(group, "", NO_EPOCH, False, None), ())
         return {
             TopicPartition(entry.topic, entry.partition): entry.offset
@@ -45,7 +45,7 @@ class GroupOffsets:
         }
 
     def commit(self, group: str, positions: Positions, metadata: str) -> None:
-        """Commit ``positions``. Raises BrokerError (the group has members), and as Brokers.until_answered."""
+        """Commit ``positions``. Raises BrokerError if the group has members, or as Brokers.until_answered."""
         entries = [
             to_commit(tp, OffsetAndMetadata(offset, NO_EPOCH, metadata)) for tp, offset in positions.items()
         ]
@@ -60,7 +60,7 @@ class GroupOffsets:
                 address = self._coordinators.get(group) or self._find(group, deadline_s)
                 entries = self._ask(address, request, deadline_s)
             except KafkaliteError as error:
-                if is_retriable(error):  # another may coordinate by now
+                if is_retriable(error):  # another broker may coordinate now
                     self._coordinators.pop(group, None)
                 raise
             return entries
@@ -73,7 +73,7 @@ class GroupOffsets:
             limit_s = self._brokers.patient_until_s(deadline_s, PATIENCE_S)
             reply = self._brokers.connection(address, limit_s).call(request, limit_s)
         except KafkaliteError as error:
-            self._brokers.blame(address, error)
+            self._brokers.record_failure(address, error)
             raise
         entries: list[CommittedOffset] = reply.message.offsets
         for entry in entries:
@@ -83,7 +83,7 @@ class GroupOffsets:
         return entries
 
     def _find(self, group: str, deadline_s: float) -> str:
-        reply = self._brokers.ask_anybody(FindCoordinatorRequest(_GROUP_KEY, [group]), deadline_s)
+        reply = self._brokers.ask_any(FindCoordinatorRequest(_GROUP_KEY, [group]), deadline_s)
         (found,) = reply.message.coordinators
         if found.error_code:
             raise broker_error(found.error_code, found.error_message or "", about=f"group {group!r}")

@@ -88,7 +88,7 @@ def _steady(
         )
         if (is_known and not short) or not retries_left:
             break
-        cluster.doubt()
+        cluster.avoid_last_responder()
         time.sleep(options.fetch_offset_retry_interval_ms / 1000)
     return snapshot
 
@@ -123,7 +123,7 @@ def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, T
         snapshot = snapshot_now(cluster, options)
         if not _missing(options, snapshot):
             return snapshot
-        cluster.doubt()
+        cluster.avoid_last_responder()
         time.sleep(options.fetch_offset_retry_interval_ms / 1000)
     snapshot = snapshot_now(cluster, options)
     missing = _missing(options, snapshot)

@@ -108,7 +108,7 @@ class Proposal:
     ends: Positions = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def is_news(self) -> bool:
+    def has_batch(self) -> bool:
         return self.end is not self.start
 
 

@@ -273,7 +273,7 @@ class _RangeReader:
             if found is not None and found.topic_id == wanted:
                 break
             if retries_left:  # the broker that was asked may not have heard of it yet
-                self._cluster.doubt()
+                self._cluster.avoid_last_responder()
                 time.sleep(options.fetch_offset_retry_interval_ms / 1000)
         return None if found is None else found.topic_id
 

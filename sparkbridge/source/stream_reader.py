@@ -46,7 +46,7 @@ GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
 #: News that makes no batch, too few for minOffsetsPerTrigger or behind a bound, is not followed one by one.
-VAIN_NEWS_PAUSE_S: Final = 0.1
+UNUSABLE_DATA_PAUSE_S: Final = 0.1
 
 OffsetJson = dict[str, Any]
 
@@ -132,12 +132,12 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._commit_group(begin)
         is_limited = not isinstance(limit, ReadAllAvailable)
         snapshot, proposal = self._propose(begin, is_limited=is_limited)
-        if not proposal.is_news and not self._is_available_now and self._wait_for_news(proposal):
+        if not proposal.has_batch and not self._is_available_now and self._wait_for_data(proposal):
             snapshot, proposal = self._propose(begin, is_limited=is_limited)
-            if not proposal.is_news:
-                time.sleep(min(VAIN_NEWS_PAUSE_S, self._options.latest_offset_max_wait_ms / 1000))
+            if not proposal.has_batch:
+                time.sleep(min(UNUSABLE_DATA_PAUSE_S, self._options.latest_offset_max_wait_ms / 1000))
         lookups.tell_losses(proposal.losses, is_failing=self._options.fail_on_data_loss)
-        if not proposal.is_news:
+        if not proposal.has_batch:
             return start
         end = proposal.end.to_json()
         self._planned = end, snapshot
@@ -163,7 +163,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             proposal = self._plan.cut(proposal, reached)
         return snapshot, proposal
 
-    def _wait_for_news(self, proposal: Proposal) -> bool:
+    def _wait_for_data(self, proposal: Proposal) -> bool:
         """Whether there is more than was seen, after ``latestOffset.maxWaitMs`` at most."""
         max_wait_ms = self._options.latest_offset_max_wait_ms
         if max_wait_ms <= 0:
@@ -171,7 +171,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not proposal.seen:  # no topic yet that the pattern matches
             time.sleep(max_wait_ms / 1000)
             return True
-        return self._cluster.wait_for_news(proposal.seen, max_wait_ms)
+        return self._cluster.wait_for_data(proposal.seen, max_wait_ms)
 
     def reportLatestOffset(self) -> OffsetJson | None:
         """Where the logs ended at the last look, for the query's progress; asks nobody."""

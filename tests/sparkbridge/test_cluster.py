@@ -30,10 +30,9 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, disconnect_next, drop_next, fail_next
-from sparkbridge.brokers import brokers as wire_brokers
+from sparkbridge.brokers import brokers as brokers_module
 from sparkbridge.brokers import cluster as spark_cluster
-from sparkbridge.brokers import list_offsets as wire_offsets
-from sparkbridge.brokers import long_poll as wire_news
+from sparkbridge.brokers import long_poll as long_poll
 from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.offsets import TopicSnapshot
 from sparkbridge.options import ClientOptions
@@ -149,7 +148,7 @@ def test_a_topic_that_goes_while_it_is_looked_at(
     comes_back: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = wire_offsets.list_offsets
+    real = SparkCluster._list_offsets
     left = ["once"]
 
     def list_offsets(*args: Any) -> Any:
@@ -161,7 +160,7 @@ def test_a_topic_that_goes_while_it_is_looked_at(
                     admin.create_topic(topic, partitions=2)
         return real(*args)
 
-    monkeypatch.setattr(wire_offsets, "list_offsets", list_offsets)
+    monkeypatch.setattr(SparkCluster, "_list_offsets", list_offsets)
     found = spark.snapshot({topic: None})
     assert {name: len(told.ends) for name, told in found.items()} == ({topic: 2} if comes_back else {})
     assert not comes_back or found[topic].topic_id == spark.topics(names=[topic])[topic].topic_id
@@ -173,7 +172,7 @@ def test_a_topic_that_goes_each_time_it_is_looked_at_is_an_error(
     def list_offsets(*_: Any) -> Any:
         raise UnknownTopicOrPartitionError(topic)
 
-    monkeypatch.setattr(wire_offsets, "list_offsets", list_offsets)
+    monkeypatch.setattr(SparkCluster, "_list_offsets", list_offsets)
     with pytest.raises(UnknownTopicOrPartitionError, match=topic):
         spark.snapshot({topic: None})
 
@@ -184,7 +183,7 @@ def test_one_lasting_error_among_passing_ones_is_raised_at_once(
     cluster.produce(topic, [b"x"], partition=0)
     passing, lasting = TopicPartition(topic, 0), TopicPartition(topic, 1)
     spark.snapshot({topic: None})
-    leaders = spark._held.brokers.metadata.topics[topic].leaders
+    leaders = spark._state.brokers.metadata.topics[topic].leaders
     leaders[0] = Leader(leaders[0].node_id, 99)  # the broker knows no such epoch
     with pytest.raises(OffsetOutOfRangeError, match=f"{topic}-1"):
         spark.ends_by_bytes({passing: 0, lasting: 5}, {passing: 1, lasting: 6}, 1)
@@ -202,7 +201,7 @@ def test_read_committed_ends_at_the_last_stable_offset(cluster: SyncCluster, top
             assert uncommitted.snapshot({topic: [0]})[topic].ends[0] == 4
             assert offsets_in(committed.fetch(tp, 0, max_bytes=MIB)) == [0, 1, 2]
             assert offsets_in(uncommitted.fetch(tp, 0, max_bytes=MIB)) == [0, 1, 2, 3]
-        assert committed.wait_for_news({tp: 3}, LONG_MS)  # the marker comes a moment later
+        assert committed.wait_for_data({tp: 3}, LONG_MS)  # the marker comes a moment later
         assert committed.snapshot({topic: [0]})[topic].ends[0] == 5  # the record and its marker
 
 
@@ -235,7 +234,7 @@ def test_records_that_nobody_sees_are_not_found_by_their_time(cluster: SyncClust
         producer.begin_transaction()
         producer.send_and_wait(topic, b"committed", partition=0, timestamp_ms=6_000)
         producer.commit_transaction()
-        assert spark.wait_for_news({tp: 2}, LONG_MS)  # the marker comes a moment later
+        assert spark.wait_for_data({tp: 2}, LONG_MS)  # the marker comes a moment later
     assert spark.offsets_for_times({tp: 5_000}) == {tp: 2}
     assert spark.offsets_for_times({tp: 6_001}) == {tp: None}  # only a marker is younger
 
@@ -247,14 +246,14 @@ def test_a_time_is_found_although_records_are_deleted_meanwhile(
     with kafkalite.sync.Producer(cluster.bootstrap_servers) as producer:
         for number in range(10):
             producer.send_and_wait(topic, b"x", partition=0, timestamp_ms=1_000 + number)
-    send_early = wire_offsets.send_early
+    send_fetch = SparkCluster.send_fetch
 
-    def after_retention(*given: Any) -> None:
+    def after_retention(*given: Any, **settings: Any) -> Any:
         with kafkalite.sync.Admin(cluster.bootstrap_servers) as admin:
             admin.delete_records({tp: 5})
-        send_early(*given)
+        return send_fetch(*given, **settings)
 
-    monkeypatch.setattr(wire_offsets, "send_early", after_retention)
+    monkeypatch.setattr(SparkCluster, "send_fetch", after_retention)
     assert SparkCluster.shared(options_for(cluster)).offsets_for_times({tp: 1_000}) == {tp: 5}
 
 
@@ -377,7 +376,7 @@ def test_an_offset_that_is_gone_is_told_with_those_there_are(
 
 def _sleep_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], object]) -> None:
     """Have the client sleep so, and no other thread of this process."""
-    monkeypatch.setattr(wire_brokers, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(brokers_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 @pytest.mark.parametrize("partition", [0, 3])
@@ -405,7 +404,7 @@ def test_a_topic_made_anew_is_read_although_its_leader_epochs_begin_anew(
 ) -> None:
     tp = TopicPartition(topic, 0)
     spark.fetch(tp, 0, max_bytes=MIB)
-    leaders = spark._held.brokers.metadata.topics[topic].leaders
+    leaders = spark._state.brokers.metadata.topics[topic].leaders
     leaders[0] = Leader(leaders[0].node_id, 99)
     with kafkalite.sync.Admin(cluster.bootstrap_servers) as admin:
         admin.delete_topics([topic])
@@ -556,13 +555,13 @@ def positions_of(topic: str, *offsets: int) -> dict[TopicPartition, int]:
 
 def test_without_news_the_wait_ends(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x"], partition=1)
-    assert not spark.wait_for_news(positions_of(topic, 0, 1, 0), 50)
-    assert not spark.wait_for_news({}, 1)
+    assert not spark.wait_for_data(positions_of(topic, 0, 1, 0), 50)
+    assert not spark.wait_for_data({}, 1)
 
 
 def test_what_is_there_already_is_news(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x"], partition=1)
-    assert spark.wait_for_news(positions_of(topic, 0, 0, 0), LONG_MS)
+    assert spark.wait_for_data(positions_of(topic, 0, 0, 0), LONG_MS)
 
 
 def test_what_comes_while_waiting_is_news(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
@@ -575,7 +574,7 @@ def test_what_comes_while_waiting_is_news(cluster: SyncCluster, spark: SparkClus
 
     producing = threading.Thread(target=produce_when_polled)
     producing.start()
-    assert spark.wait_for_news(positions_of(topic, 0, 0, 0), LONG_MS)
+    assert spark.wait_for_data(positions_of(topic, 0, 0, 0), LONG_MS)
     producing.join(10)
     cluster.intercept(ApiKey.FETCH, None)
 
@@ -586,12 +585,12 @@ def test_an_outstanding_poll_is_kept_for_the_next_wait(
     counting = Counting()
     cluster.intercept(ApiKey.FETCH, counting)
     for _ in range(5):
-        assert not spark.wait_for_news(positions_of(topic, 0, 0, 0), 10)
+        assert not spark.wait_for_data(positions_of(topic, 0, 0, 0), 10)
     assert len(counting.requests) == 1
     cluster.produce(topic, [b"x"], partition=0)
-    assert spark.wait_for_news(positions_of(topic, 0, 0, 0), LONG_MS)
+    assert spark.wait_for_data(positions_of(topic, 0, 0, 0), LONG_MS)
     assert len(counting.requests) == 1
-    assert not spark.wait_for_news(positions_of(topic, 1, 0, 0), 10)
+    assert not spark.wait_for_data(positions_of(topic, 1, 0, 0), 10)
     assert len(counting.requests) == 2
     cluster.intercept(ApiKey.FETCH, None)
 
@@ -599,27 +598,27 @@ def test_an_outstanding_poll_is_kept_for_the_next_wait(
 def test_an_outstanding_poll_is_replaced_when_less_or_other_was_read(
     cluster: SyncCluster, spark: SparkCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_news, "POLL_MS", LONG_MS * 6)  # it is not over by itself
+    monkeypatch.setattr(long_poll, "POLL_MS", LONG_MS * 6)  # it is not over by itself
     cluster.produce(topic, [b"x"], partition=0)
-    assert not spark.wait_for_news({TopicPartition(topic, 0): 1}, 10)
-    assert spark.wait_for_news({TopicPartition(topic, 0): 0}, LONG_MS)
-    assert not spark.wait_for_news({TopicPartition(topic, 0): 1}, 10)
+    assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 10)
+    assert spark.wait_for_data({TopicPartition(topic, 0): 0}, LONG_MS)
+    assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 10)
     cluster.produce(topic, [b"x"], partition=1)
-    assert spark.wait_for_news({TopicPartition(topic, 0): 1, TopicPartition(topic, 1): 0}, LONG_MS)
+    assert spark.wait_for_data({TopicPartition(topic, 0): 1, TopicPartition(topic, 1): 0}, LONG_MS)
 
 
 def test_an_old_answer_is_judged_by_where_the_reader_is_now(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
-    assert not spark.wait_for_news({TopicPartition(topic, 0): 0}, 10)
+    assert not spark.wait_for_data({TopicPartition(topic, 0): 0}, 10)
     cluster.produce(topic, [b"x"], partition=0)  # answers the outstanding poll
-    assert not spark.wait_for_news({TopicPartition(topic, 0): 1}, 50)
+    assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 50)
 
 
 def test_an_outstanding_poll_holds_up_nothing_else(cluster: SyncCluster, topic: str) -> None:
     spark = SparkCluster.shared(options_for(cluster, request_timeout_ms=1_000))
     cluster.intercept(ApiKey.FETCH, drop_next(1))  # what comes behind it on its connection never comes
-    assert not spark.wait_for_news(positions_of(topic, 0, 0, 0), 10)
+    assert not spark.wait_for_data(positions_of(topic, 0, 0, 0), 10)
     spark.snapshot({topic: None})
     spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
     assert spark.committed_offsets("some-group") == {}
@@ -628,7 +627,7 @@ def test_an_outstanding_poll_holds_up_nothing_else(cluster: SyncCluster, topic: 
 def test_a_poll_is_sent_no_data(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x" * 100_000], partition=0)
     fetched_bytes = cluster.statistics().fetched_bytes
-    assert spark.wait_for_news({TopicPartition(topic, 0): 0}, LONG_MS)
+    assert spark.wait_for_data({TopicPartition(topic, 0): 0}, LONG_MS)
     assert cluster.statistics().fetched_bytes == fetched_bytes
 
 
@@ -639,18 +638,18 @@ def test_records_of_an_open_transaction_are_no_news_before_it_ends(
     with kafkalite.sync.Producer(cluster.bootstrap_servers, transactional_id=topic) as producer:
         producer.begin_transaction()
         producer.send_and_wait(topic, b"x", partition=0)
-        assert not spark.wait_for_news(positions, 50)
+        assert not spark.wait_for_data(positions, 50)
         producer.commit_transaction()
-        assert spark.wait_for_news(positions, LONG_MS)
+        assert spark.wait_for_data(positions, LONG_MS)
 
 
 def test_partitions_that_can_not_be_watched_do_not_hide_the_others(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     positions = {**positions_of(topic, 0, 10), TopicPartition("absent", 0): 0}
-    assert not spark.wait_for_news(positions, 50)
+    assert not spark.wait_for_data(positions, 50)
     cluster.produce(topic, [b"x"], partition=0)
-    assert spark.wait_for_news(positions, LONG_MS)
+    assert spark.wait_for_data(positions, LONG_MS)
 
 
 def test_waiting_for_a_broker_that_is_away_only_takes_its_time(topic: str) -> None:
@@ -658,12 +657,12 @@ def test_waiting_for_a_broker_that_is_away_only_takes_its_time(topic: str) -> No
         own.create_topic(topic)
         spark = SparkCluster(options_for(own))
         positions = {TopicPartition(topic, 0): 0}
-        assert not spark.wait_for_news(positions, 10)
+        assert not spark.wait_for_data(positions, 10)
         own.kill()
-        assert not spark.wait_for_news(positions, 100)
+        assert not spark.wait_for_data(positions, 100)
         own.start()
         own.produce(topic, [b"x"], partition=0)
-        assert spark.wait_for_news(positions, LONG_MS)
+        assert spark.wait_for_data(positions, LONG_MS)
         spark.close()
 
 
@@ -736,7 +735,7 @@ def test_a_forked_child_makes_its_own_connections(
     cluster.produce(topic, [b"x"], partition=0)
     tp = TopicPartition(topic, 0)
     ahead = spark.send_fetch(tp, 0, max_bytes=MIB)
-    assert not spark.wait_for_news({tp: 1}, 10)
+    assert not spark.wait_for_data({tp: 1}, 10)
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -757,7 +756,7 @@ def test_a_forked_child_makes_its_own_connections(
     assert offsets_in(spark.receive_fetch(ahead)) == [0]  # its answer was the parent's alone
     assert spark.connection_count == 2
     cluster.produce(topic, [b"x"], partition=0)
-    assert spark.wait_for_news({tp: 1}, LONG_MS)
+    assert spark.wait_for_data({tp: 1}, LONG_MS)
 
 
 def test_what_it_looks_like(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:

@@ -21,8 +21,8 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.batch import iter_batches
 from kafkalite.testing import SyncCluster, drop_next
-from sparkbridge.brokers import brokers as wire_brokers
-from sparkbridge.brokers import groups as wire_groups
+from sparkbridge.brokers import brokers as brokers_module
+from sparkbridge.brokers import groups as groups_module
 from sparkbridge.brokers.cluster import Fetched, SparkCluster
 from sparkbridge.offsets import StreamOffset
 from sparkbridge.options import ClientOptions, SourceOptions
@@ -113,7 +113,7 @@ def test_a_leader_killed_under_fetches_is_left_for_the_next(
 def test_a_leader_that_hangs_is_left_when_the_others_name_another(
     three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_brokers, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(brokers_module, "PATIENCE_S", 0.1)
     tp = TopicPartition(replicated, 0)
     preferred = three.leader(*tp)
     three.kill(preferred)
@@ -140,7 +140,7 @@ def test_a_coordinator_that_dies_is_found_again(
     tp = TopicPartition(replicated, 0)
     group = f"group-of-{replicated}"
     spark.commit_offsets(group, {tp: 1})
-    address = spark._held.groups._coordinators[group]
+    address = spark._state.groups._coordinators[group]
     coordinator = next(n for n, broker in three.cluster.brokers.items() if address in broker.addresses)
     three.kill(coordinator)
     assert spark.committed_offsets(group) == {tp: 1}
@@ -152,7 +152,7 @@ def test_a_coordinator_that_dies_is_found_again(
 def test_a_coordinator_that_does_not_answer_is_asked_anew(
     three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_groups, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(groups_module, "PATIENCE_S", 0.1)
     group = f"group-of-{replicated}"
     three.intercept(ApiKey.OFFSET_FETCH, drop_next(1))
     assert spark.committed_offsets(group) == {}
@@ -162,7 +162,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_anew(
 def test_any_broker_tells_the_metadata_when_one_is_silent(
     three: SyncCluster, spark: SparkCluster, replicated: str, silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_brokers, "STAGGER_S", 0.1)
+    monkeypatch.setattr(brokers_module, "STAGGER_S", 0.1)
     three.intercept(ApiKey.METADATA, drop_next(1_000), node_id=silent)
     try:
         for _ in range(3):
@@ -175,19 +175,19 @@ def test_news_come_from_any_leader_and_from_the_next_one(
     three: SyncCluster, spark: SparkCluster, replicated: str
 ) -> None:
     positions = {TopicPartition(replicated, number): 1 for number in range(6)}
-    assert not spark.wait_for_news(positions, 20)
+    assert not spark.wait_for_data(positions, 20)
     for number in range(6):
         tp = TopicPartition(replicated, number)
         three.produce(replicated, [b"more"], partition=number)
-        assert spark.wait_for_news(positions, LONG_MS)
+        assert spark.wait_for_data(positions, LONG_MS)
         positions[tp] = 2
-        assert not spark.wait_for_news(positions, 20)
+        assert not spark.wait_for_data(positions, 20)
     tp = TopicPartition(replicated, 3)
     leader = three.leader(*tp)
     three.kill(leader)
     producing = threading.Thread(target=three.produce, args=(replicated, [b"x"]), kwargs={"partition": 3})
     producing.start()
-    assert spark.wait_for_news(positions, LONG_MS)
+    assert spark.wait_for_data(positions, LONG_MS)
     producing.join(20)
     three.start(leader)
 
@@ -202,11 +202,11 @@ def test_one_dead_leader_does_not_hold_up_the_news_of_another(
     three.create_topic(name, partitions=6, replication_factor=1)
     lone = next(number for number in range(6) if three.leader(name, number) == dead)
     positions = {TopicPartition(name, lone): 0, TopicPartition(replicated, living): 1}
-    assert not spark.wait_for_news(positions, 20)
+    assert not spark.wait_for_data(positions, 20)
     three.kill(dead)
-    assert not spark.wait_for_news(positions, 50)
+    assert not spark.wait_for_data(positions, 50)
     three.produce(replicated, [b"x"], partition=living)
-    assert spark.wait_for_news(positions, LONG_MS)
+    assert spark.wait_for_data(positions, LONG_MS)
     three.start(dead)
 
 

@@ -452,7 +452,7 @@ def test_an_option_of_the_other_side_is_told_as_such() -> None:
         ):
             source({name: "5"})
     for name in ("kafka.fetch.max.bytes", "subscribe", "startingOffsets"):
-        with pytest.warns(UnknownSparkOptionWarning, match=f"{name.lower()} is no .*one of the source$"):
+        with pytest.warns(UnknownSparkOptionWarning, match=f"{name.lower()} is not .*option of the source$"):
             sink({name: "5"})
 
 

@@ -59,7 +59,7 @@ def test_a_batch_goes_to_the_end() -> None:
     plan = make_plan()
     proposal = latest(plan, at(3, 4), logs(10, 4))
     assert proposal.end == at(10, 4)
-    assert proposal.is_news
+    assert proposal.has_batch
     assert (proposal.losses, proposal.wants_bytes) == ([], None)
     assert proposal.seen == {T0: 10, T1: 4}
     ranges, losses = plan.ranges(at(3, 4), proposal.end, logs(12, 9))
@@ -71,7 +71,7 @@ def test_no_news_is_the_start_itself() -> None:
     start = StreamOffset.parse({"t": {"0": 5}, "@ids": {"t": "id"}, "@from": {"t": {"0": 2}}})
     proposal = latest(make_plan(), start, logs(5))
     assert proposal.end is start
-    assert not proposal.is_news
+    assert not proposal.has_batch
 
 
 def test_a_checkpoint_of_the_connector_goes_on_and_learns_the_ids() -> None:
@@ -124,10 +124,10 @@ def test_an_idle_start_is_logged_at_once() -> None:
     plan = make_plan(minOffsetsPerTrigger=100)
     start = plan.initial(logs(50), {T0: 50})
     proposal = latest(plan, start, logs(50))
-    assert proposal.is_news
+    assert proposal.has_batch
     assert proposal.end == at(50, from_={T0: 50})
     assert plan.ranges(start, proposal.end, logs(50)) == ([], [])
-    assert not latest(plan, proposal.end, logs(50)).is_news
+    assert not latest(plan, proposal.end, logs(50)).has_batch
 
 
 def test_a_query_over_nothing_starts() -> None:
@@ -135,7 +135,7 @@ def test_a_query_over_nothing_starts() -> None:
     start = plan.initial({}, {})
     proposal = latest(plan, start, {})
     assert proposal.end == StreamOffset({})
-    assert not latest(plan, proposal.end, {}).is_news
+    assert not latest(plan, proposal.end, {}).has_batch
     assert latest(plan, proposal.end, logs(3)).end == at(3, from_={T0: 0})
 
 
@@ -204,14 +204,14 @@ def test_a_partition_without_a_share_stays_and_a_new_one_is_not_taken_up() -> No
 def test_the_minimum_holds_a_batch_back_until_the_delay_is_over() -> None:
     plan = make_plan(minOffsetsPerTrigger=10, maxTriggerDelay="60s")
     first = latest(plan, at(0), logs(1), NOW_MS)
-    assert first.is_news  # the first trigger of a run never waits
+    assert first.has_batch  # the first trigger of a run never waits
     start = first.end
     assert latest(plan, start, logs(10), NOW_MS + 59_999).end is start
     assert latest(plan, start, logs(11), NOW_MS + 1).end == at(11)
     start = at(11)
     assert latest(plan, start, logs(12), NOW_MS + 60_000).end is start
     assert latest(plan, start, logs(12), NOW_MS + 60_001).end == at(12)
-    assert latest(plan, at(12), logs(12), NOW_MS + 10**9).is_news is False
+    assert latest(plan, at(12), logs(12), NOW_MS + 10**9).has_batch is False
 
 
 def test_minimum_and_maximum_together() -> None:
@@ -310,7 +310,7 @@ def test_available_now_ends_where_the_logs_ended() -> None:
     offset = latest(plan, offset, logs(10, 1)).end
     grown = logs(100, 100, 100) | logs(100, topic="u", id_="v")
     found = [offset]
-    while (proposal := latest(plan, offset, grown)).is_news:
+    while (proposal := latest(plan, offset, grown)).has_batch:
         offset = proposal.end
         found.append(offset)
     assert offset == at(10, 1)
@@ -353,7 +353,7 @@ def test_available_now_leaves_a_topic_made_again_to_the_next_run() -> None:
     proposal = latest(plan, offset, logs(9, id_="new"))
     assert proposal.end == StreamOffset({})
     assert [loss.why for loss in proposal.losses] == ["the topic was deleted and created again"]
-    assert not latest(plan, proposal.end, logs(9, id_="new")).is_news
+    assert not latest(plan, proposal.end, logs(9, id_="new")).has_batch
     again = make_plan()
     again.prepare_available_now()
     assert latest(again, proposal.end, logs(9, id_="new")).end == at(9, id_="new", from_={T0: 0})
@@ -370,7 +370,7 @@ def test_available_now_ends_although_retention_overtakes_it() -> None:
     ranges, losses = plan.ranges(offset, proposal.end, overtaken)
     assert ranges == []
     assert [loss[:4] for loss in losses] == [("t", 0, 20, 40)]
-    assert not latest(plan, proposal.end, logs(60, starts=(50,))).is_news
+    assert not latest(plan, proposal.end, logs(60, starts=(50,))).has_batch
 
 
 # --- an ending in a stream -------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_a_bound_ends_a_stream() -> None:
 
 def test_a_bound_before_the_start_reads_nothing() -> None:
     plan = make_plan(endingOffsets='{"t":{"0":7}}')
-    assert not latest(plan, at(9), logs(50)).is_news
+    assert not latest(plan, at(9), logs(50)).has_batch
 
 
 def test_a_relative_bound_counts_from_the_first_look() -> None:
@@ -458,7 +458,7 @@ def test_a_new_partition_that_does_not_begin_at_zero_is_a_loss() -> None:
 
 
 def test_a_new_partition_without_records_is_no_news() -> None:
-    assert not latest(make_plan(), at(5), logs(5, 0)).is_news
+    assert not latest(make_plan(), at(5), logs(5, 0)).has_batch
 
 
 def test_a_new_topic_is_read_whole() -> None:
@@ -474,7 +474,7 @@ def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
         "t-1 from offset 6 on: the topic or the partition does not exist, or is not read, any more",
     ]
     again = latest(make_plan(), proposal.end, {})
-    assert (again.is_news, again.losses) == (False, [])
+    assert (again.has_batch, again.losses) == (False, [])
 
 
 def test_a_topic_made_again_is_known_by_its_id_and_read_from_its_start() -> None:
@@ -633,7 +633,7 @@ class Run:
             if proposal.wants_bytes is not None:
                 proposal = plan.cut(proposal, answer(proposal.wants_bytes))
             assert proposal.losses == []
-            if not proposal.is_news:
+            if not proposal.has_batch:
                 continue
             self.batches.append((text, json.dumps(proposal.end.to_json())))
             if trigger == crash_at:

@@ -589,7 +589,7 @@ def test_news_that_makes_no_batch_is_not_followed_one_by_one(
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(stream_reader, "time", SimpleNamespace(sleep=pauses.append))
-    monkeypatch.setattr(SparkCluster, "wait_for_news", lambda self, positions, max_wait_ms: True)
+    monkeypatch.setattr(SparkCluster, "wait_for_data", lambda self, positions, max_wait_ms: True)
     query = Query(
         cluster,
         subscribe=one,
@@ -601,7 +601,7 @@ def test_news_that_makes_no_batch_is_not_followed_one_by_one(
     assert pauses == []
     cluster.produce(one, numbered(100, 149), partition=0)
     assert query.trigger() is None
-    assert pauses == [stream_reader.VAIN_NEWS_PAUSE_S]
+    assert pauses == [stream_reader.UNUSABLE_DATA_PAUSE_S]
 
 
 def test_the_progress_tells_where_the_logs_end_and_asks_nobody(

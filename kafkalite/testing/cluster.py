@@ -136,7 +136,7 @@ class Cluster:
             self.nodes[node_id] = Node(node_id, first, self.rng)
         elif isinstance(clock, VirtualClock):
             allowed = (
-                "for one broker: several live in real time, or all in a simulation (kafkalite.testing.sim)"
+                "for one broker: several run in real time, or all in a simulation (kafkalite.testing.sim)"
             )
             raise ConfigError(key="clock", value=clock, allowed=allowed)
         else:
@@ -383,7 +383,9 @@ class Cluster:
                 # passes them.
                 open_ends = {key for key in open_ends if (consumer.position(key) or 0) < ends[key]}
                 waited_ms = 0 if batch else waited_ms + READ_SLICE_MS
-                assert waited_ms < READ_TIMEOUT_MS, f"{open_ends} gave nothing for {READ_TIMEOUT_MS} ms"
+                assert waited_ms < READ_TIMEOUT_MS, (
+                    f"nothing could be read from {open_ends} for {READ_TIMEOUT_MS} ms"
+                )
         return sorted(records, key=lambda record: (record.partition, record.offset))
 
     # --- faults and time
@@ -405,7 +407,9 @@ class Cluster:
 
     async def advance(self, duration_ms: int) -> None:
         """Advance the virtual clock, which the cluster must have been given."""
-        assert isinstance(self.clock, VirtualClock), "Cluster(clock=VirtualClock()) has a clock to move"
+        assert isinstance(self.clock, VirtualClock), (
+            "only Cluster(clock=VirtualClock()) can advance its clock"
+        )
         await self.clock.advance(duration_ms)
 
 

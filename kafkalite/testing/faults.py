@@ -1,24 +1,42 @@
-"""Faults on the wire, to be given to ``Cluster.intercept(api, fault)``.
+"""Faults on the wire, to be passed to ``Cluster.intercept(api, fault)``.
 
-Each is made for the next ``count`` requests of the api and spends itself; then requests pass again.
+Each applies to the next ``count`` requests of the api; later requests pass.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kafkalite.broker.server.responses import Pending, Refusal, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.connection import Request
 
+#: Has the broker handle the intercepted request after all.
 Proceed: TypeAlias = Callable[[], "Response | Pending"]
-"""Lets the broker answer the intercepted request after all."""
 
+#: Returns the response itself, or None to let the request pass.
 Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Response | Pending | None]"
-"""Gives the answer itself, or None to let the request pass."""
+
+
+class _Disconnection(Pending):
+    """A response that never comes: its connection is aborted when ``done`` is resolved, or at once.
+
+    The server registers a slot of the connection as the continuation; that is how the connection is known.
+    """
+
+    def __init__(self, done: Pending | None = None) -> None:
+        super().__init__(done.cancel if done is not None else None)
+        self._done = done
+
+    def then(self, continuation: Any) -> None:
+        super().then(continuation)
+        if self._done is None:
+            continuation.connection.abort()
+        else:
+            self._done.then(lambda _response: continuation.connection.abort())
 
 
 def _limited(count: int, act: Callable[[Request, Proceed, Clock], Response | Pending]) -> Fault:
@@ -35,35 +53,28 @@ def _limited(count: int, act: Callable[[Request, Proceed, Clock], Response | Pen
 
 
 def drop_next(count: int = 1) -> Fault:
-    """The request is lost: not done, never answered. Later answers of its connection wait behind it."""
+    """Lose the request: it is not handled. Later responses of its connection wait behind the missing one."""
     return _limited(count, lambda request, proceed, clock: Pending())
 
 
 def fail_next(count: int = 1, error_code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> Fault:
-    """The request is refused as a whole, and not done."""
+    """Refuse the request as a whole, without handling it."""
     refusal = Refusal(int(error_code), "refused by a test")
     return _limited(count, lambda request, proceed, clock: refusal)
 
 
 def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
-    """The connection breaks. ``after``: only when the request is done, so that its answer is what is lost."""
+    """Break the connection instead of handling the request. ``after``: instead of sending its response."""
 
     def act(_request: Request, proceed: Proceed, _clock: Clock) -> Response | Pending:
-        cut = Refusal(int(ErrorCode.UNKNOWN_SERVER_ERROR), "", closes=True, is_silent=True)
-        if not after:
-            return cut
-        done = proceed()
-        if not isinstance(done, Pending):
-            return cut
-        pending = Pending(done.cancel)
-        done.then(lambda _answer: pending.resolve(cut))
-        return pending
+        done = proceed() if after else None
+        return _Disconnection(done if isinstance(done, Pending) else None)
 
     return _limited(count, act)
 
 
 def delay_next(count: int = 1, *, delay_ms: int) -> Fault:
-    """The request is done ``delay_ms`` later, on the broker's clock."""
+    """Handle the request ``delay_ms`` later, on the broker's clock."""
 
     def act(_request: Request, proceed: Proceed, clock: Clock) -> Response | Pending:
         pending = Pending()
@@ -71,12 +82,12 @@ def delay_next(count: int = 1, *, delay_ms: int) -> Fault:
         async def wait() -> None:
             await clock.sleep_ms(delay_ms)
             pending.on_cancel = None
-            answer = proceed()
-            if isinstance(answer, Pending):
-                pending.on_cancel = answer.cancel
-                answer.then(pending.resolve)
+            response = proceed()
+            if isinstance(response, Pending):
+                pending.on_cancel = response.cancel
+                response.then(pending.resolve)
             else:
-                pending.resolve(answer)
+                pending.resolve(response)
 
         task = asyncio.get_running_loop().create_task(wait(), name="delayed request")
         pending.on_cancel = task.cancel

@@ -81,7 +81,7 @@ class ServerProcess:
 
     async def start(self, *flags: str) -> None:
         """Start the process, with further flags of ``kl server start``. Returns before it is ready."""
-        assert not self.is_running, f"node {self.node_id} runs already"
+        assert not self.is_running, f"node {self.node_id} is running already"
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         file = self.directory.with_suffix(".toml")
         file.write_text("".join(f'"{name}" = {json.dumps(value)}\n' for name, value in self.settings.items()))
@@ -263,7 +263,7 @@ class ProcessCluster:
 
     def links(self, source: int, target: int) -> list[Link]:
         """Return the links from ``source`` to ``target``: to its controller and to its broker."""
-        assert self._proxied, "ProcessCluster(proxied=True) has links"
+        assert self._proxied, "only ProcessCluster(proxied=True) has links"
         return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
 
     def cut(self, source: int, target: int) -> None:
@@ -331,7 +331,7 @@ class ProcessCluster:
         """
         wish = Wish(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]
-        reasons = ["nobody was asked"]
+        reasons = ["no node was asked"]
         try:
             async with asyncio.timeout(limit_s):
                 while True:

@@ -37,7 +37,7 @@ _CHUNK_BYTES: Final = 64 * KIB
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 SourceOf = Callable[[bytes], str]
-"""Who dialled, told by the first bytes that came."""
+"""Returns the source of a connection, given the first bytes that it sent."""
 
 
 def client_id_of(first_bytes: bytes) -> str:
@@ -135,7 +135,7 @@ class Link:
         self._connections: dict[_Connection, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Link {self.source or 'of anybody'}, {self.connection_count} connections>"
+        return f"<Link {self.source or 'of all sources'}, {self.connection_count} connections>"
 
     @property
     def connection_count(self) -> int:

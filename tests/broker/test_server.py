@@ -306,13 +306,6 @@ def test_a_fatal_answer_waits_for_those_before_it(peer: Peer, desk: Desk) -> Non
     assert "after" not in desk.seen
 
 
-def test_a_silent_refusal_closes_without_a_word(peer: Peer, desk: Desk) -> None:
-    desk.special["cut"] = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "", closes=True, is_silent=True)
-    peer.ask("cut")
-    assert peer.answers() == []
-    assert peer.transport.is_closed
-
-
 def test_an_answer_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) -> None:
     huge = metadata.MetadataResponse(0, None, "x" * 5 * 2**20, 1, [], [])
     desk.special["huge"] = Reply(huge)

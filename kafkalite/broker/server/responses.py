@@ -25,16 +25,11 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The request as a whole failed.
-
-    ``closes``: the connection is closed once this is written. ``is_silent``: it is not written (a fault in
-    tests).
-    """
+    """The request as a whole failed. ``closes``: the connection is closed once this is written."""
 
     error_code: int
     error_message: str
     closes: bool = False
-    is_silent: bool = False
 
 
 Response: TypeAlias = Reply | Refusal

@@ -260,8 +260,7 @@ class Connection(asyncio.BufferedProtocol):
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
                 return 0
             return sum(map(len, answer.payload)) if answer.payload else 0
-        if not answer.is_silent:
-            out += self._wire.send_error(request, answer.error_code, answer.error_message)
+        out += self._wire.send_error(request, answer.error_code, answer.error_message)
         if answer.closes:
             self._is_final = self._is_ending = True
             self._backlog.clear()

@@ -149,7 +149,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> Any:
         if executor is None:
-            raise RuntimeError("a simulated process has no threads: give run_in_executor a SimExecutor")
+            raise RuntimeError("a simulated process has no threads: pass a SimExecutor to run_in_executor")
         return super().run_in_executor(executor, func, *args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -18,10 +18,10 @@ from kafkalite.client.admin.cluster_health import (
     LIVE,
     NOBODY,
     ClusterView,
-    complaints,
     load_of,
     look,
     look_at_quorum,
+    problems,
     state_of,
 )
 from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
@@ -139,7 +139,7 @@ def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Say whether all is well, and what is not."""
     current = invocation.current()
     view, quorum = invocation.run_command(lambda: _view_and_quorum(current))
-    found = complaints(view, quorum)
+    found = problems(view, quorum)
     if under_replicated or leaderless:
         rows = _partition_rows(
             each
@@ -204,7 +204,7 @@ def describe() -> None:
     """Say all about the cluster: its state, brokers, quorum."""
     current = invocation.current()
     view, seen = invocation.run_command(lambda: _view_and_quorum(current))
-    found = complaints(view, seen)
+    found = problems(view, seen)
     quorum = quorum_document(seen) if seen is not None else None
     if current.output not in {"table", "wide"}:
         document = _status_document(view, found) | {"brokers": _broker_rows(view), "quorum": quorum}

@@ -19,7 +19,7 @@ from kafkalite.errors import KafkaliteError
 
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
-    from kafkalite.client.admin.cluster_health import ClusterView, Wish
+    from kafkalite.client.admin.cluster_health import ClusterView, RequestedState
 
 DEFAULT_PATIENCE_MS: Final = 60_000
 _POLL_INTERVAL_S: Final = 0.2
@@ -66,14 +66,14 @@ def wait(
     quiet: bool,
 ) -> None:
     """Wait until the cluster is ready, a minute unless --timeout says otherwise; exit code 7 if it is not."""
-    from kafkalite.client.admin.cluster_health import Wish
+    from kafkalite.client.admin.cluster_health import RequestedState
 
     current = invocation.current()
-    wish = Wish(broker_count or 1, whole, node_id, frozenset(topics))
+    requested = RequestedState(broker_count or 1, whole, node_id, frozenset(topics))
     addresses = current.bootstrap_servers.split(",")
     config = _own_config() if this_node else None
     if config is not None and config.is_broker:
-        addresses, wish = [_own_address(config)], wish._replace(node_id=config.node_id)
+        addresses, requested = [_own_address(config)], requested._replace(node_id=config.node_id)
     patience_ms = current.timeout_ms or DEFAULT_PATIENCE_MS
     progress = _Reasons(is_silent=quiet)
     try:
@@ -81,7 +81,7 @@ def wait(
             address = config.voters[config.node_id]
             invocation.run(lambda: _until_answered(address, progress), timeout_ms=patience_ms)
             return
-        view = invocation.run(lambda: _until(addresses, wish, progress), timeout_ms=patience_ms)
+        view = invocation.run(lambda: _until(addresses, requested, progress), timeout_ms=patience_ms)
     except TimedOutError:
         raise TimedOutError(
             f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no answer'}",
@@ -150,11 +150,11 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
         return
 
 
-async def _until(addresses: Sequence[str], wish: Wish, progress: _Reasons) -> ClusterView:
+async def _until(addresses: Sequence[str], requested: RequestedState, progress: _Reasons) -> ClusterView:
     """Ask until the wish is fulfilled; for ever, so bound it."""
     import asyncio
 
-    from kafkalite.client.admin.cluster_health import look_from, obstacles
+    from kafkalite.client.admin.cluster_health import look_from, unmet_conditions
 
     while True:
         try:
@@ -162,7 +162,7 @@ async def _until(addresses: Sequence[str], wish: Wish, progress: _Reasons) -> Cl
         except KafkaliteError as error:
             progress.tell([error.message])
         else:
-            reasons = obstacles(view, wish)
+            reasons = unmet_conditions(view, requested)
             if not reasons:
                 return view
             progress.tell(reasons)

@@ -167,13 +167,13 @@ class DevCluster:
 
     async def start(self) -> ClusterView:
         """Every node, until the cluster is whole. Raises NodeEndedError, TimeoutError."""
-        from kafkalite.client.admin.cluster_health import Wish, look_from, obstacles
+        from kafkalite.client.admin.cluster_health import RequestedState, look_from, unmet_conditions
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
             settings = node_settings(self.layout, node_id, self._host, self.directory, self._overrides)
             _write_private(self.settings_path(node_id), _toml(settings))
             self.processes[node_id] = await self._spawn(node_id)
-        wish = Wish(broker_count=len(self.processes), is_whole=True)
+        requested = RequestedState(broker_count=len(self.processes), is_fully_in_sync=True)
         async with asyncio.timeout(START_LIMIT_S):
             while True:
                 for node_id, process in self.processes.items():
@@ -181,7 +181,7 @@ class DevCluster:
                         raise self._ended(node_id)
                 with suppress(KafkaliteError):
                     view = await look_from(self.addresses, timeout_ms=_ANSWER_MS)
-                    if not obstacles(view, wish):
+                    if not unmet_conditions(view, requested):
                         return view
                 await asyncio.sleep(_POLL_S)
 

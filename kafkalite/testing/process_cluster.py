@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kafkalite.client.admin.cluster_health import ClusterView, Wish, look_from, obstacles
+from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, look_from, unmet_conditions
 from kafkalite.errors import KafkaliteError
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports
@@ -305,13 +305,13 @@ class ProcessCluster:
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
-    async def _looked_at(self, wish: Wish) -> tuple[ClusterView, list[str]]:
+    async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
         """Return a view and its unmet conditions. A restarted node may not have caught up yet."""
         views = [await self.view()]
-        if wish.is_whole:
+        if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
             views = list(await asyncio.gather(*map(self.view, ids))) or views
-        reasons = [reason for view in views for reason in obstacles(view, wish)]
+        reasons = [reason for view in views for reason in unmet_conditions(view, requested)]
         return views[0], list(dict.fromkeys(reasons))
 
     async def wait(
@@ -329,14 +329,14 @@ class ProcessCluster:
         Raises NodeFailedError when the process of a running node ends meanwhile, TimeoutError with the
         unmet conditions.
         """
-        wish = Wish(brokers, is_whole, node_id, frozenset(topics))
+        requested = RequestedState(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]
         reasons = ["no node was asked"]
         try:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        view, reasons = await self._looked_at(wish)
+                        view, reasons = await self._looked_at(requested)
                         if not reasons:
                             return view
                     except KafkaliteError as error:

@@ -14,11 +14,11 @@ from kafkalite.cli.metadata import changes
 from kafkalite.client.admin.cluster_health import (
     ClusterView,
     PlacedPartition,
-    Wish,
-    complaints,
+    RequestedState,
     counted,
     load_of,
-    obstacles,
+    problems,
+    unmet_conditions,
 )
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import (
@@ -56,12 +56,15 @@ BROKEN = view(
 
 
 def test_a_whole_cluster_is_not_complained_of() -> None:
-    assert complaints(WHOLE) == []
-    assert obstacles(WHOLE, Wish(3, is_whole=True, node_id=2, topics=frozenset({"t"}))) == []
+    assert problems(WHOLE) == []
+    assert (
+        unmet_conditions(WHOLE, RequestedState(3, is_fully_in_sync=True, node_id=2, topics=frozenset({"t"})))
+        == []
+    )
 
 
 def test_every_trouble_is_named() -> None:
-    assert complaints(BROKEN) == [
+    assert problems(BROKEN) == [
         "no controller: metadata can't change, leaders go on with what their ISR allows",
         "broker 1 is fenced",
         "broker 3 is shutting down",
@@ -72,15 +75,18 @@ def test_every_trouble_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "expected"),
+    ("requested", "expected"),
     [
-        (Wish(1), ["no controller"]),
-        (Wish(2), ["no controller", "1 of 2 brokers live"]),
-        (Wish(1, node_id=1), ["no controller", "broker 1 fenced"]),
-        (Wish(1, node_id=9), ["no controller", "broker 9 not registered"]),
-        (Wish(1, topics=frozenset({"t", "u"})), ["no controller", "t not led everywhere", "no topic u"]),
+        (RequestedState(1), ["no controller"]),
+        (RequestedState(2), ["no controller", "1 of 2 brokers live"]),
+        (RequestedState(1, node_id=1), ["no controller", "broker 1 fenced"]),
+        (RequestedState(1, node_id=9), ["no controller", "broker 9 not registered"]),
         (
-            Wish(1, is_whole=True),
+            RequestedState(1, topics=frozenset({"t", "u"})),
+            ["no controller", "t not led everywhere", "no topic u"],
+        ),
+        (
+            RequestedState(1, is_fully_in_sync=True),
             [
                 "no controller",
                 "1 of 3 brokers live",
@@ -90,16 +96,16 @@ def test_every_trouble_is_named() -> None:
         ),
     ],
 )
-def test_what_stands_between_the_cluster_and_a_wish(wish: Wish, expected: list[str]) -> None:
-    assert obstacles(BROKEN, wish) == expected
+def test_what_stands_between_the_cluster_and_a_wish(requested: RequestedState, expected: list[str]) -> None:
+    assert unmet_conditions(BROKEN, requested) == expected
 
 
 def test_a_controller_that_is_gone_is_named_once() -> None:
     nodes = [QuorumNode(1, "", True, 5, 0), QuorumNode(2, "", True, 5, 80), QuorumNode(9, "", True, 1, 9000)]
     seen = DescribeQuorumResponse(0, None, 1, 1, 3, 5, 5, 6, 0, nodes)
-    assert complaints(WHOLE, seen) == ["controller 9 is not heard of"]
+    assert problems(WHOLE, seen) == ["controller 9 is not heard of"]
     by_another = DescribeQuorumResponse(0, None, 2, 1, 3, 5, 5, 6, 0, nodes)
-    assert complaints(WHOLE, by_another) == [], "only the leader knows"
+    assert problems(WHOLE, by_another) == [], "only the leader knows"
 
 
 def test_load_counts_roles() -> None:

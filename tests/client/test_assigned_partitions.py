@@ -12,10 +12,10 @@ from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.consumer.assigned_partitions import (
     SHORT_WAIT_MS,
-    Asked,
     AssignedPartitions,
     FetchLimits,
     FetchPlan,
+    Requested,
 )
 from kafkalite.errors import (
     CorruptBatchError,
@@ -72,10 +72,10 @@ def _answer(
 ) -> bool:
     results = [
         FetchedPartition(*tp, code, "why" if code else None, end, end, 0, len(data.get(tp, b"")), [])
-        for tp in plan.asked
+        for tp in plan.requested
     ]
-    payload = memoryview(b"".join(bytes(data.get(tp, b"")) for tp in plan.asked))
-    return state.on_fetched(plan.asked, results, payload, now_ms, 0.5)
+    payload = memoryview(b"".join(bytes(data.get(tp, b"")) for tp in plan.requested))
+    return state.on_fetched(plan.requested, results, payload, now_ms, 0.5)
 
 
 def _fetch(
@@ -125,16 +125,16 @@ def test_the_epoch_before_the_position_is_that_of_the_last_batch_given(take: int
     partition = state.partitions[T0]
     assert len(_take_all(state, take)) == take
     position, epoch = {1: (1, 2), 2: (2, 2), 3: (3, 3), 4: (5, 5)}[take]
-    assert (partition.position, partition.given_epoch) == (position, epoch)
+    assert (partition.position, partition.position_epoch) == (position, epoch)
 
 
 def test_batches_given_whole_move_the_epoch_too() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a", leader_epoch=2) + _batch(1, b"b", leader_epoch=4)})
     assert state.next_batch() is not None
-    assert state.partitions[T0].given_epoch == 2
+    assert state.partitions[T0].position_epoch == 2
     assert state.next_batch() is not None
-    assert state.partitions[T0].given_epoch == 4
+    assert state.partitions[T0].position_epoch == 4
 
 
 def test_a_fetched_batch_may_begin_before_the_position() -> None:
@@ -209,7 +209,7 @@ def test_a_seek_makes_answers_in_flight_void() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
     state.partitions[T0].seek(0)
-    assert not state.serves(plan.asked, 0, lambda tp: True)
+    assert not state.covers(plan.requested, 0, lambda tp: True)
     _answer(state, plan, {T0: _batch(0, b"old")})
     assert state.next_cursor() is None
     _fetch(state, {T0: _batch(0, b"new")})
@@ -231,11 +231,11 @@ def test_a_seek_ends_a_loop_that_is_on_its_way() -> None:
 def test_a_fetch_in_flight_serves_what_is_wanted_of_its_broker() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
-    assert state.serves(plan.asked, 0, lambda tp: True)
+    assert state.covers(plan.requested, 0, lambda tp: True)
     state.assign({T0: "earliest", T1: "earliest"})
     state.partitions[T1].seek(0)
-    assert state.serves(plan.asked, 0, lambda tp: tp == T0), "another leads the new one"
-    assert not state.serves(plan.asked, 0, lambda tp: True)
+    assert state.covers(plan.requested, 0, lambda tp: tp == T0), "another leads the new one"
+    assert not state.covers(plan.requested, 0, lambda tp: True)
 
 
 def test_unassigned_partitions_are_dropped_and_kept_ones_keep_their_place() -> None:
@@ -313,7 +313,7 @@ def test_a_lost_fetch_is_tried_again_after_a_pause() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
     state.assign({T0: "earliest"})
-    state.on_fetch_failed({**plan.asked, T1: plan.asked[T0]}, 0, 0.5)
+    state.on_fetch_failed({**plan.requested, T1: plan.requested[T0]}, 0, 0.5)
     assert _plan(state, 99) == []
     assert len(_plan(state, 100)) == 1
 
@@ -325,7 +325,7 @@ def test_a_lasting_error_is_told_when_its_turn_comes_and_others_go_on() -> None:
         FetchedPartition(*T0, int(ErrorCode.UNSUPPORTED_VERSION), None, 0, 0, 0, 0, []),
         FetchedPartition(*T1, 0, None, 10, 10, 0, len(_batch(0, b"1")), []),
     ]
-    state.on_fetched(plan.asked, results, memoryview(_batch(0, b"1")), 0, 0.5)
+    state.on_fetched(plan.requested, results, memoryview(_batch(0, b"1")), 0, 0.5)
     with pytest.raises(UnsupportedVersionError, match="t-0"):
         state.next_batch()
     assert _take_all(state, 1) == [b"1"]
@@ -540,12 +540,14 @@ def test_a_check_that_fails_is_tried_again() -> None:
 def test_an_answer_of_a_deposed_leader_counts_for_nothing() -> None:
     state = _read_in_epoch_1()
     (old,) = [
-        FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Asked(2, 1, 1)}),
+        FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Requested(2, 1, 1)}),
     ]
     _check(state, 2)
-    state.on_fetched(old.asked, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0, [])], memoryview(b""), 0, 0.5)
+    state.on_fetched(
+        old.requested, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0, [])], memoryview(b""), 0, 0.5
+    )
     assert state.partitions[T0].high_watermark == 2
-    assert state.on_checked({T0: Asked(2, 1, 1)}, [EpochEnd("t", 0, 0, None, 0, 0)], 0, 0.5) is False
+    assert state.on_checked({T0: Requested(2, 1, 1)}, [EpochEnd("t", 0, 0, None, 0, 0)], 0, 0.5) is False
     assert state.partitions[T0].position == 2
 
 

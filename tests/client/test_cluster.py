@@ -185,8 +185,8 @@ async def test_lanes_are_connections_of_their_own(fake_broker: Any) -> None:
     main = await client.connection(1, Purpose.MAIN)
     fetch = await client.connection(1, Purpose.FETCH)
     assert main is not fetch
-    client.hang_up(1, Purpose.FETCH)
-    client.hang_up(1, Purpose.FETCH)
+    client.drop_connection(1, Purpose.FETCH)
+    client.drop_connection(1, Purpose.FETCH)
     assert await client.connection(1, Purpose.FETCH) is not fetch
     assert await client.connection(1, Purpose.MAIN) is main
     await client.close()

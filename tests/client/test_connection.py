@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafkalite.client.cluster import connection as module
-from kafkalite.client.cluster.connection import Answer, Connection, connect
+from kafkalite.client.cluster.connection import Connection, Response, connect
 from kafkalite.errors import (
     ClientClosedError,
     ConnectionFailedError,
@@ -133,7 +133,7 @@ async def test_a_callback_that_fails_is_reported_and_hurts_nobody(fake_broker: A
 
     connection.request(ALL, fail, 1000)
     answer = await connection.call(ALL, timeout_ms=1000)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Response)
     assert [str(context["exception"]) for context in reported] == ["in a callback"]
     connection.close()
     await _settle()

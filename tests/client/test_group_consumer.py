@@ -683,7 +683,9 @@ async def test_what_was_read_of_an_offset_is_not_used_after_the_partition_was_aw
     monkeypatch.setattr(group.commits, "fetch", fetch_late)
     group._on_expelled(UnknownMemberIdError("expelled once"))
     async with asyncio.timeout(5):
-        while group._placing is None:  # joined again, and the offsets asked for: too late for this turn
+        while (
+            group._reading_offsets is None
+        ):  # joined again, and the offsets asked for: too late for this turn
             await consumer.get_many(timeout_ms=1)
         await has_read.wait()
     group._on_expelled(UnknownMemberIdError("expelled again"))

@@ -48,7 +48,7 @@ async def _run(script: list[tuple[int, Any]]) -> list[Any]:
     def spawn(work: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(work)
 
-    def on_news() -> None:
+    def on_assignment() -> None:
         heard.append(sorted(heartbeats.membership.assigned))
 
     def on_expelled(error: KafkaliteError) -> None:
@@ -67,9 +67,15 @@ async def _run(script: list[tuple[int, Any]]) -> list[Any]:
     failed: Callable[[KafkaliteError], None] = heard.append
     link: Any = Link()
     heartbeats = Heartbeats(
-        cluster, config, link, membership, on_news=on_news, on_expelled=on_expelled, on_failed=failed
+        cluster,
+        config,
+        link,
+        membership,
+        on_assignment=on_assignment,
+        on_expelled=on_expelled,
+        on_failed=failed,
     )
-    task = asyncio.ensure_future(heartbeats._live())
+    task = asyncio.ensure_future(heartbeats._run())
     async with asyncio.timeout(20):
         await at_end.wait()
     task.cancel()

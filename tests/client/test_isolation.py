@@ -85,8 +85,8 @@ def _fetch(state: AssignedPartitions, log: Log, max_batches: int = 1000) -> bool
     """One round. False when there was nothing to ask for."""
     plans, _ = state.plan(0, lambda tp: Leader(1, 1), lambda node: False)
     for plan in plans:
-        result, data = log.answer(plan.asked[T0].fetch_offset, max_batches)
-        state.on_fetched(plan.asked, [result], memoryview(data), 0, 0.5)
+        result, data = log.answer(plan.requested[T0].fetch_offset, max_batches)
+        state.on_fetched(plan.requested, [result], memoryview(data), 0, 0.5)
     return bool(plans)
 
 

@@ -42,9 +42,9 @@ def _answer(epoch: int, *partitions: int, topic_id: str = "i") -> ConsumerGroupH
 NOTHING_NEW = -1
 
 
-def _beat(membership: Membership, epoch: int, *partitions: int, **more: Any) -> Any:
+def _heartbeat(membership: Membership, epoch: int, *partitions: int, **more: Any) -> Any:
     request = membership.request(WAIT_MS)
-    membership.on_answer(request, _answer(epoch, *partitions, **more))
+    membership.on_response(request, _answer(epoch, *partitions, **more))
     return request
 
 
@@ -67,35 +67,35 @@ def test_a_join_tells_everything_and_does_not_wait() -> None:
 def test_what_is_held_is_stated_once_at_each_epoch() -> None:
     """What is owned counts only when it is said at the current epoch."""
     membership = _membership()
-    _beat(membership, 1, 0, 1)
+    _heartbeat(membership, 1, 0, 1)
     membership.take(membership.adding())
-    request = _beat(membership, 1, NOTHING_NEW)
+    request = _heartbeat(membership, 1, NOTHING_NEW)
     assert (_owned(request), request.subscribed_topics, request.max_wait_ms) == ([0, 1], None, WAIT_MS)
-    assert not membership.has_something_to_tell
-    assert _owned(_beat(membership, 2, NOTHING_NEW)) is None
-    assert membership.has_something_to_tell
-    assert _owned(_beat(membership, 2, NOTHING_NEW)) == [0, 1]
+    assert not membership.has_changes_to_send
+    assert _owned(_heartbeat(membership, 2, NOTHING_NEW)) is None
+    assert membership.has_changes_to_send
+    assert _owned(_heartbeat(membership, 2, NOTHING_NEW)) == [0, 1]
 
 
 def test_a_partition_is_owned_until_it_is_given_back() -> None:
     """R38: what was revoked stays in ``owned`` until the user is done with it."""
     membership = _membership()
-    _beat(membership, 1, 0, 1)
+    _heartbeat(membership, 1, 0, 1)
     membership.take(membership.adding())
-    _beat(membership, 1, NOTHING_NEW)
-    _beat(membership, 2, 0)
-    assert list(membership.revoking()) == _tps(1) and membership.owes_something
+    _heartbeat(membership, 1, NOTHING_NEW)
+    _heartbeat(membership, 2, 0)
+    assert list(membership.revoking()) == _tps(1) and membership.waits_for_user
     assert _owned(membership.request(WAIT_MS)) == [0, 1]
     membership.release(_tps(1))
-    assert membership.has_something_to_tell and not membership.owes_something
+    assert membership.has_changes_to_send and not membership.waits_for_user
     assert _owned(membership.request(WAIT_MS)) == [0]
 
 
 def test_a_topic_made_anew_is_given_back_and_taken_up() -> None:
     membership = _membership()
-    _beat(membership, 1, 0)
+    _heartbeat(membership, 1, 0)
     membership.take(membership.adding())
-    _beat(membership, 2, 0, topic_id="another")
+    _heartbeat(membership, 2, 0, topic_id="another")
     assert membership.revoking() == {_tps(0)[0]: "i"} and membership.adding() == {}
     membership.release(_tps(0))
     assert membership.adding() == {_tps(0)[0]: "another"}
@@ -103,18 +103,18 @@ def test_a_topic_made_anew_is_given_back_and_taken_up() -> None:
 
 def test_an_old_answer_is_passed_over() -> None:
     membership = _membership()
-    _beat(membership, 3, 0)
+    _heartbeat(membership, 3, 0)
     late = membership.request(WAIT_MS)
-    _beat(membership, 4, 0, 1)
-    assert not membership.on_answer(late, _answer(3, 2))
+    _heartbeat(membership, 4, 0, 1)
+    assert not membership.on_response(late, _answer(3, 2))
     assert membership.epoch == 4 and list(membership.adding()) == _tps(0, 1)
 
 
 def test_after_a_lost_answer_everything_held_is_stated_again() -> None:
     membership = _membership()
-    _beat(membership, 1, 0)
+    _heartbeat(membership, 1, 0)
     membership.take(membership.adding())
-    _beat(membership, 1, NOTHING_NEW)
+    _heartbeat(membership, 1, NOTHING_NEW)
     membership.on_failure()
     assert _owned(membership.request(0)) == [0]
 
@@ -122,12 +122,12 @@ def test_after_a_lost_answer_everything_held_is_stated_again() -> None:
 def test_an_expelled_member_has_lost_everything_and_joins_anew() -> None:
     membership = _membership()
     joining = membership.request(WAIT_MS)
-    membership.on_answer(joining, _answer(1, 0))
+    membership.on_response(joining, _answer(1, 0))
     membership.take(membership.adding())
     before = membership.request(WAIT_MS)
     assert list(membership.on_expelled()) == _tps(0)
     assert not membership.is_member and membership.owned == {}
-    assert not membership.on_answer(before, _answer(1, 0))  # an answer to what we were
+    assert not membership.on_response(before, _answer(1, 0))  # an answer to what we were
     request = membership.request(WAIT_MS)
     assert (request.member_epoch, request.subscribed_topics, request.owned) == (JOINING, ["t"], [])
 
@@ -136,10 +136,10 @@ def test_another_subscription_is_told_until_it_was_heard() -> None:
     membership = _membership()
     before = membership.request(WAIT_MS)
     membership.subscribe([], "x.*")
-    membership.on_answer(before, _answer(1))
+    membership.on_response(before, _answer(1))
     request = membership.request(WAIT_MS)
     assert (request.subscribed_topics, request.subscribed_pattern) == ([], "x.*")
-    membership.on_answer(request, _answer(1))
+    membership.on_response(request, _answer(1))
     assert membership.request(WAIT_MS).subscribed_topics is None
 
 
@@ -155,7 +155,7 @@ def test_many_partitions_are_told_in_pieces() -> None:
     request = membership.request(0)
     pieces = [AssignedTopic("i", "t", list(range(first, first + 100))) for first in range(0, 1000, 100)]
     answer = ConsumerGroupHeartbeatResponse(0, None, "m", 1, WAIT_MS, 45_000, pieces)
-    membership.on_answer(request, answer)
+    membership.on_response(request, answer)
     membership.take(membership.adding())
     told = membership.request(0).owned
     assert told is not None and max(len(topic.partitions) for topic in told) <= 128
@@ -173,12 +173,12 @@ def test_nothing_is_held_that_was_not_assigned_and_all_is_given_back(
         request = membership.request(WAIT_MS)
         granted |= set(_tps(*partitions))
         if is_heard:
-            membership.on_answer(request, _answer(epoch, *sorted(partitions)))
+            membership.on_response(request, _answer(epoch, *sorted(partitions)))
             assert set(membership.assigned) == set(_tps(*partitions))
         else:
             membership.on_failure()
         if acts:
             membership.release(membership.revoking())
             membership.take(membership.adding())
-            assert not membership.owes_something and membership.owned == membership.assigned
+            assert not membership.waits_for_user and membership.owned == membership.assigned
         assert set(membership.owned) <= granted

@@ -124,7 +124,7 @@ class Member(RebalanceListener):
         # Whoever was expelled learns it with the first answer; until then it only seems to own something.
         async with asyncio.timeout(5):
             epoch = group.membership.epoch
-            await group._heartbeats.moved_from(epoch, self.consumer._cluster.now_ms() + 100)
+            await group._heartbeats.wait_for_new_epoch(epoch, self.consumer._cluster.now_ms() + 100)
         self.task = asyncio.ensure_future(self.live())
         await asyncio.sleep(0.02)
         self.world.owners.paused.discard(self.name)

@@ -196,9 +196,9 @@ class Admin:
             )
             for topic in topics
         ]
-        answer = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
+        response = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
         results: dict[str, CreatedTopic | BrokerError] = {}
-        for topic in answer.topics:
+        for topic in response.topics:
             results[topic.name] = _error_of(topic, f"topic {topic.name!r}") or CreatedTopic(
                 topic.name, topic.topic_id, topic.num_partitions, topic.replication_factor
             )
@@ -208,20 +208,20 @@ class Admin:
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
         """Delete topics and all their records; {name: None}. Raises UnknownTopicOrPartitionError."""
-        answer = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
-        results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in answer.topics}
+        response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
+        results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in response.topics}
         return _results(results, return_exceptions)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
         """Every topic; internal ones only when asked for."""
-        answer = await self._call(MetadataRequest(None, False))
-        return [topic_description(topic) for topic in answer.topics if internal or not topic.is_internal]
+        response = await self._call(MetadataRequest(None, False))
+        return [topic_description(topic) for topic in response.topics if internal or not topic.is_internal]
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
         """The topics, in the order of ``names``. Raises UnknownTopicOrPartitionError."""
-        answer = await self._call(MetadataRequest(list(names), False))
+        response = await self._call(MetadataRequest(list(names), False))
         described = {}
-        for topic in answer.topics:
+        for topic in response.topics:
             error = _error_of(topic, f"topic {topic.name!r}")
             if error is not None:
                 raise error
@@ -281,8 +281,8 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Where each partition begins, ends (exclusive), or passes a time in ms; offset -1: all are older."""
         self._check_open()
-        named = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
-        timestamp_ms = named[at] if isinstance(at, str) else at
+        translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+        timestamp_ms = translate[at] if isinstance(at, str) else at
         wanted = dict.fromkeys(tps, timestamp_ms)
         if timestamp_ms in {EARLIEST, LATEST}:
             listed = await list_offsets(self._cluster, wanted)
@@ -305,10 +305,10 @@ class Admin:
             by_leader.setdefault(node_id, []).append(DeleteRecordsPartition(*tp, offset))
         results: dict[TopicPartition, int | BrokerError] = {}
         for node_id, partitions in by_leader.items():
-            answer = await self._call(
+            response = await self._call(
                 DeleteRecordsRequest(self._timeout_ms, partitions), node_id=node_id if node_id >= 0 else None
             )
-            for deleted in answer.partitions:
+            for deleted in response.partitions:
                 tp = TopicPartition(deleted.topic, deleted.partition)
                 results[tp] = _error_of(deleted, str(tp)) or deleted.log_start_offset
         return _results(results, return_exceptions)
@@ -317,30 +317,34 @@ class Admin:
 
     async def describe_cluster(self) -> ClusterDescription:
         """Every broker, fenced ones too, and which node is the active controller."""
-        answer = await self._call(DescribeClusterRequest())
+        response = await self._call(DescribeClusterRequest())
         return ClusterDescription(
-            answer.cluster_id,
-            answer.controller_id,
-            answer.metadata_offset,
-            tuple(node_description(broker) for broker in answer.brokers),
+            response.cluster_id,
+            response.controller_id,
+            response.metadata_offset,
+            tuple(node_description(broker) for broker in response.brokers),
         )
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
         """The controllers' quorum, as its leader sees it if that can be asked, or as ``node_id`` does."""
-        answer = await self._call(DescribeQuorumRequest(), node_id=node_id)
-        leader_id = answer.leader_id
-        if node_id is None and leader_id != answer.node_id and leader_id in self._cluster.metadata.addresses:
+        response = await self._call(DescribeQuorumRequest(), node_id=node_id)
+        leader_id = response.leader_id
+        if (
+            node_id is None
+            and leader_id != response.node_id
+            and leader_id in self._cluster.metadata.addresses
+        ):
             with contextlib.suppress(ConnectionFailedError):  # else what the first one said must do
-                answer = await self._call(DescribeQuorumRequest(), node_id=leader_id)
+                response = await self._call(DescribeQuorumRequest(), node_id=leader_id)
         return QuorumDescription(
-            answer.node_id,
+            response.node_id,
             leader_id,
-            answer.term,
-            answer.commit_offset,
-            answer.applied_offset,
-            answer.log_end_offset,
-            answer.snapshot_offset,
-            tuple(QuorumMember(*node) for node in answer.nodes),
+            response.term,
+            response.commit_offset,
+            response.applied_offset,
+            response.log_end_offset,
+            response.snapshot_offset,
+            tuple(QuorumMember(*node) for node in response.nodes),
         )
 
     async def describe_metadata(
@@ -353,9 +357,9 @@ class Admin:
         """
         import json
 
-        answer = await self._call(DescribeMetadataRequest(path, after_offset, max_wait_ms))
-        nodes = {node.path: json.loads(node.value) if node.value else None for node in answer.nodes}
-        return MetadataDescription(answer.metadata_offset, nodes)
+        response = await self._call(DescribeMetadataRequest(path, after_offset, max_wait_ms))
+        nodes = {node.path: json.loads(node.value) if node.value else None for node in response.nodes}
+        return MetadataDescription(response.metadata_offset, nodes)
 
     async def elect_leaders(
         self,
@@ -370,9 +374,9 @@ class Admin:
         Raises PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
         """
         chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
-        answer = await self._call(messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen))
+        response = await self._call(messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen))
         results: dict[TopicPartition, int | BrokerError] = {}
-        for elected in answer.partitions:
+        for elected in response.partitions:
             tp = TopicPartition(elected.topic, elected.partition)
             error = _error_of(elected, str(tp))
             is_led_already = isinstance(error, ElectionNotNeededError)
@@ -387,11 +391,11 @@ class Admin:
         """Every partition's log on every broker, or those of ``topics``."""
         request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
         nodes = sorted(self._cluster.metadata.addresses)
-        answers = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
+        responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
         return [
             LogDescription(
                 node_id,
-                answer.path,
+                response.path,
                 log.topic,
                 log.partition,
                 log.size_bytes,
@@ -400,20 +404,20 @@ class Admin:
                 log.log_end_offset,
                 log.offline_reason,
             )
-            for node_id, answer in zip(nodes, answers, strict=True)
-            for log in answer.partitions
+            for node_id, response in zip(nodes, responses, strict=True)
+            for log in response.partitions
         ]
 
     # --- groups ------------------------------------------------------------------------------------------
 
     async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
         """Every group of the cluster, or those in one of ``states``, by name."""
-        answers = await self._call_every_broker(ListGroupsRequest(list(states)))
+        responses = await self._call_every_broker(ListGroupsRequest(list(states)))
         return sorted(
             (
                 GroupListing(group.group_id, group.state, group.group_epoch, group.member_count, node_id)
-                for node_id, answer in answers.items()
-                for group in answer.groups
+                for node_id, response in responses.items()
+                for group in response.groups
             ),
             key=lambda listing: listing.group_id,
         )
@@ -423,9 +427,11 @@ class Admin:
 
         Raises GroupIdNotFoundError.
         """
-        answer = await self._call_coordinator(GROUP_KEY, group_id, DescribeGroupsRequest([group_id], journal))
-        _raise_first(answer.groups, f"group {group_id!r}")
-        return group_description(answer.groups[0])
+        response = await self._call_coordinator(
+            GROUP_KEY, group_id, DescribeGroupsRequest([group_id], journal)
+        )
+        _raise_first(response.groups, f"group {group_id!r}")
+        return group_description(response.groups[0])
 
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
@@ -439,9 +445,9 @@ class Admin:
     ) -> dict[TopicPartition, CommittedOffset]:
         asked = None if partitions is None else [GroupPartition(*tp) for tp in partitions]
         request = OffsetFetchRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, False, asked)
-        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
+        response = await self._call_coordinator(GROUP_KEY, group_id, request)
         found: dict[TopicPartition, CommittedOffset] = {}
-        for one in sorted(answer.offsets, key=lambda one: (one.topic, one.partition)):
+        for one in sorted(response.offsets, key=lambda one: (one.topic, one.partition)):
             tp = TopicPartition(one.topic, one.partition)
             _raise_first([one], f"{tp} in group {group_id!r}")
             if one.offset != NO_OFFSET:
@@ -480,8 +486,8 @@ class Admin:
         """
         entries = [to_commit(tp, offset) for tp, offset in offsets.items()]
         request = OffsetCommitRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, None, entries)
-        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
-        _results(_errors(group_id, answer.offsets), return_exceptions=False)
+        response = await self._call_coordinator(GROUP_KEY, group_id, request)
+        _results(_errors(group_id, response.offsets), return_exceptions=False)
 
     async def delete_group_offsets(
         self,
@@ -492,8 +498,8 @@ class Admin:
     ) -> dict[TopicPartition, BrokerError | None]:
         """Forget what the group has committed there. Raises GroupSubscribedToTopicError while it reads it."""
         request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
-        answer = await self._call_coordinator(GROUP_KEY, group_id, request)
-        return _results(_errors(group_id, answer.offsets), return_exceptions)
+        response = await self._call_coordinator(GROUP_KEY, group_id, request)
+        return _results(_errors(group_id, response.offsets), return_exceptions)
 
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
@@ -501,8 +507,8 @@ class Admin:
         """Forget groups and their offsets; {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
         results: dict[str, BrokerError | None] = {}
         for group_id in group_ids:
-            answer = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
-            results[group_id] = _error_of(answer.groups[0], f"group {group_id!r}")
+            response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
+            results[group_id] = _error_of(response.groups[0], f"group {group_id!r}")
         return _results(results, return_exceptions)
 
     # --- transactions ------------------------------------------------------------------------------------
@@ -511,12 +517,12 @@ class Admin:
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
         """Every transactional id, or those in one of ``states`` and open for so long, by name."""
-        answers = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
+        responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
         return sorted(
             (
                 TransactionListing(one.transactional_id, one.producer_id, one.state, one.duration_ms, node_id)
-                for node_id, answer in answers.items()
-                for one in answer.transactions
+                for node_id, response in responses.items()
+                for one in response.transactions
             ),
             key=lambda listing: (listing.transactional_id, listing.producer_id),
         )
@@ -524,21 +530,21 @@ class Admin:
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """Raises TransactionalIdNotFoundError."""
         request = DescribeTransactionsRequest([transactional_id])
-        answer = await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
-        _raise_first(answer.transactions, f"transactional id {transactional_id!r}")
-        return transaction_description(answer.transactions[0])
+        response = await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
+        _raise_first(response.transactions, f"transactional id {transactional_id!r}")
+        return transaction_description(response.transactions[0])
 
     async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
         """Raises TransactionalIdNotFoundError."""
         request = DescribeTxnGroupRequest(application_id)
-        answer = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
-        return transaction_group_description(answer)
+        response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
+        return transaction_group_description(response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
         """As ``TransactionGroup.retire``, for an application that is not there any more."""
         request = RetireTxnGroupRequest(application_id)
-        answer = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
-        last: int = answer.last_batch_id
+        response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
+        last: int = response.last_batch_id
         return last
 
     async def abort_transaction(self, transactional_id: str) -> None:
@@ -561,9 +567,9 @@ class Admin:
         described: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)
-            answer = await self._call(DescribeProducersRequest([TxnPartition(*tp)]), node_id=leader)
-            _raise_first(answer.partitions, str(tp))
-            described[tp] = [producer_description(one) for one in answer.partitions[0].producers]
+            response = await self._call(DescribeProducersRequest([TxnPartition(*tp)]), node_id=leader)
+            _raise_first(response.partitions, str(tp))
+            described[tp] = [producer_description(one) for one in response.partitions[0].producers]
         return described
 
     async def find_hanging_transactions(
@@ -597,8 +603,8 @@ class Admin:
         Raises InvalidTxnStateError when there is no such one open.
         """
         request = AbortTransactionRequest(*tp, producer_id, start_offset)
-        answer = await self._call(request, node_id=await self._leader(tp))
-        error = _error_of(answer, str(tp))
+        response = await self._call(request, node_id=await self._leader(tp))
+        error = _error_of(response, str(tp))
         if error is not None:
             raise error
 
@@ -630,10 +636,10 @@ class Admin:
         """{node id: its answer} of every broker that is alive. Raises what one of them raises."""
         self._check_open()
         nodes = sorted(self._cluster.metadata.addresses)
-        answers = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
-        for node_id, answer in zip(nodes, answers, strict=True):
-            _raise_first([answer], f"broker {node_id}")
-        return dict(zip(nodes, answers, strict=True))
+        responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
+        for node_id, response in zip(nodes, responses, strict=True):
+            _raise_first([response], f"broker {node_id}")
+        return dict(zip(nodes, responses, strict=True))
 
     @property
     def _timeout_ms(self) -> int:

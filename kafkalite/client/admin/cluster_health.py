@@ -154,10 +154,10 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     """The quorum as its leader sees it, who alone knows how far the others are; else as anyone does."""
-    answer: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
-    leader_id = answer.leader_id
-    if leader_id in {NOBODY, answer.node_id} or leader_id not in client.metadata.addresses:
-        return answer
+    response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
+    leader_id = response.leader_id
+    if leader_id in {NOBODY, response.node_id} or leader_id not in client.metadata.addresses:
+        return response
     leaders: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
     return leaders
 
@@ -165,35 +165,35 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
 # --- what is wrong ---------------------------------------------------------------------------------
 
 
-class Wish(NamedTuple):
+class RequestedState(NamedTuple):
     """What somebody waits for, beyond a controller."""
 
     broker_count: int = 1
-    is_whole: bool = False  #: every registered broker live, every partition led and fully in sync
+    is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
     node_id: int | None = None  #: a broker that must be live
     topics: frozenset[str] = frozenset()  #: that must be there, led everywhere
 
 
-def obstacles(view: ClusterView, wish: Wish) -> list[str]:
+def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
     """Why the wish is not fulfilled yet, the most important first; nothing when it is. Pure."""
     found: list[str] = []
     live = view.live
     if view.controller_id < 0:
         found.append("no controller")
-    if len(live) < wish.broker_count:
-        found.append(f"{len(live)} of {wish.broker_count} brokers live")
-    elif wish.is_whole and len(live) < len(view.brokers):
+    if len(live) < requested.broker_count:
+        found.append(f"{len(live)} of {requested.broker_count} brokers live")
+    elif requested.is_fully_in_sync and len(live) < len(view.brokers):
         found.append(f"{len(live)} of {len(view.brokers)} brokers live")
-    if wish.node_id is not None and wish.node_id not in {broker.node_id for broker in live}:
+    if requested.node_id is not None and requested.node_id not in {broker.node_id for broker in live}:
         states = {broker.node_id: state_of(broker) for broker in view.brokers}
-        found.append(f"broker {wish.node_id} {states.get(wish.node_id, 'not registered')}")
-    for topic in sorted(wish.topics):
+        found.append(f"broker {requested.node_id} {states.get(requested.node_id, 'not registered')}")
+    for topic in sorted(requested.topics):
         states_of_topic = [each for each in view.partitions if each.name.topic == topic]
         if not states_of_topic:
             found.append(f"no topic {topic}")
         elif any(each.is_leaderless for each in states_of_topic):
             found.append(f"{topic} not led everywhere")
-    if wish.is_whole:
+    if requested.is_fully_in_sync:
         found += _unwhole(view)
     return found
 
@@ -228,7 +228,7 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
     ]
 
 
-def complaints(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
+def problems(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
     """Everything about the cluster that is not as it should be. Pure."""
     found: list[str] = []
     known = {broker.node_id for broker in view.brokers if broker.is_fenced}

@@ -334,11 +334,11 @@ def transaction_description(one: DescribedTransaction) -> TransactionDescription
     )
 
 
-def transaction_group_description(answer: DescribeTxnGroupResponse) -> TransactionGroupDescription:
+def transaction_group_description(response: DescribeTxnGroupResponse) -> TransactionGroupDescription:
     return TransactionGroupDescription(
-        answer.application_id,
-        answer.last_batch_id,
-        tuple(answer.last_winners),
+        response.application_id,
+        response.last_batch_id,
+        tuple(response.last_winners),
         tuple(
             TransactionGroupWriter(
                 one.member,
@@ -349,7 +349,7 @@ def transaction_group_description(answer: DescribeTxnGroupResponse) -> Transacti
                 one.start_ms,
                 _partitions(one.partitions),
             )
-            for one in answer.members
+            for one in response.members
         ),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_broker_error
-from kafkalite.client.cluster.connection import Answer, Buffer, Connection, connect
+from kafkalite.client.cluster.connection import Buffer, Connection, Response, connect
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import MetadataCache
 from kafkalite.client.config import CommonConfig
@@ -48,8 +48,8 @@ class Purpose(enum.IntEnum):
 
 # While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
 # much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
-HUNT_PAUSE_MS: Final = 50
-_HUNT_GROWTH_PERCENT: Final = 110
+REFRESH_PAUSE_MS: Final = 50
+_REFRESH_GROWTH_PERCENT: Final = 110
 
 # Of several brokers, the next is tried as well when one has not answered for so long.
 STAGGER_S: Final = 0.3
@@ -111,9 +111,9 @@ class ClusterClient:
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_again = False
         self._hurry = asyncio.Event()
-        self._first_pause_ms = min(HUNT_PAUSE_MS, config.retry_backoff_ms)
-        self._hunt_pause_ms = self._first_pause_ms
-        self._quiet_since_ms = 0  #: the end of the last refresh
+        self._first_pause_ms = min(REFRESH_PAUSE_MS, config.retry_backoff_ms)
+        self._refresh_pause_ms = self._first_pause_ms
+        self._refreshed_ms = 0  #: the end of the last refresh
         self._refresh_started_ms: int | None = None
         self._age_timer: asyncio.TimerHandle | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -228,7 +228,7 @@ class ClusterClient:
             raise outcome
         return outcome
 
-    def hang_up(self, node_id: int, purpose: Purpose) -> None:
+    def drop_connection(self, node_id: int, purpose: Purpose) -> None:
         """Close this connection for what is in flight on it; the next one is dialled without a pause."""
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
@@ -347,8 +347,8 @@ class ClusterClient:
         try:
             while True:
                 if not urgent and self._refresh_started_ms is not None:
-                    due_ms = self._refresh_started_ms + self._hunt_pause_ms
-                    await self._nap(due_ms - self.now_ms())
+                    due_ms = self._refresh_started_ms + self._refresh_pause_ms
+                    await self._pause(due_ms - self.now_ms())
                 self._refresh_again = False
                 generation = self.metadata.generation
                 try:
@@ -356,10 +356,10 @@ class ClusterClient:
                 except KafkaliteError as error:
                     self.last_error = error
                     failures += 1
-                    await self._nap(self._retry_backoff.delay_ms(failures, self.rng.random()))
+                    await self._pause(self._retry_backoff.delay_ms(failures, self.rng.random()))
                     continue
                 self.last_error = None
-                self._pace(has_news=self.metadata.generation != generation)
+                self._adapt_refresh_pause(has_changes=self.metadata.generation != generation)
                 if not self._refresh_again:
                     return
         finally:
@@ -367,7 +367,7 @@ class ClusterClient:
             if not self._closed:
                 self._notify()
 
-    async def _nap(self, duration_ms: int) -> None:
+    async def _pause(self, duration_ms: int) -> None:
         """A pause, which an urgent request ends."""
         self._hurry.clear()
         if duration_ms > 0:
@@ -375,14 +375,14 @@ class ClusterClient:
                 async with asyncio.timeout(duration_ms / 1000):
                     await self._hurry.wait()
 
-    def _pace(self, *, has_news: bool) -> None:
+    def _adapt_refresh_pause(self, *, has_changes: bool) -> None:
         """How long to wait before the next request: longer without news, as at first after a quiet time."""
-        if has_news or self._quiet_since_ms + self._hunt_pause_ms * 4 < self.now_ms():
-            self._hunt_pause_ms = self._first_pause_ms
+        if has_changes or self._refreshed_ms + self._refresh_pause_ms * 4 < self.now_ms():
+            self._refresh_pause_ms = self._first_pause_ms
         else:
             slowest_ms = max(self._first_pause_ms, self.config.retry_backoff_max_ms)
-            self._hunt_pause_ms = min(self._hunt_pause_ms * _HUNT_GROWTH_PERCENT // 100, slowest_ms)
-        self._quiet_since_ms = self.now_ms()
+            self._refresh_pause_ms = min(self._refresh_pause_ms * _REFRESH_GROWTH_PERCENT // 100, slowest_ms)
+        self._refreshed_ms = self.now_ms()
 
     async def _refresh_once(self) -> None:
         """One metadata request to whoever answers. Raises KafkaliteError."""
@@ -392,11 +392,11 @@ class ClusterClient:
             topics=None if topics is None else sorted(topics),
             allow_auto_topic_creation=self.allow_auto_topic_creation,
         )
-        answer = await self.ask_anybody(request)
-        self.metadata.update(answer.message, complete=topics is None)
+        response = await self.call_any_broker(request)
+        self.metadata.update(response.message, complete=topics is None)
         self._adopt_bootstrap()
 
-    async def ask_anybody(self, request: Any) -> Answer:
+    async def call_any_broker(self, request: Any) -> Response:
         """The answer of the first broker that gives one in good time. A single broker has all the time."""
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
@@ -458,7 +458,7 @@ class ClusterClient:
         finally:
             for dial in dials:
                 dial.cancel()
-                dial.add_done_callback(_hang_up_if_late)
+                dial.add_done_callback(_close_if_late)
         raise ConnectionFailedError(
             f"no broker could be reached: {'; '.join(failures.values())}", hint=_NO_CLUSTER_HINT
         )
@@ -537,7 +537,7 @@ class ClusterClient:
         node_id: int | None = None,
         timeout_ms: int | None = None,
         payload_parts: Sequence[Buffer] = (),
-    ) -> Answer:
+    ) -> Response:
         """Send a request to ``node_id`` (None: any broker) and retry what may pass, until ``timeout_ms``.
 
         Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
@@ -553,7 +553,7 @@ class ClusterClient:
         async def dial(node_id: int | None) -> Connection:
             return await (self._any_connection() if node_id is None else self.connection(node_id))
 
-        async def send(connection: Connection, timeout_ms: int) -> Answer:
+        async def send(connection: Connection, timeout_ms: int) -> Response:
             return await connection.call(message, timeout_ms=timeout_ms, payload_parts=payload_parts)
 
         async def locate() -> int | None:
@@ -563,7 +563,7 @@ class ClusterClient:
         return await drive(plan, locate=locate, dial=dial, send=send, chance=self.rng.random)
 
 
-def _hang_up_if_late(dial: asyncio.Task[Connection]) -> None:
+def _close_if_late(dial: asyncio.Task[Connection]) -> None:
     """A connection that was made although another was first."""
     if not dial.cancelled() and dial.exception() is None:
         dial.result().close()

@@ -38,21 +38,21 @@ SWEEP_INTERVAL_S: Final = 0.25
 PATIENCE_S: Final = 1.0
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A response without an error of the request as a whole."""
 
     message: Any
     payload: memoryview
 
 
-OnAnswer = Callable[[Any, memoryview, Exception | None], None]
+OnResponse = Callable[[Any, memoryview, Exception | None], None]
 """What a request came to: (message, payload, None), or (anything, anything, the error)."""
 
 _NOTHING: Final = memoryview(b"")
 
 
 # (on_answer, deadline on the loop's clock in seconds, timeout_ms)
-_Pending = tuple[OnAnswer, float, int]
+_Pending = tuple[OnResponse, float, int]
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -74,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         #: Called about every PATIENCE_S while a request is unanswered for so long.
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
-        self._complained_s = 0.0
+        self._reported_slow_s = 0.0
         #: Called when the socket takes bytes again after ``can_write`` was False.
         self.on_writable: Callable[[], None] | None = None
 
@@ -99,34 +99,34 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests ------------------------------------------------------------------------------
 
     def request(
-        self, message: Any, on_answer: OnAnswer, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
+        self, message: Any, on_response: OnResponse, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
     ) -> None:
-        """Send ``message``; ``on_answer`` is called once, never from inside this call.
+        """Send ``message``; ``on_response`` is called once, never from inside this call.
 
         Raises ConnectionFailedError when the connection is closed and LocalProtocolError when the broker has
-        no version of this API in common; then ``on_answer`` is not called.
+        no version of this API in common; then ``on_response`` is not called.
         """
         transport = self._transport
         if not self.is_open or transport is None:
             raise self._reason or ConnectionFailedError(f"the connection to {self.address} is closed")
         correlation_id, buffers = self._protocol.send(message, payload_parts)
-        self.pending[correlation_id] = (on_answer, self._loop.time() + timeout_ms / 1000, timeout_ms)
+        self.pending[correlation_id] = (on_response, self._loop.time() + timeout_ms / 1000, timeout_ms)
         transport.writelines(buffers)
         if self._sweep is None:
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
 
-    async def call(self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()) -> Answer:
+    async def call(self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()) -> Response:
         """Send ``message`` and wait. Raises BrokerError, RequestTimeoutError, ConnectionFailedError.
 
         Cancelling the wait leaves the request in flight; its answer is dropped.
         """
-        answered: asyncio.Future[Answer] = self._loop.create_future()
-        self.request(message, partial(_resolve, answered), timeout_ms, payload_parts)
-        return await answered
+        responded: asyncio.Future[Response] = self._loop.create_future()
+        self.request(message, partial(_resolve, responded), timeout_ms, payload_parts)
+        return await responded
 
     async def _handshake(self, timeout_ms: int) -> None:
         """Agree on versions. Raises as ``call``."""
-        greeted: asyncio.Future[Answer] = self._loop.create_future()
+        greeted: asyncio.Future[Response] = self._loop.create_future()
         transport = self._transport
         assert transport is not None, "connected before the handshake"
         correlation_id, buffers = self._protocol.handshake()
@@ -151,8 +151,8 @@ class Connection(asyncio.BufferedProtocol):
                     )
                 )
                 return
-        if self.on_slow is not None and self.is_slow and now_s - self._complained_s >= PATIENCE_S:
-            self._complained_s = now_s
+        if self.on_slow is not None and self.is_slow and now_s - self._reported_slow_s >= PATIENCE_S:
+            self._reported_slow_s = now_s
             self.on_slow(self)
         if self.pending:
             self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep_pending)
@@ -181,19 +181,21 @@ class Connection(asyncio.BufferedProtocol):
             self._reason = reason
         if self._transport is not None:
             self._transport.abort()
-        self._answer_all(self._reason)
+        self._fail_pending(self._reason)
 
-    def _answer_all(self, error: KafkaliteError) -> None:
+    def _fail_pending(self, error: KafkaliteError) -> None:
         pending, self.pending = self.pending, {}
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for on_answer, _, _ in pending.values():
-            self._tell(on_answer, None, _NOTHING, error)
+        for on_response, _, _ in pending.values():
+            self._call_back(on_response, None, _NOTHING, error)
 
-    def _tell(self, on_answer: OnAnswer, message: Any, payload: memoryview, error: Exception | None) -> None:
+    def _call_back(
+        self, on_response: OnResponse, message: Any, payload: memoryview, error: Exception | None
+    ) -> None:
         try:
-            on_answer(message, payload, error)
+            on_response(message, payload, error)
         except Exception as failure:
             self._loop.call_exception_handler(
                 {"message": f"the handler of an answer from {self.address} failed", "exception": failure}
@@ -221,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
             error = None
             if message.error_code:
                 error = broker_error(message.error_code, message.error_message or "")
-            self._tell(pending[0], message, payload, error)
+            self._call_back(pending[0], message, payload, error)
 
     def eof_received(self) -> bool:
         self.is_open = False
@@ -233,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._reason is None:
             cause = f": {exc}" if exc is not None else ""
             self._reason = ConnectionFailedError(f"{self.address} closed the connection{cause}")
-        self._answer_all(self._reason)
+        self._fail_pending(self._reason)
         if self.on_lost is not None:
             self.on_lost(self)
 
@@ -247,14 +249,14 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _resolve(
-    answered: asyncio.Future[Answer], message: Any, payload: memoryview, error: Exception | None
+    responded: asyncio.Future[Response], message: Any, payload: memoryview, error: Exception | None
 ) -> None:
-    if answered.done():
+    if responded.done():
         return  # whoever waited was cancelled
     if error is not None:
-        answered.set_exception(error)
+        responded.set_exception(error)
     else:
-        answered.set_result(Answer(message, payload))
+        responded.set_result(Response(message, payload))
 
 
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:

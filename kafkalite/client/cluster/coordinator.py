@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_by_class
 from kafkalite.client.cluster.client import ClusterClient, Purpose
-from kafkalite.client.cluster.connection import Answer, Connection
+from kafkalite.client.cluster.connection import Connection, Response
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.errors import (
     BrokerError,
@@ -205,10 +205,10 @@ class CoordinatorLink:
 
     async def _find_in_background(self) -> int | KafkaliteError:
         try:
-            answer: Answer = await self._cluster.ask_anybody(
+            response: Response = await self._cluster.call_any_broker(
                 FindCoordinatorRequest(self.key_type, [self.key])
             )
-            (found,) = answer.message.coordinators
+            (found,) = response.message.coordinators
             if found.error_code:
                 raise _named(broker_error(found.error_code, found.error_message or ""), self.key)
         except KafkaliteError as error:

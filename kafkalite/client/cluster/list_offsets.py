@@ -153,12 +153,12 @@ async def _refine(
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])
-    answer = await cluster.call(request, node_id=leader.node_id, timeout_ms=timeout_ms)
-    (result,) = answer.message.partitions
+    response = await cluster.call(request, node_id=leader.node_id, timeout_ms=timeout_ms)
+    (result,) = response.message.partitions
     if result.error_code:
         raise broker_error(result.error_code, result.error_message or "", about=str(tp))
-    if len(answer.payload):
-        batch = RecordBatch(answer.payload[: total_length(answer.payload)])
+    if len(response.payload):
+        batch = RecordBatch(response.payload[: total_length(response.payload)])
         header = batch.header
         least_ms = header.max_timestamp_ms if timestamp_ms == MAX_TIMESTAMP else timestamp_ms
         for record in batch.records(*tp):

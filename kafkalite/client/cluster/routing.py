@@ -53,11 +53,11 @@ class MetadataCache:
 
     __slots__ = (
         "addresses",
-        "answer_count",
         "cluster_id",
         "controller_id",
         "errors",
         "generation",
+        "response_count",
         "topics",
     )
 
@@ -70,7 +70,7 @@ class MetadataCache:
         self.errors: dict[str, tuple[int, str]] = {}
         self.generation = 0
         #: How many answers came from brokers that knew a controller; others may be cut off, and out of date.
-        self.answer_count = 0
+        self.response_count = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
         """Take in a response without a whole-request error; ``complete`` when it lists every topic.
@@ -84,7 +84,7 @@ class MetadataCache:
             self.generation += 1
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
-        self.answer_count += response.controller_id != NO_NODE
+        self.response_count += response.controller_id != NO_NODE
         if complete:
             self._forget_all_but({topic.name for topic in response.topics})
         for topic in response.topics:

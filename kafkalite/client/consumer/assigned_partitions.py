@@ -91,7 +91,7 @@ class PartitionState:
         return self.base_position if self.cursor is None else self.cursor.position
 
     @property
-    def given_epoch(self) -> int:
+    def position_epoch(self) -> int:
         """Leader epoch of the last batch before the position, if known: what is committed with it (R40).
 
         An older one would have the leader say that its log ended before the position.
@@ -116,7 +116,7 @@ class PartitionState:
         self.base_position = self.fetch_offset = offset
         self.batch_epoch = self.base_epoch = batch_epoch
 
-    def pass_by(self, next_offset: int, leader_epoch: int) -> None:
+    def skip_to(self, next_offset: int, leader_epoch: int) -> None:
         """Give nothing up to ``next_offset``: the position is there as soon as all before is given."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
@@ -148,7 +148,7 @@ class PartitionState:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """One partition of a request in flight, to tell whether its answer is still wanted."""
 
     fetch_offset: int
@@ -171,7 +171,7 @@ class FetchPlan:
     node_id: int
     max_wait_ms: int
     partitions: list[FetchPartition]
-    asked: dict[TopicPartition, Asked]
+    requested: dict[TopicPartition, Requested]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class AssignedPartitions:
             batch = self._take_batch(state)
             if batch is None and state.error is None:
                 continue
-            self._serve_last(state)
+            self._move_to_end(state)
             if batch is not None:
                 return batch
             assert state.error is not None
@@ -265,7 +265,7 @@ class AssignedPartitions:
             assert state.base_position is not None, "the batch was taken from a position"
             state.cursor.next_offset = state.base_position  # past what is not given behind it, too
         except KafkaliteError as error:
-            self._spoil(state, batch.from_offset, error)
+            self._fail_batch(state, batch.from_offset, error)
             raise
         return state.cursor
 
@@ -288,7 +288,7 @@ class AssignedPartitions:
             try:
                 batch = RecordBatch(buffer, check_crc=self.limits.check_crcs)
             except KafkaliteError as error:
-                self._spoil(state, position, error)
+                self._fail_batch(state, position, error)
                 return None
             header = batch.header
             state.base_position = max(position, header.next_offset)
@@ -301,18 +301,18 @@ class AssignedPartitions:
                 return FetchedBatch(*state.tp, batch, position)
         return None
 
-    def _spoil(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
+    def _fail_batch(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
         """A batch can't be read: stop before it. The user may seek past it."""
         state.forget()
         state.base_position = state.fetch_offset = position
-        spoiled = type(error)(
+        failed = type(error)(
             f"{state.tp}: the batch at offset {position} can't be read: {error.message}",
             hint=error.hint or "seek() past it, or restore the partition from a replica",
         )
-        spoiled.__cause__ = error
-        state.error = spoiled
+        failed.__cause__ = error
+        state.error = failed
 
-    def _serve_last(self, state: PartitionState) -> None:
+    def _move_to_end(self, state: PartitionState) -> None:
         del self.partitions[state.tp]
         self.partitions[state.tp] = state
 
@@ -365,7 +365,7 @@ class AssignedPartitions:
                         limits.max_partition_fetch_bytes,
                     )
                 )
-                plan.asked[tp] = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
+                plan.requested[tp] = Requested(state.fetch_offset, state.seek_count, leader.leader_epoch)
         return list(plans.values()), leaderless
 
     def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
@@ -383,12 +383,15 @@ class AssignedPartitions:
         is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
         return is_behind and state.buffered_bytes < self.limits.max_partition_fetch_bytes
 
-    def serves(
-        self, asked: dict[TopicPartition, Asked], now_ms: int, is_led: Callable[[TopicPartition], bool]
+    def covers(
+        self,
+        requested: dict[TopicPartition, Requested],
+        now_ms: int,
+        is_led: Callable[[TopicPartition], bool],
     ) -> bool:
         """Whether a fetch in flight asks for all that is wanted of its broker now (``is_led`` by it)."""
         return all(
-            (at := asked.get(tp)) is not None
+            (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
             for tp, state in self.partitions.items()
             if self.is_wanted(state, now_ms) and is_led(tp)
@@ -403,7 +406,7 @@ class AssignedPartitions:
 
     def on_fetched(
         self,
-        asked: dict[TopicPartition, Asked],
+        requested: dict[TopicPartition, Requested],
         results: Iterable[FetchedPartition],
         payload: memoryview,
         now_ms: int,
@@ -417,7 +420,7 @@ class AssignedPartitions:
             position += result.length_bytes
             tp = TopicPartition(result.topic, result.partition)
             state = self.partitions.get(tp)
-            wanted = asked.get(tp)
+            wanted = requested.get(tp)
             if state is None or wanted is None or not wanted.is_of(state):
                 continue  # unassigned, moved by a seek, or the answer of a leader deposed meanwhile
             if result.error_code:
@@ -447,7 +450,7 @@ class AssignedPartitions:
                 state.fetch_offset = next_offset
                 if is_dropped:
                     (leader_epoch,) = _INT32.unpack_from(data, start + LENGTH_OVERHEAD_BYTES)
-                    state.pass_by(next_offset, leader_epoch)
+                    state.skip_to(next_offset, leader_epoch)
                 else:
                     state.buffered.append(data[start:end])
                     state.buffered_bytes += length
@@ -483,9 +486,9 @@ class AssignedPartitions:
         )
         state.error.__cause__ = error
 
-    def on_fetch_failed(self, asked: dict[TopicPartition, Asked], now_ms: int, chance: float) -> None:
+    def on_fetch_failed(self, requested: dict[TopicPartition, Requested], now_ms: int, chance: float) -> None:
         """A whole fetch came to nothing: connection lost, no answer, or an error of the request."""
-        for tp in asked:
+        for tp in requested:
             state = self.partitions.get(tp)
             if state is not None:
                 state.failures += 1
@@ -503,27 +506,27 @@ class AssignedPartitions:
 
     def checks(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
-    ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]]:
+    ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
         """What to ask new leaders before they are fetched from, by node."""
-        wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Asked]]] = {}
+        wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():
             leader = leader_of(tp)
             if leader.node_id < 0 or not state.must_check(leader.leader_epoch):
                 continue
             if self.is_wanted(state, now_ms):
                 question = EpochPartition(tp.topic, tp.partition, leader.leader_epoch, state.batch_epoch)
-                asked = Asked(state.fetch_offset, state.seek_count, leader.leader_epoch)
-                wanted.setdefault(leader.node_id, {})[tp] = (question, asked)
+                requested = Requested(state.fetch_offset, state.seek_count, leader.leader_epoch)
+                wanted.setdefault(leader.node_id, {})[tp] = (question, requested)
         return wanted
 
     def on_checked(
-        self, asked: dict[TopicPartition, Asked], ends: Iterable[EpochEnd], now_ms: int, chance: float
+        self, requested: dict[TopicPartition, Requested], ends: Iterable[EpochEnd], now_ms: int, chance: float
     ) -> bool:
         """Take in what leaders said of their logs. Returns whether metadata must be fetched again."""
         stale_metadata = False
         for end in ends:
             tp = TopicPartition(end.topic, end.partition)
-            state, wanted = self.partitions.get(tp), asked.get(tp)
+            state, wanted = self.partitions.get(tp), requested.get(tp)
             if state is None or wanted is None or not wanted.is_of(state):
                 continue
             if end.error_code:

@@ -47,10 +47,10 @@ Committable = Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAn
 
 
 # How long the opening waits for the first partitions of a group's member.
-_FIRST_TURN_MS: Final = 300
+_FIRST_ASSIGNMENT_MS: Final = 300
 
 # Iteration gives so many records of a batch before the event loop has its turn.
-_RECORDS_IN_A_ROW: Final = 128
+_RECORDS_PER_LOOP_TURN: Final = 128
 
 
 class Consumer:
@@ -143,7 +143,7 @@ class Consumer:
                 if self._group.is_subscribed:
                     await self._group.joined()
                 # An offset may be in the open transaction of whoever died; the next call for records waits.
-                await self._group.turn(self._cluster.now_ms() + _FIRST_TURN_MS)
+                await self._group.run_pending(self._cluster.now_ms() + _FIRST_ASSIGNMENT_MS)
             await self._find_positions(None)
         except BaseException:
             await self._close(is_done=False)
@@ -166,7 +166,7 @@ class Consumer:
         try:
             if self._group is not None and was_open:
                 if is_done:
-                    self._progress.came_back()
+                    self._progress.mark_processed()
                 self._fetcher.wake()
                 await self._group.close(commits=self._progress.committable())
         finally:
@@ -232,7 +232,7 @@ class Consumer:
         wanted = [TopicPartition(*tp) for tp in partitions]
         self._assigned.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
         if self._group is not None:
-            self._group.keep_placed(wanted)
+            self._group.on_assign(wanted)
         if self._cluster.topics is None:
             self._cluster.topics = set()
         for tp in wanted:
@@ -372,14 +372,14 @@ class Consumer:
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
         """Partitions given one by one or as iterables; all that are assigned when none is given."""
-        named: list[TopicPartition] = []
+        translate: list[TopicPartition] = []
         for each in partitions:
-            named += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
+            translate += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
         if not partitions:
             return list(self._assigned.partitions)
-        for tp in named:
+        for tp in translate:
             self._state_of(tp)
-        return named
+        return translate
 
     def _state_of(self, tp: TopicPartition) -> PartitionState:
         state = self._assigned.partitions.get(tp)
@@ -483,11 +483,11 @@ class Consumer:
         """As ``_iterate``; coming back for the next record is the user's turn, and done with the last."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
-            progress.came_back()
+            progress.mark_processed()
             await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
-            if group.must_act:
+            if group.has_pending:
                 self._check_open()
-                await group.turn(FOREVER_MS)
+                await group.run_pending(FOREVER_MS)
             cursor = self._assigned.next_cursor()
             if cursor is None:
                 await self._wait_for_records(FOREVER_MS)
@@ -495,11 +495,11 @@ class Consumer:
             self._fetcher.fetch()
             position = cursor.position
             end = await self._commit_ahead(group, cursor) if is_at_most_once else cursor.next_offset
-            end = min(end, position + _RECORDS_IN_A_ROW)
+            end = min(end, position + _RECORDS_PER_LOOP_TURN)
             for record in cursor.iterator:
-                progress.record_in_hand = record
+                progress.current_record = record
                 yield record
-                if group.must_act or record.offset + 1 >= end:
+                if group.has_pending or record.offset + 1 >= end:
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
@@ -533,20 +533,22 @@ class Consumer:
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []
         deadline_ms = self._deadline_ms(timeout_ms)
-        if not await self._come_back(deadline_ms):
+        if not await self._begin_call(deadline_ms):
             return records
         while True:
             try:
                 while len(records) < limit and (cursor := self._assigned.next_cursor()) is not None:
                     if self._group is not None:
                         batch = cursor.batch
-                        self._progress.give(TopicPartition(batch.topic, batch.partition), cursor.position)
+                        self._progress.mark_returned(
+                            TopicPartition(batch.topic, batch.partition), cursor.position
+                        )
                     records += cursor.take(limit - len(records))
             except KafkaliteError as error:
                 self._raise_or_defer(error, bool(records))
             self._fetcher.fetch()
             if records or limit <= 0 or not await self._wait_for_records(deadline_ms):
-                await self._commit_given()
+                await self._commit_returned()
                 return records
 
     async def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
@@ -556,42 +558,44 @@ class Consumer:
         """
         batches: list[FetchedBatch] = []
         deadline_ms = self._deadline_ms(timeout_ms)
-        if not await self._come_back(deadline_ms):
+        if not await self._begin_call(deadline_ms):
             return batches
         while True:
             try:
                 while (batch := self._assigned.next_batch()) is not None:
                     batches.append(batch)
-                    self._progress.give(TopicPartition(batch.topic, batch.partition), batch.from_offset)
+                    self._progress.mark_returned(
+                        TopicPartition(batch.topic, batch.partition), batch.from_offset
+                    )
             except KafkaliteError as error:
                 self._raise_or_defer(error, bool(batches))
             self._fetcher.fetch()
             if batches or not await self._wait_for_records(deadline_ms):
-                await self._commit_given()
+                await self._commit_returned()
                 return batches
 
-    async def _come_back(self, deadline_ms: int) -> bool:
+    async def _begin_call(self, deadline_ms: int) -> bool:
         """The user asks again, so is done with what was given. False when ``deadline_ms`` passed first."""
         self._check_open()
-        self._progress.came_back()
+        self._progress.mark_processed()
         if self._group is not None:
             self._group.touch()
             await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
-            if self._group.must_act and not await self._group.turn(deadline_ms):
+            if self._group.has_pending and not await self._group.run_pending(deadline_ms):
                 return False
         self._raise_deferred()
         return True
 
-    async def _commit_given(self) -> None:
+    async def _commit_returned(self) -> None:
         """At most once: what is about to be given is committed first. If that fails it is not given."""
         if self._group is None:
             return
         self._group.touch()
         if self.config.is_at_most_once:
             try:
-                await self._group.commit(self._progress.positions(self._progress.in_hand()))
+                await self._group.commit(self._progress.positions(self._progress.unprocessed()))
             except BaseException:
-                self._progress.take_back()
+                self._progress.rewind_returned()
                 raise
 
     async def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
@@ -603,9 +607,9 @@ class Consumer:
 
         return table(await self.get_batches(timeout_ms=timeout_ms))
 
-    def _raise_or_defer(self, error: KafkaliteError, has_something: bool) -> None:
+    def _raise_or_defer(self, error: KafkaliteError, has_records_or_error: bool) -> None:
         """Give first what was taken before a partition's error; the next call raises it."""
-        if not has_something:
+        if not has_records_or_error:
             raise error
         self._deferred_error = error
 
@@ -624,18 +628,18 @@ class Consumer:
         self._check_open()
         if self._group is None:
             return await self._wait(deadline_ms)
-        self._group.asking += 1
+        self._group.waiting_calls += 1
         try:
-            return await self._group.turn(deadline_ms) and await self._wait(deadline_ms)
+            return await self._group.run_pending(deadline_ms) and await self._wait(deadline_ms)
         finally:
-            self._group.asking -= 1
+            self._group.waiting_calls -= 1
             self._group.touch()
 
     async def _wait(self, deadline_ms: int) -> bool:
         if not await self._find_positions(deadline_ms):
             return False
         self._fetcher.fetch()
-        if self._fetcher.has_something or (self._group is not None and self._group.must_act):
+        if self._fetcher.has_records_or_error or (self._group is not None and self._group.has_pending):
             return True
         if not await self._fetcher.wait(deadline_ms):
             return False

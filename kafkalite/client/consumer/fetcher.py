@@ -14,7 +14,12 @@ from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.connection import Connection, wake
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.config import ConsumerConfig
-from kafkalite.client.consumer.assigned_partitions import Asked, AssignedPartitions, FetchLimits, FetchPlan
+from kafkalite.client.consumer.assigned_partitions import (
+    AssignedPartitions,
+    FetchLimits,
+    FetchPlan,
+    Requested,
+)
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
@@ -22,7 +27,7 @@ from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpoch
 FOREVER_MS: Final = 2**53
 
 # A long poll with less than this to go is waited for.
-_WORTH_HANGING_UP_MS: Final = 20
+_WORTH_DROPPING_MS: Final = 20
 
 
 class _Fetch:
@@ -60,7 +65,7 @@ class Fetcher:
     # --- waiting -------------------------------------------------------------------------------
 
     @property
-    def has_something(self) -> bool:
+    def has_records_or_error(self) -> bool:
         """Whether there are records to give, or an error to raise."""
         return any(
             state.has_records or state.error
@@ -100,7 +105,7 @@ class Fetcher:
         """Send the fetches that are due."""
         if self._is_closed:
             return
-        self._hang_up_on_stale_polls()
+        self._drop_stale_polls()
         now_ms = self._cluster.now_ms()
         self._check_epochs(now_ms)
         plans, leaderless = self.assigned.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
@@ -117,20 +122,20 @@ class Fetcher:
             if connection is None or node_id in self._checking:
                 continue
             request = OffsetsForLeaderEpochRequest([question for question, _ in questions.values()])
-            asked = {tp: at for tp, (_, at) in questions.items()}
+            requested = {tp: at for tp, (_, at) in questions.items()}
             try:
                 connection.request(
-                    request, partial(self._on_checked, node_id, asked), self.config.request_timeout_ms
+                    request, partial(self._on_checked, node_id, requested), self.config.request_timeout_ms
                 )
             except KafkaliteError:
-                self.assigned.on_fetch_failed(asked, now_ms, self._cluster.rng.random())
+                self.assigned.on_fetch_failed(requested, now_ms, self._cluster.rng.random())
                 continue
             self._checking.add(node_id)
 
     def _on_checked(
         self,
         node_id: int,
-        asked: dict[TopicPartition, Asked],
+        requested: dict[TopicPartition, Requested],
         message: Any,
         _: memoryview,
         error: Exception | None,
@@ -138,9 +143,9 @@ class Fetcher:
         self._checking.discard(node_id)
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
         if error is not None:
-            self.assigned.on_fetch_failed(asked, now_ms, chance)
+            self.assigned.on_fetch_failed(requested, now_ms, chance)
             self._cluster.request_refresh()
-        elif self.assigned.on_checked(asked, message.partitions, now_ms, chance):
+        elif self.assigned.on_checked(requested, message.partitions, now_ms, chance):
             self._cluster.request_refresh()
         if self._waiters:
             self._fetch_for_waiters()
@@ -165,41 +170,41 @@ class Fetcher:
         try:
             connection.request(
                 request,
-                partial(self._on_answer, fetch),
+                partial(self._on_response, fetch),
                 config.request_timeout_ms + plan.max_wait_ms,
             )
         except KafkaliteError:
-            self.assigned.on_fetch_failed(plan.asked, now_ms, self._cluster.rng.random())
+            self.assigned.on_fetch_failed(plan.requested, now_ms, self._cluster.rng.random())
             return
         self._fetches[plan.node_id] = fetch
 
-    def _hang_up_on_stale_polls(self) -> None:
+    def _drop_stale_polls(self) -> None:
         """After a seek, a long poll in flight waits for what nobody wants, and answers come in order.
 
         Closing its connection is the way to be served before it ends; dialling anew costs a millisecond.
         """
         now_ms = self._cluster.now_ms()
         for node_id, fetch in list(self._fetches.items()):
-            if fetch.waits_until_ms - now_ms <= _WORTH_HANGING_UP_MS:
+            if fetch.waits_until_ms - now_ms <= _WORTH_DROPPING_MS:
                 continue
             is_led = partial(self._is_led_by, node_id)
-            if not self.assigned.serves(fetch.plan.asked, now_ms, is_led):
+            if not self.assigned.covers(fetch.plan.requested, now_ms, is_led):
                 del self._fetches[node_id]
-                self._cluster.hang_up(node_id, Purpose.FETCH)
+                self._cluster.drop_connection(node_id, Purpose.FETCH)
 
     def _is_led_by(self, node_id: int, tp: TopicPartition) -> bool:
         return self._cluster.metadata.leader(tp).node_id == node_id
 
-    def _on_answer(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
+    def _on_response(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
         node_id = fetch.plan.node_id
         if self._fetches.get(node_id) is not fetch:
             return  # hung up on
         del self._fetches[node_id]
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
         if error is not None:
-            self.assigned.on_fetch_failed(fetch.plan.asked, now_ms, chance)
+            self.assigned.on_fetch_failed(fetch.plan.requested, now_ms, chance)
             self._cluster.request_refresh()
-        elif self.assigned.on_fetched(fetch.plan.asked, message.partitions, payload, now_ms, chance):
+        elif self.assigned.on_fetched(fetch.plan.requested, message.partitions, payload, now_ms, chance):
             self._cluster.request_refresh()
         if self._waiters:
             self._fetch_for_waiters()

@@ -19,9 +19,9 @@ class Progress:
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
         #: The one that iteration gave last and was not asked to go on from.
-        self.record_in_hand: Record | None = None
+        self.current_record: Record | None = None
         self._is_at_most_once = is_at_most_once
-        self._in_hand: dict[TopicPartition, int] = {}  # the first offset given of each
+        self._unprocessed: dict[TopicPartition, int] = {}  # the first offset given of each
         self._seen_record: Record | None = None
 
     @property
@@ -31,23 +31,23 @@ class Progress:
 
     # --- given and done ------------------------------------------------------------------------
 
-    def came_back(self) -> None:
+    def mark_processed(self) -> None:
         """The user is done with what was given."""
-        self.record_in_hand = None
-        if self._in_hand:
-            self._in_hand = {}
+        self.current_record = None
+        if self._unprocessed:
+            self._unprocessed = {}
 
-    def give(self, tp: TopicPartition, offset: int) -> None:
+    def mark_returned(self, tp: TopicPartition, offset: int) -> None:
         """Records from ``offset`` on are about to be given."""
-        self._in_hand.setdefault(tp, offset)
+        self._unprocessed.setdefault(tp, offset)
 
-    def in_hand(self) -> list[TopicPartition]:
+    def unprocessed(self) -> list[TopicPartition]:
         """The partitions of what was given last."""
-        return list(self._in_hand)
+        return list(self._unprocessed)
 
     def has_moved(self) -> bool:
         """Whether iteration gave another record since the last question."""
-        before, self._seen_record = self._seen_record, self.record_in_hand
+        before, self._seen_record = self._seen_record, self.current_record
         return self._seen_record is not before
 
     def positions(
@@ -57,7 +57,7 @@ class Progress:
         states = self._assigned.partitions
         wanted = states if partitions is None else [tp for tp in partitions if tp in states]
         return {
-            tp: OffsetAndMetadata(position, states[tp].given_epoch)
+            tp: OffsetAndMetadata(position, states[tp].position_epoch)
             for tp in wanted
             if (position := states[tp].position) is not None
         }
@@ -67,11 +67,11 @@ class Progress:
         positions = self.positions()
         if self._is_at_most_once:
             return positions
-        in_hand = dict(self._in_hand)
-        if self.record_in_hand is not None:
-            tp = TopicPartition(self.record_in_hand.topic, self.record_in_hand.partition)
-            in_hand.setdefault(tp, self.record_in_hand.offset)
-        for tp, offset in in_hand.items():
+        unprocessed = dict(self._unprocessed)
+        if self.current_record is not None:
+            tp = TopicPartition(self.current_record.topic, self.current_record.partition)
+            unprocessed.setdefault(tp, self.current_record.offset)
+        for tp, offset in unprocessed.items():
             if tp in positions and offset < positions[tp].offset:
                 positions[tp] = positions[tp]._replace(offset=offset)
         return positions
@@ -83,7 +83,7 @@ class Progress:
         states = self._assigned.partitions
         self._assigned.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
 
-    def place(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def start_at(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Go on where the group is, in partitions that the user has not placed by a seek."""
         for tp, at in offsets.items():
             state = self._assigned.partitions.get(tp)
@@ -97,13 +97,13 @@ class Progress:
             {tp: state.reset for tp, state in self._assigned.partitions.items() if tp not in gone}
         )
         for tp in gone:
-            self._in_hand.pop(tp, None)
+            self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
         """Give no record of it any more; its position stays. Returns whether the user had paused it."""
         state = self._assigned.partitions[tp]
         was_paused = state.paused
-        _go_back_to(state, state.position)
+        _rewind(state, state.position)
         state.paused = True
         return was_paused
 
@@ -111,19 +111,19 @@ class Progress:
         """Undo ``hide``."""
         self._assigned.partitions[tp].paused = paused
 
-    def take_back(self) -> None:
+    def rewind_returned(self) -> None:
         """What was about to be given is not: it comes again."""
-        in_hand, self._in_hand = self._in_hand, {}
-        for tp, offset in in_hand.items():
+        unprocessed, self._unprocessed = self._unprocessed, {}
+        for tp, offset in unprocessed.items():
             state = self._assigned.partitions.get(tp)
             if state is not None:
-                _go_back_to(state, offset)
+                _rewind(state, offset)
 
 
-def _go_back_to(state: PartitionState, offset: int | None) -> None:
+def _rewind(state: PartitionState, offset: int | None) -> None:
     """Stand at ``offset`` with nothing fetched."""
     if offset is not None:
-        epoch = state.given_epoch
+        epoch = state.position_epoch
         state.seek(offset, NO_EPOCH)
         state.base_epoch = epoch
 

@@ -51,19 +51,19 @@ class Subscription:
         self.is_late = False  #: partitions found from now on are new: read from their beginning
         self._reset = auto_offset_reset
         self._found: dict[str, _Found] = {}
-        self._answer_count = 0
+        self._response_count = 0
 
     def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
         """Take in what metadata says now. May be called as often as one likes between two answers."""
-        is_answer = metadata.answer_count != self._answer_count
-        self._answer_count = metadata.answer_count
+        is_new_response = metadata.response_count != self._response_count
+        self._response_count = metadata.response_count
         selection = Selection({}, {}, False)
         reset_of_new = "earliest" if self._reset == "latest" else self._reset
         for name in self._names(metadata):
             topic = metadata.topics.get(name)
             before = found = self._found.get(name)
             if topic is None or not topic.leaders:
-                if found is None or (is_answer and self._is_gone(found, now_ms)):
+                if found is None or (is_new_response and self._is_gone(found, now_ms)):
                     self._found.pop(name, None)
                     continue
                 selection = selection._replace(is_missing_some=True)
@@ -83,12 +83,12 @@ class Subscription:
     def _names(self, metadata: MetadataCache) -> list[str]:
         if self.pattern is None:
             return self.topics
-        named = (
+        translate = (
             name
             for name, topic in metadata.topics.items()
             if not topic.is_internal and self.pattern.fullmatch(name)
         )
-        return sorted({*named, *self._found})
+        return sorted({*translate, *self._found})
 
     def _is_gone(self, found: _Found, now_ms: int) -> bool:
         """Note another answer without this topic. Whether they have said so for long enough."""

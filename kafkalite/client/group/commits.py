@@ -90,7 +90,7 @@ class OffsetCommits:
 
     async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
         """As ``commit``, without a word of what failed earlier."""
-        await self.settled()
+        await self.wait_queued()
         if offsets:
             async with self._lock:
                 await self._commit(offsets, timeout_ms)
@@ -112,10 +112,10 @@ class OffsetCommits:
 
     async def drain(self) -> None:
         """Return when nothing is queued. Raises what a queued commit failed with, once."""
-        await self.settled()
+        await self.wait_queued()
         self._raise_failed({})
 
-    async def settled(self) -> None:
+    async def wait_queued(self) -> None:
         """Return when nothing is queued, whatever became of it."""
         while self._worker is not None and not self._worker.done():
             await asyncio.wait({self._worker})
@@ -160,7 +160,7 @@ class OffsetCommits:
             else:
                 self.committed.update(ours)
                 if len(ours) < len(offsets):  # while they were queued, or refused at an older epoch
-                    raise _given_away(identity, [tp for tp in offsets if tp not in ours])
+                    raise _not_owned(identity, [tp for tp in offsets if tp not in ours])
                 return
 
     def _note_expelled(self, identity: GroupMetadata, error: BrokerError) -> None:
@@ -175,8 +175,8 @@ class OffsetCommits:
             identity.instance_id,
             [to_commit(tp, at) for tp, at in offsets.items()],
         )
-        answer = await self._link.call(request, timeout_ms=max(1, left_ms))
-        _raise_first(answer.offsets, "commit")
+        response = await self._link.call(request, timeout_ms=max(1, left_ms))
+        _raise_first(response.offsets, "commit")
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -197,8 +197,8 @@ class OffsetCommits:
             )
             try:
                 left_ms = max(1, deadline_ms - self._cluster.now_ms())
-                answer = await self._link.call(request, timeout_ms=left_ms)
-                _raise_first(answer.offsets, "read of the committed offset")
+                response = await self._link.call(request, timeout_ms=left_ms)
+                _raise_first(response.offsets, "read of the committed offset")
             except (UnstableOffsetCommitError, StaleMemberEpochError) as error:
                 failures += 1
                 pause_ms = backoff.delay_ms(failures, self._cluster.rng.random())
@@ -215,7 +215,7 @@ class OffsetCommits:
                 break
         found = {
             TopicPartition(one.topic, one.partition): as_committed(one)
-            for one in answer.offsets
+            for one in response.offsets
             if one.offset != NO_OFFSET
         }
         self.committed.update(found)
@@ -229,7 +229,7 @@ def _raise_first(offsets: Iterable[CommittedOffset], what: str) -> None:
             raise broker_error(one.error_code, one.error_message or "", about=f"{what} of {tp}")
 
 
-def _given_away(identity: GroupMetadata, partitions: list[TopicPartition]) -> CommitFailedError:
+def _not_owned(identity: GroupMetadata, partitions: list[TopicPartition]) -> CommitFailedError:
     return CommitFailedError(
         f"{', '.join(map(str, partitions[:3]))} not committed: group {identity.group_id!r} has given it to "
         "another member meanwhile",

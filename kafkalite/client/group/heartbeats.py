@@ -45,7 +45,7 @@ _LONG_POLL_MS: Final = 10_000
 class _Call(NamedTuple):
     request: ConsumerGroupHeartbeatRequest
     sent_ms: int
-    answered: asyncio.Task[ConsumerGroupHeartbeatResponse]
+    responded: asyncio.Task[ConsumerGroupHeartbeatResponse]
 
 
 class Heartbeats:
@@ -61,7 +61,7 @@ class Heartbeats:
         link: CoordinatorLink,
         membership: Membership,
         *,
-        on_news: Callable[[], None],
+        on_assignment: Callable[[], None],
         on_expelled: Callable[[KafkaliteError], None],
         on_failed: Callable[[KafkaliteError], None],
     ) -> None:
@@ -72,16 +72,16 @@ class Heartbeats:
         self._cluster = cluster
         self._config = config
         self._link = link
-        self._on_news = on_news
+        self._on_assignment = on_assignment
         self._on_expelled = on_expelled
         self._on_failed = on_failed
         self._poked = asyncio.Event()
-        self._moved: list[asyncio.Future[None]] = []  # wait for another epoch
+        self._epoch_waiters: list[asyncio.Future[None]] = []  # wait for another epoch
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._sent_ms = 0
         self._is_join_under_way = False  # sent, and not answered: we may be a member without knowing it
-        self._last_could_wait = self._last_had_news = False  # of the last answer
+        self._last_could_wait = self._last_had_changes = False  # of the last answer
         self._last_error: KafkaliteError | None = None
 
     # --- life ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Heartbeats:
     def start(self) -> None:
         """Begin, if not begun."""
         if self._task is None:
-            self._task = self._cluster.spawn(self._live())
+            self._task = self._cluster.spawn(self._run())
 
     def poke(self) -> None:
         """There may be something to tell the coordinator."""
@@ -100,16 +100,16 @@ class Heartbeats:
         if self._task is not None:
             self._task.cancel()
         if self.membership.is_member or self._is_join_under_way:
-            await self._say(self.membership.leave_request(is_for_good=False), CLOSE_LEAVE_MS)
+            await self._send_leave(self.membership.leave_request(is_for_good=False), CLOSE_LEAVE_MS)
 
     def leave(self) -> None:
         """Leave for good, in the background; the heartbeats begin anew when it ``is_away`` no more."""
         self.is_away = True
         leave = self.membership.leave_request(is_for_good=True)
-        self._farewell = self._cluster.spawn(self._say(leave, LEAVE_MS))
+        self._farewell = self._cluster.spawn(self._send_leave(leave, LEAVE_MS))
         self.poke()
 
-    async def _say(self, leave: ConsumerGroupHeartbeatRequest, timeout_ms: int) -> None:
+    async def _send_leave(self, leave: ConsumerGroupHeartbeatRequest, timeout_ms: int) -> None:
         try:
             await self._link.call(leave, timeout_ms=timeout_ms, purpose=Purpose.HEARTBEAT)
         except KafkaliteError as error:
@@ -133,7 +133,7 @@ class Heartbeats:
                 hint="see default.api.timeout.ms; is __consumer_offsets led everywhere?",
             ) from self._last_error
 
-    async def moved_from(self, epoch: int, deadline_ms: int) -> bool:
+    async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
         """Wait until the member's epoch is another one. False when it was not in time."""
         self.poke()
         while self.membership.epoch == epoch:
@@ -147,18 +147,18 @@ class Heartbeats:
     async def _next_epoch(self) -> None:
         """Return when the epoch has changed, or when there will be no other."""
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._moved.append(moved)
+        self._epoch_waiters.append(moved)
         await moved
 
-    def tell_moved(self) -> None:
+    def notify_new_epoch(self) -> None:
         """The epoch has changed."""
-        moved, self._moved = self._moved, []
+        moved, self._epoch_waiters = self._epoch_waiters, []
         for future in moved:
             wake(future)
 
     # --- the loop ------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         backoff = Backoff(
             min(FIRST_PAUSE_MS, self._config.retry_backoff_ms), self._config.retry_backoff_max_ms
         )
@@ -167,7 +167,7 @@ class Heartbeats:
         while True:
             await self._until_wanted()
             try:
-                await self._beat(is_retry=failures > 0)
+                await self._heartbeat(is_retry=failures > 0)
                 failures, unreleased_since_ms = 0, None
                 continue
             except ClientClosedError:
@@ -202,7 +202,7 @@ class Heartbeats:
         self.error = error
         logger.error("not a member %s", Fields(group=self._config.group_id, error=error))
         self._on_failed(error)
-        self.tell_moved()
+        self.notify_new_epoch()
 
     async def _until_wanted(self) -> None:
         """Wait while we are to be no member; then for the last farewell to be said."""
@@ -213,7 +213,7 @@ class Heartbeats:
             await asyncio.wait({self._farewell})
             self._farewell = None
 
-    async def _beat(self, *, is_retry: bool) -> None:
+    async def _heartbeat(self, *, is_retry: bool) -> None:
         """A heartbeat and the pause after it. Raises what it failed with.
 
         What the user does meanwhile is told by a second one, which ends the wait of the first; the answers
@@ -223,27 +223,27 @@ class Heartbeats:
         interval_ms = membership.heartbeat_interval_ms
         calls: deque[_Call] = deque()
         try:
-            calls.append(self._send(0 if is_retry or membership.owes_something else interval_ms))
+            calls.append(self._send(0 if is_retry or membership.waits_for_user else interval_ms))
             while calls:
                 poked = asyncio.ensure_future(self._poked.wait())
                 try:
-                    await asyncio.wait({calls[0].answered, poked}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({calls[0].responded, poked}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     poked.cancel()
                 if self.is_away or self.error is not None:
                     return
-                while calls and calls[0].answered.done():
-                    self._on_answer(calls.popleft())
+                while calls and calls[0].responded.done():
+                    self._on_response(calls.popleft())
                 if calls and self._poked.is_set():
                     self._poked.clear()
-                    if membership.has_something_to_tell and not membership.owes_something:
+                    if membership.has_changes_to_send and not membership.waits_for_user:
                         calls.append(self._send(interval_ms))
         except KafkaliteError:
             membership.on_failure()
             raise
         finally:
             for call in calls:
-                call.answered.cancel()
+                call.responded.cancel()
         await self._pause()
 
     def _send(self, wait_ms: int) -> _Call:
@@ -254,36 +254,38 @@ class Heartbeats:
         call = self._link.attempt(request, wait_ms=request.max_wait_ms, purpose=Purpose.HEARTBEAT)
         return _Call(request, self._sent_ms, asyncio.ensure_future(call))
 
-    def _on_answer(self, call: _Call) -> None:
+    def _on_response(self, call: _Call) -> None:
         """Take it in. Raises RequestTimeoutError for one that is read when the session may have ended."""
-        membership, request, answer = self.membership, call.request, call.answered.result()
+        membership, request, response = self.membership, call.request, call.responded.result()
         took_ms = self._cluster.now_ms() - call.sent_ms
-        if took_ms >= answer.session_timeout_ms:  # this process stood still; another may have the partitions
+        if (
+            took_ms >= response.session_timeout_ms
+        ):  # this process stood still; another may have the partitions
             raise RequestTimeoutError(
                 f"the answer to a heartbeat of group {request.group_id!r} was read after {took_ms} ms, later "
-                f"than the session of {answer.session_timeout_ms} ms allows",
+                f"than the session of {response.session_timeout_ms} ms allows",
                 hint="the process or the network stood still; the member asks again, or joins anew",
             )
         before = membership.epoch
         self._is_join_under_way = False
-        self._last_had_news = membership.on_answer(request, answer) or membership.epoch != before
+        self._last_had_changes = membership.on_response(request, response) or membership.epoch != before
         self._last_could_wait = request.max_wait_ms > 0
         if membership.epoch != before:
             logger.debug(
                 "member epoch changed %s",
-                Fields(group=request.group_id, member_id=answer.member_id, member_epoch=membership.epoch),
+                Fields(group=request.group_id, member_id=response.member_id, member_epoch=membership.epoch),
             )
-            self.tell_moved()
-        self._on_news()
+            self.notify_new_epoch()
+        self._on_assignment()
 
     async def _pause(self) -> None:
         """Until the next heartbeat is due: at once, unless the user or the coordinator takes its time."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms
-        if not membership.owes_something:
+        if not membership.waits_for_user:
             was_held = not self._last_could_wait or took_ms >= interval_ms // 2
-            if membership.has_something_to_tell or self._last_had_news or was_held:
+            if membership.has_changes_to_send or self._last_had_changes or was_held:
                 return
         try:
             async with asyncio.timeout(max(0, interval_ms - took_ms) / 1000):

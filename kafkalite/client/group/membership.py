@@ -29,7 +29,7 @@ from kafkalite.protocol.messages.groups import (
 JOINING: Final = 0  #: as a member epoch: not a member (yet)
 LEAVING: Final = -1
 LEAVING_FOR_A_WHILE: Final = -2  #: a static member, which will be back
-_AS_SAID: Final = -1
+_UNCHANGED: Final = -1
 
 Partitions = Mapping[TopicPartition, str]
 """{partition: topic id}. A topic made anew has another id: its partitions are other partitions."""
@@ -58,8 +58,8 @@ class Membership:
         self.session_timeout_ms = 0
         self._topics: tuple[str, ...] = ()
         self._pattern = ""
-        self._is_subscription_told = False
-        self._told_owned: dict[TopicPartition, str] | None = None  # None: unknown to the coordinator
+        self._is_subscription_sent = False
+        self._sent_owned: dict[TopicPartition, str] | None = None  # None: unknown to the coordinator
 
     def __repr__(self) -> str:
         return (
@@ -83,7 +83,7 @@ class Membership:
         """Want these topics, or those whose whole name matches ``pattern``, from the next request on."""
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern or ""
-        self._is_subscription_told = False
+        self._is_subscription_sent = False
 
     def revoking(self) -> dict[TopicPartition, str]:
         """What must be given back."""
@@ -105,12 +105,12 @@ class Membership:
     # --- what is sent --------------------------------------------------------------------------
 
     @property
-    def has_something_to_tell(self) -> bool:
+    def has_changes_to_send(self) -> bool:
         """Whether the next request need not wait for the next interval."""
-        return not self.is_member or self._told_owned != self.owned or not self._is_subscription_told
+        return not self.is_member or self._sent_owned != self.owned or not self._is_subscription_sent
 
     @property
-    def owes_something(self) -> bool:
+    def waits_for_user(self) -> bool:
         """Whether the user must do something before there is anything to tell."""
         return bool(self.revoking() or self.adding())
 
@@ -118,14 +118,14 @@ class Membership:
         """The next request; its answer may wait ``max_wait_ms`` for news."""
         settings = self.settings
         is_joining = not self.is_member
-        tells_all = is_joining or not self._is_subscription_told
-        owned = None if not is_joining and self._told_owned == self.owned else _as_topics(self.owned)
+        tells_all = is_joining or not self._is_subscription_sent
+        owned = None if not is_joining and self._sent_owned == self.owned else _as_topics(self.owned)
         return ConsumerGroupHeartbeatRequest(
             settings.group_id,
             settings.member_id,
             self.epoch,
             settings.instance_id,
-            settings.max_poll_interval_ms if is_joining else _AS_SAID,
+            settings.max_poll_interval_ms if is_joining else _UNCHANGED,
             list(self._topics) if tells_all else None,
             self._pattern if tells_all else None,
             settings.assignor if is_joining else None,
@@ -143,7 +143,7 @@ class Membership:
             settings.member_id,
             epoch,
             settings.instance_id,
-            _AS_SAID,
+            _UNCHANGED,
             None,
             None,
             None,
@@ -153,8 +153,8 @@ class Membership:
 
     # --- what comes back -----------------------------------------------------------------------
 
-    def on_answer(
-        self, request: ConsumerGroupHeartbeatRequest, answer: ConsumerGroupHeartbeatResponse
+    def on_response(
+        self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse
     ) -> bool:
         """Take in the answer to ``request``. Whether it brought something for the user to do.
 
@@ -163,28 +163,28 @@ class Membership:
         if request.member_epoch == JOINING:
             if self.is_member:
                 return False  # the answer to a join that was sent twice
-        elif not self.is_member or answer.member_epoch < self.epoch:
+        elif not self.is_member or response.member_epoch < self.epoch:
             return False
-        self.heartbeat_interval_ms = answer.heartbeat_interval_ms
-        self.session_timeout_ms = answer.session_timeout_ms
-        self.epoch = answer.member_epoch
-        if answer.member_epoch != request.member_epoch:
-            self._told_owned = None  # to be said again: only at the new epoch it counts (R38)
+        self.heartbeat_interval_ms = response.heartbeat_interval_ms
+        self.session_timeout_ms = response.session_timeout_ms
+        self.epoch = response.member_epoch
+        if response.member_epoch != request.member_epoch:
+            self._sent_owned = None  # to be said again: only at the new epoch it counts (R38)
         elif request.owned is not None:
-            self._told_owned = _as_partitions(request.owned)
+            self._sent_owned = _as_partitions(request.owned)
         if request.subscribed_topics is not None:
             told = (tuple(request.subscribed_topics), request.subscribed_pattern or "")
-            self._is_subscription_told = told == (self._topics, self._pattern)
-        if answer.assignment is None:
+            self._is_subscription_sent = told == (self._topics, self._pattern)
+        if response.assignment is None:
             return False
-        self._told_owned = None
+        self._sent_owned = None
         before = self.assigned
-        self.assigned = _as_partitions(answer.assignment)
+        self.assigned = _as_partitions(response.assignment)
         return self.assigned != before
 
     def on_failure(self) -> None:
         """An answer was lost, and what it told with it: state again what is owned, to be told again."""
-        self._told_owned = None
+        self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:
         """The coordinator does not know this member any more, or we left: join anew.
@@ -193,8 +193,8 @@ class Membership:
         """
         lost, self.owned, self.assigned = self.owned, {}, {}
         self.epoch = JOINING
-        self._told_owned = None
-        self._is_subscription_told = False
+        self._sent_owned = None
+        self._is_subscription_sent = False
         return lost
 
 

@@ -1,7 +1,7 @@
 """A consumer in its group: partitions taken and given back in the user's turn.
 
 The heartbeats in the background only talk: they note what the coordinator says. Whatever the user could
-notice happens in ``turn``, which the consumer awaits whenever the user asks for records: commits, the
+notice happens in ``run_pending``, which the consumer awaits whenever the user asks for records: commits, the
 listener's calls, the first position of a partition. One thing does not wait for that: what was revoked or
 lost is given no record of from the moment it is known (``hidden``).
 """
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 AUTO_COMMIT_MS: Final = 5_000
 
 # auto.commit.interval.ms may be less; more often than this nothing is committed.
-_LEAST_COMMIT_MS: Final = 10
+_MIN_COMMIT_INTERVAL_MS: Final = 10
 
 # The longest time between two looks at whether the user still asks for records.
 _WATCH_MS: Final = 1_000
@@ -59,7 +59,7 @@ class ReadingProgress(Protocol):
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]: ...
     def has_moved(self) -> bool: ...
     def add(self, partitions: Mapping[TopicPartition, str]) -> None: ...
-    def place(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
+    def start_at(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
     def remove(self, partitions: Iterable[TopicPartition]) -> None: ...
     def hide(self, tp: TopicPartition) -> bool: ...
     def show(self, tp: TopicPartition, *, paused: bool) -> None: ...
@@ -98,16 +98,16 @@ class GroupSession:
             self.link,
             config.isolation_level,
             identity=lambda: self.metadata,
-            next_identity=lambda before, deadline_ms: self._heartbeats.moved_from(
+            next_identity=lambda before, deadline_ms: self._heartbeats.wait_for_new_epoch(
                 before.member_epoch, deadline_ms
             ),
             on_expelled=self._on_expelled,
             is_ours=self._is_ours,
         )
         self.listener = RebalanceListener()
-        self.must_act = False  #: whether there is something for the user's turn
+        self.has_pending = False  #: whether there is something for the user's turn
         self.hidden: dict[TopicPartition, bool] = {}  #: given no records of; and whether the user paused it
-        self.asking = 0  #: how many calls wait for records now
+        self.waiting_calls = 0  #: how many calls wait for records now
         self.is_subscribed = False
         self._cluster = cluster
         self._config = config
@@ -117,10 +117,10 @@ class GroupSession:
         self._lost_because: KafkaliteError | None = None
         self._is_closing = False
         self._partition_counts: dict[str, int] = {}  # of each topic, as of its first assignment
-        self._in_turn: asyncio.Task[Any] | None = None
-        self._turns = asyncio.Lock()
+        self._pending_task: asyncio.Task[Any] | None = None
+        self._pending_lock = asyncio.Lock()
         #: Partitions whose committed offsets are being read, as long as they are to be taken up.
-        self._placing: tuple[dict[TopicPartition, str], asyncio.Task[_Committed]] | None = None
+        self._reading_offsets: tuple[dict[TopicPartition, str], asyncio.Task[_Committed]] | None = None
         self._asked_ms = 0
         self._watch_timer: asyncio.TimerHandle | None = None
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -130,7 +130,7 @@ class GroupSession:
             config,
             self.link,
             self.membership,
-            on_news=self._on_news,
+            on_assignment=self._on_assignment,
             on_expelled=self._on_expelled,
             on_failed=self._on_failed,
         )
@@ -163,12 +163,12 @@ class GroupSession:
                 hint="use assign() instead of subscribe(), not after it",
             )
 
-    def keep_placed(self, partitions: Iterable[TopicPartition]) -> None:
+    def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
         """The user assigned these; the committed offsets of the new ones are to be asked for."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
-        self._forget_placing(dict.fromkeys(kept, ""))
-        self._act()
+        self._cancel_reading(dict.fromkeys(kept, ""))
+        self._notify_pending()
 
     def start(self) -> None:
         """Begin the background, if not begun."""
@@ -201,7 +201,7 @@ class GroupSession:
         if commits and self._config.enable_auto_commit:
             await self._auto_commit(commits)
         try:
-            await self._give_all_back()
+            await self._revoke_all()
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
                 await self.commits.drain()
         except TimeoutError:
@@ -213,74 +213,74 @@ class GroupSession:
         if failed is not None:
             raise failed
 
-    async def _give_all_back(self) -> None:
+    async def _revoke_all(self) -> None:
         if self._lost:
-            await self._tell_lost()
+            await self._report_lost()
         if self.is_subscribed and self.membership.owned:
-            await self._tell(self.listener.on_revoked, self.membership.owned)
+            await self._call_listener(self.listener.on_revoked, self.membership.owned)
 
     # --- the user's turn -----------------------------------------------------------------------
 
-    async def turn(self, deadline_ms: int) -> bool:
+    async def run_pending(self, deadline_ms: int) -> bool:
         """Do what waits for the user. False when ``deadline_ms`` passed first; the rest is for the next turn.
 
         Raises what ended the membership, what the listener raised, and errors of the coordinator.
         """
         self.touch()
-        if self._in_turn is asyncio.current_task():
+        if self._pending_task is asyncio.current_task():
             return True  # the listener seeks or commits
-        async with self._turns:
-            self._in_turn = asyncio.current_task()
+        async with self._pending_lock:
+            self._pending_task = asyncio.current_task()
             try:
-                return await self._turn(deadline_ms)
+                return await self._run_pending(deadline_ms)
             finally:
-                self._in_turn = None
+                self._pending_task = None
                 self.touch()
 
-    async def _turn(self, deadline_ms: int) -> bool:
+    async def _run_pending(self, deadline_ms: int) -> bool:
         membership = self.membership
-        self.must_act = False
+        self.has_pending = False
         self._commit_if_due()
         while True:
             if self._lost:
-                await self._tell_lost()
+                await self._report_lost()
             elif self._heartbeats.error is not None:
-                self.must_act = True
+                self.has_pending = True
                 raise self._heartbeats.error.with_traceback(None)
             elif self._heartbeats.is_away:
                 self._heartbeats.is_away = False
                 self._heartbeats.poke()
             elif self.is_subscribed and (revoking := membership.revoking()):
-                await self._give_back(revoking)
-            elif adding := membership.adding() if self.is_subscribed else self._unplaced():
-                if not await self._take(adding, deadline_ms):
-                    self.must_act = True
+                await self._revoke(revoking)
+            elif adding := membership.adding() if self.is_subscribed else self._without_start():
+                if not await self._add_partitions(adding, deadline_ms):
+                    self.has_pending = True
                     return False
             else:
                 return True
 
-    def _unplaced(self) -> dict[TopicPartition, str]:
+    def _without_start(self) -> dict[TopicPartition, str]:
         """Partitions that the user assigned and whose committed offsets were not asked for yet."""
         placed = self.membership.owned
         return {tp: "" for tp in self._progress.partitions if tp not in placed}
 
-    async def _tell_lost(self) -> None:
+    async def _report_lost(self) -> None:
         lost = dict(self._lost)
         try:
-            await self._tell(self.listener.on_lost, lost)
+            await self._call_listener(self.listener.on_lost, lost)
         except asyncio.CancelledError:
-            self.must_act = True  # told again by the next turn
+            self.has_pending = True  # told again by the next turn
             raise
         except Exception:
-            self._forget_lost(lost)
+            self._remove_lost(lost)
             raise
-        self._forget_lost(lost)
+        self._remove_lost(lost)
 
-    def _forget_lost(self, lost: dict[TopicPartition, str]) -> None:
+    def _remove_lost(self, lost: dict[TopicPartition, str]) -> None:
         self._lost = {tp: topic_id for tp, topic_id in self._lost.items() if tp not in lost}
         self._remove(lost)
 
-    async def _give_back(self, partitions: dict[TopicPartition, str]) -> None:
+    async def _revoke(self, partitions: dict[TopicPartition, str]) -> None:
         """Commit what is done of them, tell the listener, let them go; also if it fails.
 
         If it is cancelled they stay ours, and the next turn does it again.
@@ -291,45 +291,45 @@ class GroupSession:
                 offsets = self._progress.committable()
                 await self._auto_commit({tp: at for tp, at in offsets.items() if tp in partitions})
             try:
-                await self._tell(self.listener.on_revoked, partitions)
+                await self._call_listener(self.listener.on_revoked, partitions)
             except Exception as error:
                 problem = error
-            await self._settle_commits()
+            await self._wait_queued_commits()
         except asyncio.CancelledError:
-            self.must_act = True
+            self.has_pending = True
             raise
-        self._let_go(partitions)
+        self._release(partitions)
         if problem is not None:
             raise problem
 
-    async def _settle_commits(self) -> None:
+    async def _wait_queued_commits(self) -> None:
         """Have written what ``commit_later`` was given: behind the next owner's commits it would be a step
         back. What takes too long is dropped when its partition is not ours any more."""
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
-                await self.commits.settled()
+                await self.commits.wait_queued()
         except TimeoutError:
             logger.warning(
                 "offsets were not committed before a rebalance %s", Fields(timeout_ms=AUTO_COMMIT_MS)
             )
 
-    def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
+    def _release(self, partitions: Iterable[TopicPartition]) -> None:
         still = [tp for tp in partitions if tp in self.membership.owned]
         self._remove(still)
         self.membership.release(still)
         self._heartbeats.poke()
 
-    async def _take(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> bool:
+    async def _add_partitions(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> bool:
         """Take up what was assigned, at the committed offsets."""
         try:
             committed = await self._committed(partitions, deadline_ms)
         except EXPELLED:
             return True  # noted already; the turn goes on with what was lost
         except KafkaliteError:
-            self.must_act = True
+            self.has_pending = True
             raise
         if committed is None:
-            return self._placing is None  # they are not to be taken up any more; the turn goes on
+            return self._reading_offsets is None  # they are not to be taken up any more; the turn goes on
         if self.is_subscribed:
             adding = self.membership.adding()
             partitions = {tp: topic_id for tp, topic_id in partitions.items() if adding.get(tp) == topic_id}
@@ -338,13 +338,13 @@ class GroupSession:
             self._cluster.track(tp.topic)
         if self.is_subscribed:
             self._progress.add({tp: self._reset_of(tp) for tp in partitions})
-        self._progress.place({tp: at for tp, at in committed.items() if tp in partitions})
+        self._progress.start_at({tp: at for tp, at in committed.items() if tp in partitions})
         try:
             if partitions and self.is_subscribed:
-                await self._tell(self.listener.on_assigned, partitions)
+                await self._call_listener(self.listener.on_assigned, partitions)
         except BaseException:  # the listener may not have placed them: they are taken up by another turn
-            self.must_act = True
-            self._let_go(partitions)
+            self.has_pending = True
+            self._release(partitions)
             raise
         self._heartbeats.poke()
         return True
@@ -352,27 +352,27 @@ class GroupSession:
     async def _committed(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> _Committed | None:
         """What is committed; None when ``deadline_ms`` passed first, and it is still on its way, or when
         they were taken away meanwhile."""
-        if self._placing is None or self._placing[0] != partitions:
+        if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
-            self._placing = (partitions, task)
-        placing = self._placing
+            self._reading_offsets = (partitions, task)
+        reading = self._reading_offsets
         seconds = max(0, deadline_ms - self._cluster.now_ms()) / 1000
-        if not (await asyncio.wait({placing[1]}, timeout=min(seconds, _LONG_S)))[0]:
+        if not (await asyncio.wait({reading[1]}, timeout=min(seconds, _LONG_S)))[0]:
             return None
-        if placing[1].cancelled():
+        if reading[1].cancelled():
             raise ClientClosedError("the consumer was closed")
-        if self._placing is placing:
-            self._placing = None
-        elif placing[1].exception() is None:
+        if self._reading_offsets is reading:
+            self._reading_offsets = None
+        elif reading[1].exception() is None:
             return None
-        return placing[1].result()
+        return reading[1].result()
 
-    def _forget_placing(self, adding: dict[TopicPartition, str]) -> None:
+    def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
         """What is read of committed offsets is old by the time that the partitions come back: drop it if some
         of them are not among those ``adding``, to be taken up."""
-        if self._placing is not None and not self._placing[0].items() <= adding.items():
-            self._placing = None
+        if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
+            self._reading_offsets = None
 
     async def _find_committed(self, partitions: list[TopicPartition]) -> _Committed:
         """Also have the metadata of their topics, for where to start if nothing is committed."""
@@ -384,7 +384,7 @@ class GroupSession:
                     await self._cluster.topic_partition_count(topic, deadline_ms)
             return found
         finally:
-            self._act()
+            self._notify_pending()
 
     def _reset_of(self, tp: TopicPartition) -> str:
         """auto.offset.reset of a partition without a committed offset: ``latest`` skips nothing that is new.
@@ -400,7 +400,7 @@ class GroupSession:
             return reset
         return "earliest" if reset == "latest" and tp.partition >= known else reset
 
-    async def _tell(
+    async def _call_listener(
         self,
         method: Callable[[Sequence[TopicPartition]], Awaitable[None] | None],
         partitions: Iterable[TopicPartition],
@@ -421,8 +421,8 @@ class GroupSession:
             if tp not in self.hidden and tp in self._progress.partitions:
                 self.hidden[tp] = self._progress.hide(tp)
 
-    def _act(self) -> None:
-        self.must_act = True
+    def _notify_pending(self) -> None:
+        self.has_pending = True
         self._wake()
 
     # --- commits -------------------------------------------------------------------------------
@@ -493,16 +493,16 @@ class GroupSession:
             return
         if self._config.enable_auto_commit and self._commit_timer is None:
             loop = asyncio.get_running_loop()
-            seconds = max(self._config.auto_commit_interval_ms, _LEAST_COMMIT_MS) / 1000
+            seconds = max(self._config.auto_commit_interval_ms, _MIN_COMMIT_INTERVAL_MS) / 1000
             self._commit_timer = loop.call_later(seconds, self._on_commit_due)
 
     def _on_commit_due(self) -> None:
         self._commit_timer = None
         self._is_commit_due = True
-        if self.asking and self._in_turn is None:
+        if self.waiting_calls and self._pending_task is None:
             self._commit_if_due()  # who asks is done with what was given
         else:
-            self.must_act = True
+            self.has_pending = True
 
     def _commit_if_due(self) -> None:
         if not self._is_commit_due or self._is_closing:
@@ -514,7 +514,7 @@ class GroupSession:
 
     # --- what the heartbeats say ---------------------------------------------------------------
 
-    def _on_news(self) -> None:
+    def _on_assignment(self) -> None:
         """An answer came: nothing is given any more of what is to be given back."""
         membership = self.membership
         revoking = membership.revoking()
@@ -522,9 +522,9 @@ class GroupSession:
             self._progress.show(tp, paused=self.hidden.pop(tp))  # ours again before we gave it back
         self._hide(revoking)
         adding = membership.adding()
-        self._forget_placing(adding)
+        self._cancel_reading(adding)
         if revoking or adding:
-            self._act()
+            self._notify_pending()
 
     def _on_expelled(self, error: KafkaliteError) -> None:
         """We are no member any more: what we held is lost, and the heartbeats join anew."""
@@ -533,34 +533,34 @@ class GroupSession:
         if not isinstance(error, MaxPollIntervalError):
             logger.warning("expelled, joining again %s", Fields(group=self._config.group_id, error=error))
         lost = self.membership.on_expelled()
-        self._forget_placing({})
+        self._cancel_reading({})
         self._hide(lost)
         self._lost |= {tp: topic_id for tp, topic_id in lost.items() if tp in self._progress.partitions}
         self._lost_because = error
-        self._heartbeats.tell_moved()
+        self._heartbeats.notify_new_epoch()
         self._heartbeats.poke()
         if self._lost:
-            self._act()
+            self._notify_pending()
 
     def _on_failed(self, error: KafkaliteError) -> None:
         """There will be no more heartbeats: the user's next turn raises ``error``."""
         if self.membership.is_member:
             self._on_expelled(error)
-        self._act()
+        self._notify_pending()
 
     # --- max.poll.interval.ms ------------------------------------------------------------------
 
     def _watch(self) -> None:
         limit_ms = self._config.max_poll_interval_ms
-        if self.asking or self._progress.has_moved():
+        if self.waiting_calls or self._progress.has_moved():
             self.touch()
         idle_ms = self._cluster.now_ms() - self._asked_ms
-        if idle_ms >= limit_ms and self.membership.is_member and self._in_turn is None:
-            self._leave_idle(idle_ms)
+        if idle_ms >= limit_ms and self.membership.is_member and self._pending_task is None:
+            self._leave_after_timeout(idle_ms)
         due_ms = max(1, min(_WATCH_MS, limit_ms // 8))
         self._watch_timer = asyncio.get_running_loop().call_later(due_ms / 1000, self._watch)
 
-    def _leave_idle(self, idle_ms: int) -> None:
+    def _leave_after_timeout(self, idle_ms: int) -> None:
         limit_ms = self._config.max_poll_interval_ms
         error = MaxPollIntervalError(
             f"nobody asked this consumer for records for {idle_ms} ms (max.poll.interval.ms: {limit_ms}), so "

@@ -343,7 +343,7 @@ class Accumulator:
         for flight in [flight for flight in queue.in_flight if batch in flight.batches]:
             if not flight.awaits_response and not flight.is_abandoned and flight.all_done:
                 queue.abandon(flight)
-        self._go_on(queue, now_ms, 0)
+        self._resume(queue, now_ms, 0)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -503,7 +503,7 @@ class Accumulator:
                 offset += batch.record_count
         queue = flight.queue
         queue.acknowledge(flight)
-        self._go_on(queue, now_ms, 0.5)
+        self._resume(queue, now_ms, 0.5)
         return finished
 
     def on_failed(
@@ -526,10 +526,10 @@ class Accumulator:
                 self._fail(batch, error)
         if flight.all_done:
             queue.abandon(flight)
-        self._go_on(queue, now_ms, chance)
+        self._resume(queue, now_ms, chance)
         return failed
 
-    def deposed(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
+    def nodes_of_old_leaders(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
         """Nodes that something is in flight to although another is known to lead now."""
         nodes: dict[int, None] = {}
         for queue in self._queues.values():
@@ -542,7 +542,7 @@ class Accumulator:
         for queue in list(self._retrying):
             self._release(queue)
 
-    def _go_on(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
+    def _resume(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
         """Something of the window is decided or back: go on with the window, or with what is behind it."""
         self.ready.pop(queue, None)
         if queue.must_resolve:

@@ -112,7 +112,7 @@ class Sender:
         #: Told of each failure before those who wait for the batch are; it may fail others.
         self.on_failure: Callable[[Exception], None] | None = None
         #: What a failure is called to those who wait; None: by its own name.
-        self.named: Callable[[Exception], Exception] | None = None
+        self.translate: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
         self._rng = rng
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,7 +171,7 @@ class Sender:
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation
-            for node_id in self.accumulator.deposed(self._leader_of):
+            for node_id in self.accumulator.nodes_of_old_leaders(self._leader_of):
                 self.cluster.give_up(node_id)
             self.accumulator.retry_now()
         self.drain()
@@ -262,13 +262,13 @@ class Sender:
         entries: list[ProducePartition],
     ) -> None:
         timeout_ms = self._request_timeout_ms
-        on_answer = partial(self._on_answer, flights) if self._acks else _ignore
+        on_response = partial(self._on_response, flights) if self._acks else _ignore
         try:
             if connection is None:  # open when drain looked, lost since
                 raise ConnectionFailedError("the connection was lost")
             connection.request(
                 ProduceRequest(self._acks, timeout_ms, self._transactional_id, entries),
-                on_answer,
+                on_response,
                 timeout_ms,
                 parts,
             )
@@ -284,7 +284,7 @@ class Sender:
 
     # --- in ------------------------------------------------------------------------------------
 
-    def _on_answer(
+    def _on_response(
         self, flights: list[InFlightBatch], message: Any, _: memoryview, error: Exception | None
     ) -> None:
         if error is not None:
@@ -317,8 +317,8 @@ class Sender:
     def _fail_flight(self, flight: InFlightBatch, error: Exception, *, was_sent: bool = True) -> None:
         if needs_metadata(error):
             self.cluster.request_refresh()
-        if self.named is not None:
-            error = self.named(error)
+        if self.translate is not None:
+            error = self.translate(error)
         failed = self.accumulator.on_failed(
             flight, error, self.now_ms(), self._rng.random(), was_sent=was_sent
         )
@@ -338,7 +338,7 @@ class Sender:
         failures = 0
         while True:
             try:
-                answer = await self.cluster.call(request)
+                response = await self.cluster.call(request)
             except KafkaliteError as error:
                 if self.cluster.is_closed:
                     return
@@ -348,7 +348,7 @@ class Sender:
                 pause_ms = self.accumulator.limits.backoff.delay_ms(failures, self._rng.random())
                 await asyncio.sleep(pause_ms / 1000)
             else:
-                self.accumulator.on_producer_id(answer.message.producer_id)
+                self.accumulator.on_producer_id(response.message.producer_id)
                 self._is_asking_for_id = False
                 self.drain()
                 return
@@ -365,15 +365,15 @@ class Sender:
                 self.failures.add(batch)
             listeners, batch.listeners = batch.listeners, []
             for _, listener in listeners:
-                self._tell(listener)
+                self._call_listener(listener)
             if self._on_delivery is not None:
                 batch.observe_all()
                 for index in range(batch.record_count):
-                    self._tell(partial(self._on_delivery, Delivery(batch, index)))
+                    self._call_listener(partial(self._on_delivery, Delivery(batch, index)))
         if batches and self._room_waiters:
             self._wake_for_room()
 
-    def _tell(self, listener: Callable[[], Any]) -> None:
+    def _call_listener(self, listener: Callable[[], Any]) -> None:
         try:
             listener()
         except Exception as error:

@@ -29,7 +29,7 @@ from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSe
 from kafkalite.client.producer.placement import Placement
 from kafkalite.client.producer.producer import Producer
 from kafkalite.client.producer.sender import Sender
-from kafkalite.client.producer.transaction_manager import TransactionManager, ask
+from kafkalite.client.producer.transaction_manager import TransactionManager, call_coordinator
 from kafkalite.client.producer.transaction_state import Phase
 from kafkalite.clock import Clock
 from kafkalite.errors import FinishedBatchError, TransactionalIdNotFoundError, TransactionStateError
@@ -78,18 +78,18 @@ class _GroupTransaction(TransactionManager):
         """Join. What an earlier writer of the same name wrote is aborted."""
         timeout_ms = self._config.transaction_timeout_ms
         request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.writer, timeout_ms)
-        answer = await ask(self._cluster, self.coordinator, request)
-        if answer.is_finished:
+        response = await call_coordinator(self._cluster, self.coordinator, request)
+        if response.is_finished:
             self.is_finished = True
             self.state.on_finished(
                 FinishedBatchError(
                     f"batch {self.batch_id} of {self.state.transactional_id!r} is decided: the last one is "
-                    f"{answer.last_batch_id}",
+                    f"{response.last_batch_id}",
                     hint="look at is_finished before writing",
                 )
             )
         else:
-            self.state.on_initialized(answer.producer_id, answer.producer_epoch)
+            self.state.on_initialized(response.producer_id, response.producer_epoch)
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
@@ -99,7 +99,7 @@ class _GroupTransaction(TransactionManager):
             self.state.is_flushing = True
             try:
                 await self._flush(flush)
-                self.state.raise_if_doomed()
+                self.state.raise_if_failed()
                 self.is_prepared = True
             finally:
                 self.state.is_flushing = self.is_prepared
@@ -236,21 +236,23 @@ class TransactionGroup:
             self.application_id, batch_id, [TxnWinner(*winner) for winner in winners if winner is not None]
         )
         deadline_ms = self._cluster.now_ms() + wait_ms
-        answer = await ask(self._cluster, self._coordinator, request)
-        is_repeated, rounds = answer.is_repeated, 0
-        while not answer.is_complete and self._cluster.now_ms() < deadline_ms:
+        response = await call_coordinator(self._cluster, self._coordinator, request)
+        is_repeated, rounds = response.is_repeated, 0
+        while not response.is_complete and self._cluster.now_ms() < deadline_ms:
             rounds += 1
             await asyncio.sleep(CONCURRENT_BACKOFF.delay_ms(rounds, self._cluster.rng.random()) / 1000)
-            answer = await ask(self._cluster, self._coordinator, request)
-        return GroupResult(answer.batch_id, tuple(answer.winners), is_repeated, answer.is_complete)
+            response = await call_coordinator(self._cluster, self._coordinator, request)
+        return GroupResult(response.batch_id, tuple(response.winners), is_repeated, response.is_complete)
 
     async def last_batch_id(self) -> int:
         """The last batch decided; NO_BATCH (-1) before any. What follows it has to be written."""
         try:
-            answer = await ask(self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id))
+            response = await call_coordinator(
+                self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id)
+            )
         except TransactionalIdNotFoundError:
             return NO_BATCH
-        last: int = answer.last_batch_id
+        last: int = response.last_batch_id
         return last
 
     async def retire(self) -> int:
@@ -264,6 +266,6 @@ class TransactionGroup:
         TransactionalIdNotFoundError when there is nothing to forget.
         """
         request = RetireTxnGroupRequest(self.application_id)
-        answer = await ask(self._cluster, self._coordinator, request)
-        last: int = answer.last_batch_id
+        response = await call_coordinator(self._cluster, self._coordinator, request)
+        last: int = response.last_batch_id
         return last

@@ -78,7 +78,7 @@ class GroupConsumer(Protocol):
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
-async def ask(
+async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
     """A coordinator's answer within default.api.timeout.ms, another transaction's end waited for."""
@@ -117,7 +117,7 @@ class TransactionManager:
         self._offsets_under_way = 0
         self._end_purpose = Purpose.MAIN
         sender.on_failure = self._on_failure
-        sender.named = self.state.named
+        sender.translate = self.state.translate
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class TransactionManager:
         request = InitProducerIdRequest(
             self.state.transactional_id, config.transaction_timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
         )
-        answer = await ask(self._cluster, self.coordinator, request)
-        self.state.on_initialized(answer.producer_id, answer.producer_epoch)
+        response = await call_coordinator(self._cluster, self.coordinator, request)
+        self.state.on_initialized(response.producer_id, response.producer_epoch)
 
     async def close(self) -> None:
         """Abort what is open, as far as that goes."""
@@ -191,7 +191,7 @@ class TransactionManager:
 
         Raises ProducerFencedError, TransactionStateError, RequestTimeoutError.
         """
-        self._let_go()
+        self._begin_abort()
         await self._end(is_commit=False)
 
     async def abort_for(self, error: BaseException) -> None:
@@ -200,7 +200,7 @@ class TransactionManager:
             if self.state.phase is Phase.FENCED:
                 self._sender.failures.forget()
             return
-        self._let_go()
+        self._begin_abort()
         ending = asyncio.ensure_future(self._end(is_commit=False))
         await asyncio.wait({ending}, timeout=ABORT_AFTER_ERROR_MS / 1000)
         problem = ending.exception() if ending.done() and not ending.cancelled() else None
@@ -210,17 +210,17 @@ class TransactionManager:
         elif problem is not None:
             error.add_note(f"kafkalite: the transaction could not be aborted: {problem}")
 
-    def _let_go(self) -> None:
+    def _begin_abort(self) -> None:
         """From here on the transaction is aborted, whatever comes back of it."""
         self.state.abort()
-        self._drop(
+        self._fail_all(
             TransactionAbortedError(
                 f"the transaction of {self.state.transactional_id!r} was aborted before this was acknowledged"
             )
         )
         self._sender.failures.forget()  # the abort is the answer to them
 
-    def _drop(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         if self._sender.accumulator.awaits_response or self._offsets_under_way:
             self._end_purpose = Purpose.ABORT  # answers come in order, and those may take long
         self._placement.fail_all_parked(error)
@@ -230,7 +230,7 @@ class TransactionManager:
         """A batch failed for good: the rest of the transaction need not leave any more."""
         rest = self.state.on_failure(error)
         if rest is not None:
-            self._drop(rest)
+            self._fail_all(rest)
 
     # --- its end ---------------------------------------------------------------------------------
 
@@ -248,12 +248,14 @@ class TransactionManager:
             producer_id, producer_epoch = state.producer_id, state.producer_epoch
             if self._has_offsets or self._sender.request_count != self._sent_before:
                 request = EndTxnRequest(state.transactional_id, producer_id, producer_epoch, is_commit)
-                answer = await ask(self._cluster, self.coordinator, request, purpose=self._end_purpose)
-                producer_id, producer_epoch = answer.producer_id, answer.producer_epoch
+                response = await call_coordinator(
+                    self._cluster, self.coordinator, request, purpose=self._end_purpose
+                )
+                producer_id, producer_epoch = response.producer_id, response.producer_epoch
         except KafkaliteError as error:
             return state.on_end_failed(error)
         else:
-            self._drop(TransactionAbortedError("the transaction had ended when this came"))
+            self._fail_all(TransactionAbortedError("the transaction had ended when this came"))
             state.on_ended(producer_id, producer_epoch)
             return None
         finally:
@@ -274,7 +276,7 @@ class TransactionManager:
         """See ``Producer.send_offsets``."""
         state = self.state
         state.check_may_send()
-        who, positions = _who_and_where(offsets, group)
+        who, positions = _committer_and_offsets(offsets, group)
         number = state.number
         self._offsets_under_way += 1
         try:
@@ -311,8 +313,8 @@ class TransactionManager:
                 offsets,
             )
             try:
-                answer = await ask(cluster, link, request)
-                for outcome in answer.offsets:
+                response = await call_coordinator(cluster, link, request)
+                for outcome in response.offsets:
                     if outcome.error_code:
                         where = f"{outcome.topic}-{outcome.partition}"
                         raise broker_error(outcome.error_code, outcome.error_message or "", about=where)
@@ -344,7 +346,7 @@ def _failure(error: BaseException) -> Exception:
     )
 
 
-def _who_and_where(
+def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
     """Who commits, to be asked anew for each attempt, and what."""

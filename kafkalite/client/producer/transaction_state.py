@@ -85,7 +85,7 @@ class TransactionState:
     def on_initialized(self, producer_id: int, producer_epoch: int) -> None:
         """The coordinator knows this producer, and nothing of an earlier one is open."""
         assert self.phase is Phase.NONE, "once"
-        self._take(producer_id, producer_epoch)
+        self._set_identity(producer_id, producer_epoch)
 
     def begin(self) -> None:
         """Raises ProducerFencedError, TransactionStateError."""
@@ -112,7 +112,7 @@ class TransactionState:
             raise TransactionAbortedError("the transaction that this was to be sent in has ended")
         return self.number
 
-    def raise_if_doomed(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises ProducerFencedError, TransactionAbortableError when it can't be committed."""
         self._raise_cause()
 
@@ -146,16 +146,16 @@ class TransactionState:
                 TransactionAbortedError("it has aborted", hint="another attempt takes a writer of its own")
             )
         else:
-            self._take(producer_id, producer_epoch)
+            self._set_identity(producer_id, producer_epoch)
 
-    def _take(self, producer_id: int, producer_epoch: int) -> None:
+    def _set_identity(self, producer_id: int, producer_epoch: int) -> None:
         assert producer_id >= 0 and producer_epoch >= 0, "the coordinator gives an identity"
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.phase = Phase.READY
 
     # --- what goes wrong -------------------------------------------------------------------------
 
-    def named(self, error: Exception) -> Exception:
+    def translate(self, error: Exception) -> Exception:
         """What a record's failure is called here: a fenced producer by that name."""
         return self._fenced(error) if is_fencing(error) else error
 

@@ -51,7 +51,7 @@ def _read(port: int, topic: str, schema: Any) -> float:
     from sparkbridge.brokers.cluster import SparkCluster
     from sparkbridge.offsets import OffsetRange
     from sparkbridge.options import SourceOptions
-    from sparkbridge.source.reading import read_range
+    from sparkbridge.source.range_reader import read_range
 
     settings = {
         "kafka.bootstrap.servers": f"127.0.0.1:{port}",

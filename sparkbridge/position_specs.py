@@ -1,6 +1,6 @@
 """Where to start and where to end, as users write it in options. Pure.
 
-``source.starting`` resolves these specifications to offsets.
+``source.start_and_end`` resolves these specifications to offsets.
 """
 
 from __future__ import annotations

@@ -195,6 +195,6 @@ def test_what_spark_imports_to_find_the_format_loads_little() -> None:
 
 def test_nothing_of_the_spark_bridge_loads_numpy_or_pandas() -> None:
     loaded = _modules_after(
-        "import sparkbridge.source.reading, sparkbridge.source.stream_reader, sparkbridge.source.columns"
+        "import sparkbridge.source.range_reader, sparkbridge.source.stream_reader, sparkbridge.source.columns"
     )
     assert {"numpy", "pandas"}.isdisjoint(loaded)

@@ -62,7 +62,7 @@ def missing_requirements() -> list[str]:
 
 
 def _how_to_install() -> str:
-    in_checkout = Path(__file__).resolve().parents[1] / "bin" / "setup"
+    in_checkout = Path(__file__).resolve().parents[2] / "bin" / "setup"
     return "bin/setup" if in_checkout.is_file() else 'pip install "kafkalite[spark]"'
 
 

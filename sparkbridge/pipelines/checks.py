@@ -19,7 +19,7 @@ from sparkbridge.pipelines import demo, frames
 from sparkbridge.pipelines.checkpoints import written_files
 from sparkbridge.pipelines.definition import Sink
 from sparkbridge.pipelines.engine import Run, RunningQuery
-from sparkbridge.pipelines.spark_errors import place, told
+from sparkbridge.pipelines.spark_errors import explained, place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,7 +130,7 @@ def check(run: Run, spark: SparkSession) -> list[Finding]:
 
 
 def _sql_finding(spark: SparkSession, name: str, query: str) -> Finding:
-    with told(f"[check.sql] {name}"):
+    with explained(f"[check.sql] {name}"):
         rows = spark.sql(query).take(2)
     if len(rows) == 1 and len(rows[0]) == 1 and isinstance(rows[0][0], bool):
         return Finding(name, rows[0][0], "holds" if rows[0][0] else "does not hold")
@@ -163,7 +163,7 @@ def _make_views(run: Run, spark: SparkSession) -> None:
     for each in run.queries:
         if each.sink.console:
             continue
-        with told(f"[check] {each.sink.text}"):
+        with explained(f"[check] {each.sink.text}"):
             frame = _output(run, spark, each)
         frame.createOrReplaceTempView("output" if len(run.queries) == 1 else each.sink.name.replace("-", "_"))
 

@@ -19,7 +19,7 @@ from sparkbridge.pipelines.checkpoints import (
 from sparkbridge.pipelines.definition import AVAILABLE_NOW, Pipeline, Sink
 from sparkbridge.pipelines.files import PipelineFile, is_url
 from sparkbridge.pipelines.progress import Tally
-from sparkbridge.pipelines.spark_errors import told
+from sparkbridge.pipelines.spark_errors import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ class Run:
             self.stop()
 
     def _has_ended(self, running: RunningQuery, seconds: float) -> bool:
-        with told(f"{self.pipeline.name}: {running.sink.text}"):
+        with explained(f"{self.pipeline.name}: {running.sink.text}"):
             return bool(running.query.awaitTermination(seconds))
 
     def stop(self) -> None:
@@ -155,11 +155,11 @@ def start(
     try:
         for sink in pipeline.sinks:
             options = source_options(pipeline, sink, setting.servers)
-            with told(f"[source] {pipeline.source.text}"):
+            with explained(f"[source] {pipeline.source.text}"):
                 records = frames.read_stream(spark, pipeline.source, options, frames.wanted_columns(pipeline))
                 source = frames.decoded(records, pipeline.source.decode, frames.record_columns(pipeline))
             views = frames.views(spark, file, pipeline, source)
-            with told(f"{pipeline.name}: {sink.text}"):
+            with explained(f"{pipeline.name}: {sink.text}"):
                 run.queries.append(_start_query(run, views[sink.reads], sink, show))
     except BaseException:
         run.stop()

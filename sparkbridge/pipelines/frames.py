@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.definition import Decode, FunctionRef, Pipeline, Sink, Source, Table
 from sparkbridge.pipelines.files import PipelineFile
-from sparkbridge.pipelines.spark_errors import USER_MODULE, told
+from sparkbridge.pipelines.spark_errors import USER_MODULE, explained
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -151,13 +151,13 @@ def views(
     """Every view by name: ``source``, the tables, each step. Raises PipelineError that names the step."""
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
-        with told(f"[tables.{table.name}]"):
+        with explained(f"[tables.{table.name}]"):
             found[table.name] = load_table(spark, table, file.locate(table.path))
     for name, frame in found.items():
         frame.createOrReplaceTempView(name)
     latest = source
     for number, step in enumerate(pipeline.steps, 1):
-        with told(f"[transform {number}] {step.name}"):
+        with explained(f"[transform {number}] {step.name}"):
             latest.createOrReplaceTempView("input")
             if step.python is None:
                 latest = spark.sql(step.sql)
@@ -177,7 +177,7 @@ def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}
-    with told(f"[{'sink' if sink.name == 'sink' else 'sinks.' + sink.name}]"):
+    with explained(f"[{'sink' if sink.name == 'sink' else 'sinks.' + sink.name}]"):
         chosen = frame.selectExpr(
             *[f"({expression}) AS {_quoted(name)}" for name, expression in columns.items()]
         )

@@ -72,7 +72,7 @@ def _pipeline(root: Section) -> Pipeline:
     head = _required(root, "pipeline", 'begin with [pipeline] and name = "..."')
     name = head.text("name", required='name = "orders-per-minute", also the group that shows its progress')
     if name and not _NAME.fullmatch(name):
-        head.complain("name", f"{name!r} holds a character outside [a-zA-Z0-9._-]")
+        head.error("name", f"{name!r} holds a character outside [a-zA-Z0-9._-]")
     description = head.text("description")
     trigger = head.parsed("trigger", parse_trigger, AVAILABLE_NOW)
     checkpoint = head.text("checkpoint")
@@ -118,15 +118,15 @@ def _source(section: Section, trigger: str) -> Source:
         pass
     elif len(ways) != 1 and section.values:
         told = " and ".join(ways) or "nothing"
-        section.complain("topic", f"give exactly one of topic, topics, topic_pattern; there is {told}")
+        section.error("topic", f"give exactly one of topic, topics, topic_pattern; there is {told}")
     elif not section.values and not ways:
-        section.complain("topic", "is missing", 'topic = "orders"')
+        section.error("topic", "is missing", 'topic = "orders"')
     subscribe = (topic,) if topic else topics
     if ways == ["topics"] and section.values["topics"] == []:
-        section.complain("topics", "is empty", 'topics = ["orders", "returns"]')
+        section.error("topics", "is empty", 'topics = ["orders", "returns"]')
     for each in subscribe:
         if problem := topic_name_problem(each):
-            section.complain(ways[0], problem)
+            section.error(ways[0], problem)
     if pattern:
         _check_pattern(section, "topic_pattern", pattern)
     options = section.settings("options")
@@ -140,7 +140,7 @@ def _check_source_options(section: Section, options: Mapping[str, str], trigger:
     folded = {name.lower(): name for name in options}
     taken = [folded[name] for name in ("subscribe", "assign", "subscribepattern") if name in folded]
     for name in taken:
-        section.complain(f"options.{name}", "is what [source] topic, topics or topic_pattern says")
+        section.error(f"options.{name}", "is what [source] topic, topics or topic_pattern says")
     if "kafka.bootstrap.servers" in folded:
         section.warn(f"options.{folded['kafka.bootstrap.servers']}", "wins over -b and KL_BOOTSTRAP_SERVERS")
     _check_known_options(section, options, SOURCE_OPTIONS)
@@ -164,7 +164,7 @@ def _check_known_options(
     for name in options:
         if name.lower() not in folded and not name.lower().startswith("kafka."):
             hint = nearest(name, names) or "docs/spark.md lists them all"
-            section.complain(f"options.{name}", "is no option that Spark's streams take here", hint)
+            section.error(f"options.{name}", "is no option that Spark's streams take here", hint)
 
 
 def _check_parses(section: Section, parse: Callable[[], object]) -> None:
@@ -174,7 +174,7 @@ def _check_parses(section: Section, parse: Callable[[], object]) -> None:
         try:
             parse()
         except SparkOptionError as problem:
-            section.complain("options", problem.message, problem.hint)
+            section.error("options", problem.message, problem.hint)
     for warning in heard:
         if not any(
             each.table == section.name and each.key.startswith("options.") for each in section.problems
@@ -186,7 +186,7 @@ def _decode(source: Section) -> Decode:
     if isinstance(source.values.get("decode"), str):
         format_ = source.choice("decode", get_args(DecodeFormat), "none")
         if format_ != "none":
-            source.complain(
+            source.error(
                 "decode", f"{format_} needs more than its name", f'[source.decode] format = "{format_}" …'
             )
         return Decode()
@@ -195,7 +195,7 @@ def _decode(source: Section) -> Decode:
         return Decode()
     format_ = cast(DecodeFormat, section.choice("format", get_args(DecodeFormat), "none"))
     if not section.has("format"):
-        section.complain("format", "is missing", f"one of {', '.join(get_args(DecodeFormat))}")
+        section.error("format", "is missing", f"one of {', '.join(get_args(DecodeFormat))}")
     fields = tuple(section.parsed("schema", ddl.parse_schema, list[ddl.Field]()))
     schema = section.text("schema")
     pattern = section.text("pattern")
@@ -203,15 +203,15 @@ def _decode(source: Section) -> Decode:
     section.finish()
     groups: dict[str, int] = {}
     if format_ == "json" and not section.has("schema"):
-        section.complain("schema", "is missing", 'schema = "id BIGINT, country STRING"')
+        section.error("schema", "is missing", 'schema = "id BIGINT, country STRING"')
     if format_ != "text" and pattern:
-        section.complain("pattern", 'is for format = "text"')
+        section.error("pattern", 'is for format = "text"')
     if format_ == "none" and schema:
-        section.complain("schema", 'is for format = "json" and "text"')
+        section.error("schema", 'is for format = "json" and "text"')
     if format_ == "text":
         fields, pattern, groups = _text_fields(section, fields, pattern)
     if any(each.name.lower() == "record" for each in fields):
-        section.complain("schema", "a field can't be called 'record': that is the record the fields are of")
+        section.error("schema", "a field can't be called 'record': that is the record the fields are of")
     return Decode(format_, schema, fields, pattern, groups, mode)
 
 
@@ -221,23 +221,23 @@ def _text_fields(
     """The fields (strings, unless a schema says otherwise), Java's pattern, and the groups by name."""
     if not pattern:
         if not section.has("pattern"):
-            section.complain("pattern", "is missing", "a regular expression with a (?<name>…) for each field")
+            section.error("pattern", "is missing", "a regular expression with a (?<name>…) for each field")
         return fields, pattern, {}
     compiled = _check_pattern(section, "pattern", pattern)
     if compiled is None:
         return fields, pattern, {}
     groups = dict(compiled.groupindex)
     if not groups:
-        section.complain("pattern", "has no named group", "write (?<status>[0-9]+) for a field called status")
+        section.error("pattern", "has no named group", "write (?<status>[0-9]+) for a field called status")
     if not section.has("schema"):
         fields = tuple(ddl.Field(name, "string") for name in groups)
     for each in fields:
         if each.name not in groups:
-            section.complain(
+            section.error(
                 "schema", f"field {each.name!r} is no group of the pattern", nearest(each.name, groups)
             )
         if "<" in each.type or each.type == "binary":
-            section.complain("schema", f"field {each.name!r}: no {each.type} can be read from text")
+            section.error("schema", f"field {each.name!r}: no {each.type} can be read from text")
     return fields, _GROUP.sub("(", pattern), {each.name: groups.get(each.name, 0) for each in fields}
 
 
@@ -245,7 +245,7 @@ def _check_pattern(section: Section, key: str, pattern: str) -> re.Pattern[str] 
     try:
         return re.compile(_GROUP.sub(r"(?P<\1>", pattern))
     except re.error as problem:
-        section.complain(key, f"is no regular expression: {problem}")
+        section.error(key, f"is no regular expression: {problem}")
         return None
 
 
@@ -256,7 +256,7 @@ def _table(section: Section, name: str) -> Table:
     formats = [each for each in get_args(TableFormat) if section.has(each)]
     paths = {each: section.text(each) for each in get_args(TableFormat)}
     if len(formats) != 1:
-        section.complain("", f"give exactly one of {', '.join(get_args(TableFormat))}", 'csv = "prices.csv"')
+        section.error("", f"give exactly one of {', '.join(get_args(TableFormat))}", 'csv = "prices.csv"')
     _check_view(section, "", name, ())
     section.parsed("schema", ddl.parse_schema, list[ddl.Field]())
     schema = section.text("schema")
@@ -268,13 +268,11 @@ def _table(section: Section, name: str) -> Table:
 
 def _check_view(section: Section, key: str, name: str, taken: Iterable[str]) -> None:
     if not _VIEW.fullmatch(name):
-        section.complain(key, f"{name!r} is no name of a view: letters, digits and _")
+        section.error(key, f"{name!r} is no name of a view: letters, digits and _")
     elif name.lower() in _RESERVED_VIEWS:
-        section.complain(
-            key, f"{name!r} has a meaning of its own", f"not one of {', '.join(_RESERVED_VIEWS)}"
-        )
+        section.error(key, f"{name!r} has a meaning of its own", f"not one of {', '.join(_RESERVED_VIEWS)}")
     elif name.lower() in {each.lower() for each in taken}:
-        section.complain(key, f"{name!r} is the name of another table or step")
+        section.error(key, f"{name!r} is the name of another table or step")
 
 
 def _steps(sections: list[Section], tables: list[str]) -> tuple[Step, ...]:
@@ -286,7 +284,7 @@ def _steps(sections: list[Section], tables: list[str]) -> tuple[Step, ...]:
         sql = section.text("sql").strip().rstrip(";")
         python = section.parsed("python", parse_function, None)
         if section.has("sql") == section.has("python"):
-            section.complain("sql", "give exactly one of sql and python", 'sql = "SELECT * FROM input"')
+            section.error("sql", "give exactly one of sql and python", 'sql = "SELECT * FROM input"')
         steps.append(Step(name, sql, python, _watermark(section.table("watermark"))))
         section.finish()
         _check_reads(section, sql, [*taken, *_RESERVED_VIEWS[:2]])
@@ -302,7 +300,7 @@ def _watermark(section: Section | None) -> Watermark | None:
         try:
             parse_interval_ms(delay)
         except ValueError as problem:
-            section.complain("delay", str(problem))
+            section.error("delay", str(problem))
     section.finish()
     return Watermark(column, delay)
 
@@ -321,7 +319,7 @@ def _check_reads(section: Section, sql: str, views: list[str]) -> None:
             continue
         hint = nearest(name, views)
         if hint:
-            section.complain("sql", f"reads {name!r}, which is no view", hint)
+            section.error("sql", f"reads {name!r}, which is no view", hint)
         else:
             section.warn(
                 "sql", f"reads {name!r}, which is no view of this file", f"it has {', '.join(views)}"
@@ -343,7 +341,7 @@ def _sinks(root: Section, steps: tuple[Step, ...]) -> tuple[Sink, ...]:
         )
     for name, section in sections.items():
         if not _NAME.fullmatch(name):
-            section.complain("", f"the name {name!r} holds a character outside [a-zA-Z0-9._-]")
+            section.error("", f"the name {name!r} holds a character outside [a-zA-Z0-9._-]")
     return tuple(_sink(section, name, steps) for name, section in sections.items())
 
 
@@ -351,7 +349,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
     views = ["source", *(step.name for step in steps)]
     reads = section.text("from", views[-1])
     if reads not in views:
-        section.complain(
+        section.error(
             "from", f"{reads!r} is no view", nearest(reads, views) or f"there are {', '.join(views)}"
         )
     kinds = [key for key in _SINK_KINDS if section.has(key)]
@@ -361,9 +359,9 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
         pass
     elif len(kinds) != 1 or (kinds == ["console"] and section.values["console"] is False):
         told = " and ".join(kinds) or "none"
-        section.complain("", f"give exactly one of topic, parquet, console = true; there is {told}")
+        section.error("", f"give exactly one of topic, parquet, console = true; there is {told}")
     if topic and (problem := topic_name_problem(topic)):
-        section.complain("topic", problem)
+        section.error("topic", problem)
     default_mode = "append"
     mode = cast(OutputMode, section.choice("output_mode", get_args(OutputMode), default_mode))
     columns, json_columns = _columns(section)
@@ -377,9 +375,9 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
         ("rows", "console"),
     ):
         if section.has(key) and kind and owner != kind:
-            section.complain(key, f"is for a sink with {owner}")
+            section.error(key, f"is for a sink with {owner}")
     if kind == "parquet" and mode != "append":
-        section.complain("output_mode", f"is {mode}, but files can only be appended to")
+        section.error("output_mode", f"is {mode}, but files can only be appended to")
     if kind == "topic":
         _check_known_options(section, options, SINK_OPTIONS)
         given = {"kafka.bootstrap.servers": "localhost:9092", **options}
@@ -442,11 +440,11 @@ def _check(section: Section | None, sinks: tuple[Sink, ...]) -> Check:
     python = section.parsed("python", parse_function, None)
     section.finish()
     if not sql and not section.has("python"):
-        section.complain(
+        section.error(
             "", "checks nothing", 'python = "check.py:check", or sql = { "what holds" = "SELECT …" }'
         )
     if all(sink.console for sink in sinks) and sinks:
-        section.complain("", "needs a sink that keeps what it gets: a topic or parquet")
+        section.error("", "needs a sink that keeps what it gets: a topic or parquet")
     return Check(sql, python)
 
 
@@ -461,7 +459,7 @@ def _demo(section: Section | None, source: Source) -> Demo | None:
         topics = {name: table.number(name, 1, minimum=1) for name in table.values}
         for name in topics:
             if problem := topic_name_problem(name):
-                table.complain(name, problem)
+                table.error(name, problem)
     settings = section.settings("settings")
     section.finish()
     return Demo(load, {name: topics.get(name, 1) for name in (*source.subscribe, *topics)}, settings)

@@ -19,7 +19,7 @@ from sparkbridge.pipelines import checks, demo, engine
 from sparkbridge.pipelines.definition import AVAILABLE_NOW
 from sparkbridge.pipelines.engine import Run, RunningQuery, Setting, Show
 from sparkbridge.pipelines.files import PipelineFile
-from sparkbridge.pipelines.spark_errors import last_words, told
+from sparkbridge.pipelines.spark_errors import explained, last_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +77,7 @@ def spark_session(
     """
     require_spark()
     defaults = {"spark.sql.session.timeZone": "UTC", "spark.log.level": "WARN"}
-    with _last_words_of(log), told(f"Spark did not start ({master})"), _stderr_to(log):
+    with _last_words_of(log), explained(f"Spark did not start ({master})"), _stderr_to(log):
         spark = session(
             name, master=master, settings={**defaults, **(settings or {})}, is_short_lived=is_local(master)
         )

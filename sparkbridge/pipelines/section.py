@@ -52,7 +52,7 @@ class Section:
         self.problems = problems
         self._known: list[str] = []
 
-    def complain(self, key: str, message: str, hint: str = "") -> None:
+    def error(self, key: str, message: str, hint: str = "") -> None:
         """Once, also of a key that is read twice."""
         if not any(
             (each.table, each.key, each.message) == (self.name, key, message) for each in self.problems
@@ -77,7 +77,7 @@ class Section:
         value = self.values[key]
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
-        self.complain(key, f"is {_shown(value)}, but must be {_KINDS[kind]}")
+        self.error(key, f"is {_shown(value)}, but must be {_KINDS[kind]}")
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
@@ -85,10 +85,10 @@ class Section:
         found = self.get(key, str, default)
         if key in self.values:
             if isinstance(self.values[key], str) and not found.strip():
-                self.complain(key, "is empty", required)
+                self.error(key, "is empty", required)
                 return default
         elif required:
-            self.complain(key, "is missing", required)
+            self.error(key, "is missing", required)
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -96,13 +96,13 @@ class Section:
         listed = self.get(key, list, [])
         if all(isinstance(item, str) and item.strip() for item in listed):
             return tuple(listed)
-        self.complain(key, "must be a list of strings")
+        self.error(key, "must be a list of strings")
         return ()
 
     def number(self, key: str, default: int, *, minimum: int) -> int:
         found = self.get(key, int, default)
         if found < minimum:
-            self.complain(key, f"is {found}, but must be {minimum} or more")
+            self.error(key, f"is {found}, but must be {minimum} or more")
             return default
         return found
 
@@ -112,7 +112,7 @@ class Section:
         for each in allowed:
             if each.lower() == found.lower():
                 return each
-        self.complain(key, f"is {found!r}, but must be one of {', '.join(allowed)}", nearest(found, allowed))
+        self.error(key, f"is {found!r}, but must be one of {', '.join(allowed)}", nearest(found, allowed))
         return default
 
     def parsed(self, key: str, parse: Callable[[str], T], default: T) -> T:
@@ -123,7 +123,7 @@ class Section:
         try:
             return parse(text)
         except ValueError as problem:
-            self.complain(key, str(problem))
+            self.error(key, str(problem))
             return default
 
     def settings(self, key: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ class Section:
                 for rest, inner in _flat(value, name):
                     found[rest] = str(inner).lower() if isinstance(inner, bool) else str(inner)
             else:
-                self.complain(f"{key}.{name}", f"is {_shown(value)}, but must be a string or a number")
+                self.error(f"{key}.{name}", f"is {_shown(value)}, but must be a string or a number")
         return found
 
     def table(self, key: str) -> Section | None:
@@ -155,7 +155,7 @@ class Section:
             if isinstance(value, dict):
                 found[name] = Section(f"{self.inside(key)}.{name}", value, self.problems)
             else:
-                self.complain(
+                self.error(
                     f"{key}.{name}", f"is {_shown(value)}, but must be a table [{self.inside(key)}.{name}]"
                 )
         return found
@@ -165,10 +165,10 @@ class Section:
         value = self.values.get(key, [])
         self._known.append(key)
         if isinstance(value, dict):
-            self.complain(key, f"is one table, but must be a list of them: write [[{key}]]")
+            self.error(key, f"is one table, but must be a list of them: write [[{key}]]")
             value = [value]
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            self.complain(key, f"must be tables, each headed [[{key}]]")
+            self.error(key, f"must be tables, each headed [[{key}]]")
             return []
         return [
             Section(f"{self.inside(key)} {number}", item, self.problems)
@@ -182,7 +182,7 @@ class Section:
         for key in self.values:
             if key not in self._known:
                 hint = nearest(key, self._known) or f"it has {', '.join(sorted(self._known))}"
-                self.complain(key, "is not known here", hint)
+                self.error(key, "is not known here", hint)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -116,7 +116,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 @contextlib.contextmanager
-def told(where: str) -> Iterator[None]:
+def explained(where: str) -> Iterator[None]:
     """Errors of Spark or of the user's Python become PipelineError: ``where: cause``. Ours pass."""
     try:
         yield

@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
 
     sink_id: str
     batch_id: int
-    member: str
+    writer: str
 
 
 def checkpoint_mark(options: Mapping[str, str], topic: str | None) -> str:
@@ -66,17 +66,17 @@ def abort_batch(
         sink_id = written[0].sink_id
     try:
         done = set[Attempt]()
-        _take_back(options, told, done)
+        _abort_attempts(options, told, done)
         for _ in range(MAX_LOOKS if mark else 0):
             with Admin(config=driver_config(options, ABORT_TIMEOUT_MS)) as admin:
                 found = {
                     one
                     for one in _open_attempts(admin, options, sink_id)
-                    if mark in one.member and batch_id in {one.batch_id, None}
+                    if mark in one.writer and batch_id in {one.batch_id, None}
                 }
             if found <= done:
                 return
-            _take_back(options, sorted(found - done), done)
+            _abort_attempts(options, sorted(found - done), done)
     except KafkaliteError as error:
         logger.warning("what was written of a batch of %s is not aborted yet: %s", sink_id or "a sink", error)
 
@@ -98,7 +98,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
                 yield Attempt(sink_id, one.batch_id, one.writer)
 
 
-def _take_back(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
+def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
     """Whoever takes the name of an attempt aborts what it wrote, and it can write no more."""
     for attempt in attempts:
         done.add(attempt)

@@ -80,7 +80,7 @@ def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
     )
 
 
-class Share(NamedTuple):
+class PartitionSlice(NamedTuple):
     """Records of one partition; of NO_PARTITION where the sender may choose."""
 
     topic: str
@@ -109,7 +109,7 @@ class Splitter:
         self._partition_count = partition_count
         self._keyless = keyless
 
-    def split(self, batch: Any, now_ms: int) -> Iterator[Share]:
+    def split(self, batch: Any, now_ms: int) -> Iterator[PartitionSlice]:
         """The shares of a pyarrow.RecordBatch. A null timestamp is ``now_ms``. Raises RecordError."""
         if not batch.num_rows:
             return
@@ -130,16 +130,16 @@ class Splitter:
                 own = None if partitions is None else partitions.take(rows)
                 yield from self._of_topic(topic, records.take(rows), own)
 
-    def _of_topic(self, topic: str, records: Records, given: Any) -> Iterator[Share]:
+    def _of_topic(self, topic: str, records: Records, given: Any) -> Iterator[PartitionSlice]:
         count = self._partition_count(topic)
         partitions = self._partitions(topic, records, count, given)
         if count == 1:
-            yield Share(topic, 0, records)
+            yield PartitionSlice(topic, 0, records)
         elif partitions is None:
-            yield Share(topic, NO_PARTITION, records)
+            yield PartitionSlice(topic, NO_PARTITION, records)
         else:
-            for partition, share in by_partition(records, partitions):
-                yield Share(topic, partition, share)
+            for partition, moved in by_partition(records, partitions):
+                yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
         """Of each record, as int32 without nulls; None when all are without partition and key."""

@@ -80,7 +80,7 @@ def commit_batch(
             "again, with a longer time-out or smaller batches",
         ) from error
     except FinishedBatchError as error:
-        raise older_batch(sink_id, batch_id, error.message) from error
+        raise older_batch_error(sink_id, batch_id, error.message) from error
     except KafkaliteError as error:
         raise SinkCommitError(
             f"whether batch {batch_id} of {sink_id!r} is committed is not known: {error}",
@@ -105,16 +105,16 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
     """A winner that wrote nothing, so that a batch without rows tells too which query it was of."""
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that no other one has
-    member = member_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
+    writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
     timeout_ms = min(options.transaction_timeout_ms, COMMIT_TIMEOUT_MS)
     try:
         with closing(
             started(
-                lambda: attempt_writer(options, one.sink_id, one.batch_id, member, timeout_ms),
+                lambda: attempt_writer(options, one.sink_id, one.batch_id, writer, timeout_ms),
                 COMMIT_TIMEOUT_MS,
             )
-        ) as writer:
-            prepared = writer.prepare()
+        ) as joined:
+            prepared = joined.prepare()
     except InvalidTransactionTimeoutError:  # brokers that allow less do without
         prepared = None
     return [] if prepared is None else [prepared]
@@ -125,12 +125,12 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
 
 
 def attempt_writer(
-    options: SinkOptions, sink_id: str, batch_id: int, member: str, timeout_ms: int
+    options: SinkOptions, sink_id: str, batch_id: int, writer: str, timeout_ms: int
 ) -> TransactionGroupWriter:
     """A writer under this name, whose calls may take so long; its transaction no longer than a task's."""
     transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
     config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
-    return TransactionGroupWriter(sink_id, batch_id, member, config=config)
+    return TransactionGroupWriter(sink_id, batch_id, writer, config=config)
 
 
 class _Client(Protocol):
@@ -155,7 +155,7 @@ def started(make: Callable[[], C], timeout_ms: int) -> C:
         time.sleep(REACH_PAUSE_S)
 
 
-def older_batch(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
+def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
     return SinkCommitError(
         f"batch {batch_id} of {sink_id!r} comes after a later one was committed ({why}): nothing was written",
         hint="the checkpoint is new, or older than the sink, or two queries use one name, or this driver was "
@@ -163,7 +163,7 @@ def older_batch(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
     )
 
 
-def member_name(query_id: str, attempt: str) -> str:
+def writer_name(query_id: str, attempt: str) -> str:
     """Of a task attempt, unique. The query comes first, see ``commit_batch``."""
     return f"{query_id}/{attempt}"
 

@@ -37,14 +37,14 @@ from sparkbridge.options import SinkOptions
 from sparkbridge.sink.columns import (
     BATCH_BYTES,
     NO_PARTITION,
+    PartitionSlice,
     Records,
-    Share,
     Splitter,
     cut,
     joined,
     record_overhead,
 )
-from sparkbridge.sink.commit import Written, driver_config, member_name, older_batch, started
+from sparkbridge.sink.commit import Written, driver_config, older_batch_error, started, writer_name
 from sparkbridge.sink.schema import SinkColumns
 
 #: So many bytes of records may wait in all open batches of a task; then the largest goes.
@@ -96,7 +96,7 @@ def _write_at_least_once(
 ) -> tuple[int, None]:
     producer = _pooled_producer(options)
     try:
-        rows = Outlet(producer, columns, options, task).write_all(batches)
+        rows = TopicWriter(producer, columns, options, task).write_all(batches)
         producer.flush()
     except BaseException:
         _forget_producer(producer)
@@ -108,11 +108,11 @@ def _write_exactly_once(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> tuple[int, PreparedWriter | None]:
     try:
-        with _member(options, task) as writer:
+        with _joined_writer(options, task) as writer:
             if writer.is_finished:
                 _check_is_last(options, task)
                 return sum(batch.num_rows for batch in batches), None
-            rows = Outlet(writer, columns, options, task).write_all(batches)
+            rows = TopicWriter(writer, columns, options, task).write_all(batches)
             return rows, writer.prepare()
     except (ProducerFencedError, InvalidProducerEpochError, TransactionAbortedError) as error:
         raise _aborted(error, options, task) from error
@@ -133,7 +133,7 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:
-        raise older_batch(task.sink_id, task.batch_id, f"the last one is {last}")
+        raise older_batch_error(task.sink_id, task.batch_id, f"the last one is {last}")
 
 
 # --- producers ---------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _settings(options: SinkOptions) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _member(options: SinkOptions, task: TaskIdentity) -> Iterator[TransactionGroupWriter]:
+def _joined_writer(options: SinkOptions, task: TaskIdentity) -> Iterator[TransactionGroupWriter]:
     """A writer that has joined the batch; left by an exception, it aborts what it wrote."""
     writer = _joined(options, task)
     try:
@@ -189,7 +189,7 @@ def _join(options: SinkOptions, task: TaskIdentity, timeout_ms: int) -> Transact
         return TransactionGroupWriter(
             task.sink_id,
             task.batch_id,
-            member_name(task.query_id, task.attempt),
+            writer_name(task.query_id, task.attempt),
             config={**_settings(options), "transaction.timeout.ms": timeout_ms},
         )
 
@@ -241,7 +241,7 @@ def _max_message_bytes(options: SinkOptions, topic: str) -> int:
 # --- out ---------------------------------------------------------------------------------------------
 
 
-class _Open:
+class _OpenBatch:
     """Records of one partition that wait for company."""
 
     __slots__ = ("records", "row_count", "size_bytes")
@@ -284,7 +284,7 @@ class BatchSender(Protocol):
     def queue_batch(self, topic: str, partition: int, batch: RecordBatchBuilder) -> Any: ...
 
 
-class Outlet:
+class TopicWriter:
     """Gathers shares into batches as large as the topic takes, and hands them to the producer.
 
     Invariant: of those with a key or a partition, records of one partition leave in the order they came;
@@ -304,7 +304,7 @@ class Outlet:
         self._mixed: set[str] = set()  # topics that have them among others in this Arrow batch
         self._limit_bytes: dict[str, int] = {}
         self._limit_records = self._config.batch_max_messages or MAX_RECORDS_PER_BATCH
-        self._open: dict[tuple[str, int], _Open] = {}
+        self._open: dict[tuple[str, int], _OpenBatch] = {}
         self._open_bytes = 0
         self._partitioner: Partitioner = make_partitioner(options.partitioner, system_rng())
         self._splitter = Splitter(
@@ -323,8 +323,8 @@ class Outlet:
     def write(self, batch: Any) -> None:
         """The rows of a pyarrow.RecordBatch."""
         now_ms = time.time_ns() // 1_000_000
-        for share in self._splitter.split(batch, now_ms):
-            self._add(share)
+        for slice_ in self._splitter.split(batch, now_ms):
+            self._add(slice_)
         for topic in self._mixed:
             self._go_on(topic)
         self._mixed.clear()
@@ -336,8 +336,8 @@ class Outlet:
         while self._open:
             self._send(*next(iter(self._open)))
 
-    def _add(self, share: Share) -> None:
-        topic, partition, records = share
+    def _add(self, slice_: PartitionSlice) -> None:
+        topic, partition, records = slice_
         limit_bytes = self._limit(topic) - BATCH_BYTES
         waiting = self._open.get((topic, partition))
         limit_records = self._limit_records
@@ -348,7 +348,7 @@ class Outlet:
                 self._send(topic, partition)
                 waiting = None
             if waiting is None:
-                waiting = self._open[topic, partition] = _Open()
+                waiting = self._open[topic, partition] = _OpenBatch()
             self._open_bytes -= waiting.held_bytes
             waiting.add(piece, size_bytes)
             self._open_bytes += waiting.held_bytes

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparkbridge.options import SourceOptions
-from sparkbridge.source import lookups
+from sparkbridge.source import snapshots
 from sparkbridge.source.filters import Pruning
 from sparkbridge.source.planning import whole_ranges
 from sparkbridge.source.schema import check_projection
 from sparkbridge.source.splitting import split
-from sparkbridge.source.starting import check_order
+from sparkbridge.source.start_and_end import check_order
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,11 +60,11 @@ class KafkaliteReader(DataSourceReader):
         """The ranges to read, one per task. Raises DataLossError, and what ``starting`` raises."""
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
-        snapshot = lookups.first_snapshot(cluster, options)
-        starts, start_losses = lookups.resolve_start(cluster, options, options.starting, snapshot)
-        ends, end_losses = lookups.resolve_end(cluster, options, ending, snapshot)
+        snapshot = snapshots.first_snapshot(cluster, options)
+        starts, start_losses = snapshots.resolve_start(cluster, options, options.starting, snapshot)
+        ends, end_losses = snapshots.resolve_end(cluster, options, ending, snapshot)
         check_order(starts, ends)
-        lookups.tell_losses([*start_losses, *end_losses], is_failing=options.fail_on_data_loss)
+        snapshots.report_losses([*start_losses, *end_losses], is_failing=options.fail_on_data_loss)
         ranges, _ = whole_ranges(starts, ends, {}, snapshot)
         ranges = self._pruning.narrow(ranges)
         times = self._pruning.times(ranges)
@@ -79,6 +79,6 @@ class KafkaliteReader(DataSourceReader):
         """In a task: the records of one range; none for the partition that Spark makes when there is none."""
         if partition.value is None:
             return iter(())
-        from sparkbridge.source.reading import read_range
+        from sparkbridge.source.range_reader import read_range
 
         return read_range(self._cluster, partition.value, self._options, self._schema)

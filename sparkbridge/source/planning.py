@@ -16,7 +16,7 @@ from sparkbridge.offsets import Loss as Loss
 from sparkbridge.offsets import OffsetRange, Positions, Snapshot, StreamOffset
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.splitting import split
-from sparkbridge.source.starting import (
+from sparkbridge.source.start_and_end import (
     NO_ANSWERS,
     Answers,
     Bounds,

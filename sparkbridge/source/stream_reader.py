@@ -30,7 +30,7 @@ from kafkalite.errors import KafkaliteError, OffsetOutOfRangeError, UnknownTopic
 from sparkbridge.errors import DataLossError, SparkBridgeError, SparkOptionError
 from sparkbridge.offsets import Positions, Snapshot, StreamOffset, positions_to_json
 from sparkbridge.options import SourceOptions
-from sparkbridge.source import lookups
+from sparkbridge.source import snapshots
 from sparkbridge.source.planning import Proposal, SourcePlan
 from sparkbridge.source.schema import check_projection
 
@@ -99,9 +99,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _resolve_initial(self) -> StreamOffset:
         cluster, options = self._cluster, self._options
-        snapshot = lookups.first_snapshot(cluster, options)
-        starting, losses = lookups.resolve_start(cluster, options, options.starting, snapshot)
-        lookups.tell_losses(losses, is_failing=options.fail_on_data_loss)
+        snapshot = snapshots.first_snapshot(cluster, options)
+        starting, losses = snapshots.resolve_start(cluster, options, options.starting, snapshot)
+        snapshots.report_losses(losses, is_failing=options.fail_on_data_loss)
         return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -136,7 +136,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             snapshot, proposal = self._propose(begin, is_limited=is_limited)
             if not proposal.has_batch:
                 time.sleep(min(UNUSABLE_DATA_PAUSE_S, self._options.latest_offset_max_wait_ms / 1000))
-        lookups.tell_losses(proposal.losses, is_failing=self._options.fail_on_data_loss)
+        snapshots.report_losses(proposal.losses, is_failing=self._options.fail_on_data_loss)
         if not proposal.has_batch:
             return start
         end = proposal.end.to_json()
@@ -152,10 +152,10 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._look(begin, is_limited=is_limited)
 
     def _look(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
-        snapshot = lookups.steady_snapshot(self._cluster, self._options, begin)
-        self._seen = lookups.ends_of(snapshot)
-        now_ms = lookups.now_ms()
-        answers = lookups.answers_to(self._cluster, self._options, self._plan.questions(snapshot, now_ms))
+        snapshot = snapshots.steady_snapshot(self._cluster, self._options, begin)
+        self._seen = snapshots.ends_of(snapshot)
+        now_ms = snapshots.now_ms()
+        answers = snapshots.answers_to(self._cluster, self._options, self._plan.questions(snapshot, now_ms))
         proposal = self._plan.latest(begin, snapshot, now_ms, is_limited=is_limited, answers=answers)
         wanted = proposal.wants_bytes
         if wanted is not None:
@@ -214,13 +214,13 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planned is not None and self._planned[0] == end:
             snapshot = self._planned[1]
         else:  # a batch that is run again after a restart
-            snapshot = lookups.replay_snapshot(self._cluster, self._options, until)
+            snapshot = snapshots.replay_snapshot(self._cluster, self._options, until)
         ranges, losses = self._plan.ranges(StreamOffset.parse(start), until, snapshot)
-        lookups.tell_losses(losses, is_failing=self._options.fail_on_data_loss)
+        snapshots.report_losses(losses, is_failing=self._options.fail_on_data_loss)
         return [InputPartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """In a task: the records of one range."""
-        from sparkbridge.source.reading import read_range
+        from sparkbridge.source.range_reader import read_range
 
         return read_range(self._cluster, partition.value, self._options, self._schema)

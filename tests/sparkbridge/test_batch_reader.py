@@ -29,7 +29,7 @@ from pyspark_kafkalite import DefaultSource
 from sparkbridge.errors import DataLossError, DataLossWarning, SourceSchemaError, SparkOptionError
 from sparkbridge.source.batch_reader import KafkaliteReader
 from sparkbridge.source.schema import source_schema
-from sparkbridge.source.starting import StartAfterEndError
+from sparkbridge.source.start_and_end import StartAfterEndError
 
 
 def numbered(first: int, until: int) -> list[bytes]:

@@ -107,7 +107,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import pyspark_kafkalite, kafkalite.client.blocking.producer
 import sparkbridge.source.stream_reader, sparkbridge.source.batch_reader
-import sparkbridge.source.reading, sparkbridge.source.columns
+import sparkbridge.source.range_reader, sparkbridge.source.columns
 import sparkbridge.brokers.cluster, sparkbridge.sink.foreach
 import sparkbridge.sink.stream_writer, sparkbridge.sink.batch_writer
 for module in (pyspark_kafkalite, kafkalite.client.blocking.producer, sparkbridge.source.stream_reader):

@@ -26,7 +26,7 @@ from sparkbridge.brokers import groups as groups_module
 from sparkbridge.brokers.cluster import Fetched, SparkCluster
 from sparkbridge.offsets import StreamOffset
 from sparkbridge.options import ClientOptions, SourceOptions
-from sparkbridge.source import lookups
+from sparkbridge.source import snapshots
 
 MIB = 1 << 20
 LONG_MS = 20_000
@@ -272,9 +272,9 @@ def test_one_broker_that_lags_does_not_make_a_topic_gone(
         {TopicPartition(replicated, n): 1 for n in range(6)}, {replicated: known[replicated].topic_id}
     )
     three.intercept(ApiKey.METADATA, lagging, node_id=1)
-    asks = [lookups.first_snapshot] if lag == "no topic" else []
-    asks.append(lambda spark, options: lookups.steady_snapshot(spark, options, end))
-    asks.append(lambda spark, options: lookups.replay_snapshot(spark, options, end))
+    asks = [snapshots.first_snapshot] if lag == "no topic" else []
+    asks.append(lambda spark, options: snapshots.steady_snapshot(spark, options, end))
+    asks.append(lambda spark, options: snapshots.replay_snapshot(spark, options, end))
     try:
         for ask in asks:
             spark = SparkCluster(options.client)

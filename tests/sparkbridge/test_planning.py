@@ -14,7 +14,7 @@ from kafkalite.model import TopicPartition
 from sparkbridge.offsets import Loss, OffsetRange, Positions, StreamOffset, TopicSnapshot
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.planning import Proposal, SourcePlan, share_out, went_back, whole_ranges
-from sparkbridge.source.starting import Answers, StartOffsetMismatchError
+from sparkbridge.source.start_and_end import Answers, StartOffsetMismatchError
 
 T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
 U0 = TopicPartition("u", 0)

@@ -20,8 +20,8 @@ from kafkalite.records.partitioners import partition_for_key
 from sparkbridge.sink.columns import (
     BATCH_BYTES,
     NO_PARTITION,
+    PartitionSlice,
     Records,
-    Share,
     Splitter,
     cut,
     joined,
@@ -52,7 +52,7 @@ def columns_of(batch: Any) -> SinkColumns:
 
 def split(
     batch: Any, topic: str | None = "t", partitioner: str = "roundrobin", partitions: int = 3
-) -> list[Share]:
+) -> list[PartitionSlice]:
     numbers = count()
     columns = columns_of(batch)
     if topic is not None:
@@ -63,16 +63,16 @@ def split(
     return list(splitter.split(batch, 1_000))
 
 
-def values(share: Share) -> list[Any]:
-    return list(share.records.values.cast(pa.binary()).to_pylist())
+def values(slice_: PartitionSlice) -> list[Any]:
+    return list(slice_.records.values.cast(pa.binary()).to_pylist())
 
 
 def test_rows_without_key_stay_as_they_are() -> None:
     batch = batch_of(value=[b"1", b"2", None])
-    (share,) = split(batch)
-    assert (share.topic, share.partition) == ("t", NO_PARTITION)
-    assert values(share) == [b"1", b"2", None]
-    assert share.records.values.buffers()[2].address == batch.column(0).buffers()[2].address
+    (slice_,) = split(batch)
+    assert (slice_.topic, slice_.partition) == ("t", NO_PARTITION)
+    assert values(slice_) == [b"1", b"2", None]
+    assert slice_.records.values.buffers()[2].address == batch.column(0).buffers()[2].address
 
 
 def test_no_rows_are_no_share() -> None:
@@ -80,66 +80,66 @@ def test_no_rows_are_no_share() -> None:
 
 
 def test_a_column_of_null_keys_is_no_key() -> None:
-    (share,) = split(batch_of(value=[b"1"], key=[None]))
-    assert share.partition == NO_PARTITION
-    assert share.records.keys is None
+    (slice_,) = split(batch_of(value=[b"1"], key=[None]))
+    assert slice_.partition == NO_PARTITION
+    assert slice_.records.keys is None
 
 
 def test_keys_go_where_the_client_sends_them_in_order() -> None:
     keys = [f"k{number % 7}".encode() for number in range(100)]
-    shares = split(batch_of(value=[b"%d" % number for number in range(100)], key=keys))
+    slices = split(batch_of(value=[b"%d" % number for number in range(100)], key=keys))
     expected: dict[int, list[bytes]] = {}
     for number, key in enumerate(keys):
         expected.setdefault(partition_for_key(key, 3), []).append(b"%d" % number)
-    assert {share.partition: values(share) for share in shares} == expected
+    assert {slice_.partition: values(slice_) for slice_ in slices} == expected
 
 
 def test_string_keys_are_hashed_as_their_bytes() -> None:
-    shares = split(
+    slices = split(
         batch_of({"key": pa.string(), "value": pa.string()}, value=["ä"], key=["schlüssel"]), partitions=50
     )
-    assert [share.partition for share in shares] == [partition_for_key("schlüssel".encode(), 50)]
+    assert [slice_.partition for slice_ in slices] == [partition_for_key("schlüssel".encode(), 50)]
 
 
 def test_rows_with_and_without_key_in_one_batch() -> None:
-    shares = split(batch_of(value=[b"a", b"b", b"c"], key=[b"k", None, None]), partitions=7)
-    where = {value: share.partition for share in shares for value in values(share)}
+    slices = split(batch_of(value=[b"a", b"b", b"c"], key=[b"k", None, None]), partitions=7)
+    where = {value: slice_.partition for slice_ in slices for value in values(slice_)}
     assert where == {b"a": partition_for_key(b"k", 7), b"b": 0, b"c": 0}
 
 
 def test_hash_has_a_place_for_no_key() -> None:
     none = partition_for_key(b"", 7)
-    shares = split(batch_of(value=[b"a", b"b"], key=[None, b"k"]), partitioner="hash", partitions=7)
-    where = {value: share.partition for share in shares for value in values(share)}
+    slices = split(batch_of(value=[b"a", b"b"], key=[None, b"k"]), partitioner="hash", partitions=7)
+    where = {value: slice_.partition for slice_ in slices for value in values(slice_)}
     assert where == {b"a": none, b"b": partition_for_key(b"k", 7)}
-    (share,) = split(batch_of(value=[b"a", b"b"]), partitioner="hash", partitions=7)
-    assert share.partition == none
+    (slice_,) = split(batch_of(value=[b"a", b"b"]), partitioner="hash", partitions=7)
+    assert slice_.partition == none
 
 
 def test_random_uses_every_partition() -> None:
-    shares = split(batch_of(value=[b"x"] * 1_000, key=[b"k"] * 1_000), partitioner="random")
-    assert [share.partition for share in shares] == [0, 1, 2]
-    assert sum(share.records.row_count for share in shares) == 1_000
+    slices = split(batch_of(value=[b"x"] * 1_000, key=[b"k"] * 1_000), partitioner="random")
+    assert [slice_.partition for slice_ in slices] == [0, 1, 2]
+    assert sum(slice_.records.row_count for slice_ in slices) == 1_000
 
 
 def test_the_column_partition_goes_before_the_key() -> None:
     batch = batch_of(value=[b"a", b"b", b"c", b"d"], key=[b"k"] * 4, partition=[2, 0, 2, None])
     where: dict[int, list[bytes]] = {}
-    for share in split(batch, partitions=3):
-        where.setdefault(share.partition, []).extend(values(share))
+    for slice_ in split(batch, partitions=3):
+        where.setdefault(slice_.partition, []).extend(values(slice_))
     expected: dict[int, list[bytes]] = {2: [b"a", b"c"], 0: [b"b"]}
     expected.setdefault(partition_for_key(b"k", 3), []).append(b"d")
     assert where == expected
 
 
 def test_a_null_partition_without_key_takes_the_next() -> None:
-    shares = split(batch_of(value=[b"a", b"b"], partition=[1, None]))
-    assert {share.partition: values(share) for share in shares} == {0: [b"b"], 1: [b"a"]}
+    slices = split(batch_of(value=[b"a", b"b"], partition=[1, None]))
+    assert {slice_.partition: values(slice_) for slice_ in slices} == {0: [b"b"], 1: [b"a"]}
 
 
 def test_null_partitions_only_are_no_partition() -> None:
-    (share,) = split(batch_of(value=[b"a", b"b"], partition=[None, None]))
-    assert share.partition == NO_PARTITION
+    (slice_,) = split(batch_of(value=[b"a", b"b"], partition=[None, None]))
+    assert slice_.partition == NO_PARTITION
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
@@ -155,14 +155,14 @@ def test_a_topic_of_one_partition_checks_the_column_too() -> None:
 
 def test_topics_by_the_row_keep_their_order() -> None:
     batch = batch_of(value=[b"1", b"2", b"3", b"4"], topic=["a", "b", "a", "b"])
-    shares = split(batch, None)
-    assert [(share.topic, values(share)) for share in shares] == [("a", [b"1", b"3"]), ("b", [b"2", b"4"])]
+    slices = split(batch, None)
+    assert [(slice_.topic, values(slice_)) for slice_ in slices] == [("a", [b"1", b"3"]), ("b", [b"2", b"4"])]
 
 
 def test_topics_and_partitions_by_the_row() -> None:
     batch = batch_of(value=[b"1", b"2", b"3"], topic=["a", "b", "a"], partition=[2, 1, 0])
-    shares = split(batch, None)
-    assert [(share.topic, share.partition, values(share)) for share in shares] == [
+    slices = split(batch, None)
+    assert [(slice_.topic, slice_.partition, values(slice_)) for slice_ in slices] == [
         ("a", 0, [b"3"]),
         ("a", 2, [b"1"]),
         ("b", 1, [b"2"]),
@@ -175,8 +175,8 @@ def test_a_row_without_topic() -> None:
 
 
 def test_the_topic_option_does_not_look_at_the_column() -> None:
-    (share,) = split(batch_of(value=[b"1"], topic=[None]), "out")
-    assert share.topic == "out"
+    (slice_,) = split(batch_of(value=[b"1"], topic=[None]), "out")
+    assert slice_.topic == "out"
 
 
 def test_timestamps_are_milliseconds_whatever_the_zone() -> None:
@@ -184,8 +184,8 @@ def test_timestamps_are_milliseconds_whatever_the_zone() -> None:
     batch = batch_of(
         {"timestamp": pa.timestamp("us", tz="Asia/Kolkata")}, value=[b"1", b"2"], timestamp=[when, None]
     )
-    (share,) = split(batch)
-    assert share.records.timestamps.to_pylist() == [int(when.timestamp() * 1000), 1_000]
+    (slice_,) = split(batch)
+    assert slice_.records.timestamps.to_pylist() == [int(when.timestamp() * 1000), 1_000]
 
 
 def test_a_timestamp_before_1970() -> None:
@@ -206,8 +206,8 @@ def test_large_arrow_types() -> None:
     first, second = split(batch, None)
     assert (first.topic, second.topic) == ("a", "b")
     assert values(first) == [b"1"]
-    for share in (first, second):
-        assert [piece.row_count for piece, _ in cut(share.records, 1_000, 10, 20)] == [1]
+    for slice_ in (first, second):
+        assert [piece.row_count for piece, _ in cut(slice_.records, 1_000, 10, 20)] == [1]
     builder = RecordBatchBuilder()
     builder.extend_arrow(*first.records[:2], 0, first.records.headers)
     assert builder.record_count == 1

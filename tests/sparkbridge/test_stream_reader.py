@@ -35,7 +35,7 @@ from kafkalite.testing import SyncCluster
 from pyspark_kafkalite import DefaultSource
 from sparkbridge.brokers.cluster import SparkCluster
 from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
-from sparkbridge.source import lookups, stream_reader
+from sparkbridge.source import snapshots, stream_reader
 from sparkbridge.source.stream_reader import KafkaliteStreamReader
 
 _groups = count(1)
@@ -326,8 +326,8 @@ def test_once_reads_all_whatever_the_limits(cluster: SyncCluster, one: str) -> N
 def test_a_batch_waits_for_min_offsets_until_the_trigger_delay_is_over(
     cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_ms = lookups.now_ms()
-    monkeypatch.setattr(lookups, "now_ms", lambda: now_ms)
+    now_ms = snapshots.now_ms()
+    monkeypatch.setattr(snapshots, "now_ms", lambda: now_ms)
     query = Query(
         cluster, subscribe=one, startingOffsets="earliest", minOffsetsPerTrigger=50, maxTriggerDelay="10m"
     )
@@ -462,7 +462,7 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_asked_again(
     level = {"kafka.isolation.level": "read_uncommitted"}
     query = Query(cluster, subscribe=one, startingOffsets="earliest", fetchOffset__numRetries=3, **level)
     query.run()
-    now, asked = lookups.snapshot_now, count(1)
+    now, asked = snapshots.snapshot_now, count(1)
 
     def stale(*arguments: Any) -> Any:
         snapshot = now(*arguments)
@@ -471,7 +471,7 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_asked_again(
             snapshot[one] = known._replace(ends=(50, *known.ends[1:]))
         return snapshot
 
-    monkeypatch.setattr(lookups, "snapshot_now", stale)
+    monkeypatch.setattr(snapshots, "snapshot_now", stale)
     assert query.trigger() is None
     assert next(asked) == 4
     asked = count(-10)

@@ -25,7 +25,7 @@ from kafkalite.testing import SyncCluster
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink import task_writer
 from sparkbridge.sink.schema import SinkColumns
-from sparkbridge.sink.task_writer import Outlet, TaskIdentity, write_task
+from sparkbridge.sink.task_writer import TaskIdentity, TopicWriter, write_task
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {
@@ -212,7 +212,7 @@ def test_open_batches_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = CountingProducer(1_000)
     given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
     batch = batch_of(value=[b"x" * 100] * 1_000, partition=list(range(1_000)))
-    outlet = Outlet(producer, columns_of(batch), given, task())
+    outlet = TopicWriter(producer, columns_of(batch), given, task())
     for _ in range(5):
         outlet.write(batch)
         assert outlet._open_bytes <= 100_000
@@ -226,7 +226,7 @@ def test_batches_are_filled_over_arrow_batches(monkeypatch: pytest.MonkeyPatch) 
     producer = CountingProducer(1)
     given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
     batch = batch_of(value=[b"x" * 100] * 10)
-    outlet = Outlet(producer, columns_of(batch), given, task())
+    outlet = TopicWriter(producer, columns_of(batch), given, task())
     for _ in range(500):
         outlet.write(batch)
     outlet.flush()
@@ -239,7 +239,7 @@ def test_few_rows_do_not_hold_the_arrow_batch_they_came_in(monkeypatch: pytest.M
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
     given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
     batch = batch_of(value=[b"x" * 1_000] * 1_000, partition=[0] * 999 + [1])
-    outlet = Outlet(CountingProducer(2), columns_of(batch), given, task())
+    outlet = TopicWriter(CountingProducer(2), columns_of(batch), given, task())
     for _ in range(20):
         outlet.write(batch)
     held = outlet._open["t", 1].records
@@ -247,9 +247,9 @@ def test_few_rows_do_not_hold_the_arrow_batch_they_came_in(monkeypatch: pytest.M
     assert sum(records.values.get_total_buffer_size() for records in held) < 50_000
 
 
-def outlet_to(producer: CountingProducer, batch: Any, **given: str) -> Outlet:
+def outlet_to(producer: CountingProducer, batch: Any, **given: str) -> TopicWriter:
     options = {"kafka.bootstrap.servers": "unused:1", "topic": "t", **given}
-    return Outlet(producer, columns_of(batch), SinkOptions.parse(options, is_stream=True), task())
+    return TopicWriter(producer, columns_of(batch), SinkOptions.parse(options, is_stream=True), task())
 
 
 def test_batches_that_are_put_together_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:

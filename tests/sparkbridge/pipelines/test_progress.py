@@ -9,7 +9,7 @@ import pytest
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.progress import Tally, line_of
-from sparkbridge.pipelines.spark_errors import SEE_LOG, USER_MODULE, cause, hint, last_words, told
+from sparkbridge.pipelines.spark_errors import SEE_LOG, USER_MODULE, cause, explained, hint, last_words
 
 
 def progress(batch_id: int, second: int, rows: int, *, is_idle: bool = False, end: int = 0) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_the_hint_is_found_while_the_jvm_is_there() -> None:
 
     Py4JJavaError.__module__ = "py4j.protocol"
     error = Py4JJavaError()
-    with pytest.raises(PipelineError, match="No space left on device") as caught, told("[sink]"):
+    with pytest.raises(PipelineError, match="No space left on device") as caught, explained("[sink]"):
         raise error
     error.is_there = False
     assert caught.value.hint == SEE_LOG
@@ -180,9 +180,9 @@ def test_a_wrong_query_speaks_for_itself() -> None:
 
 
 def test_the_place_is_told() -> None:
-    with pytest.raises(PipelineError, match=r"^\[sink\]: KeyError: 'x'$"), told("[sink]"):
+    with pytest.raises(PipelineError, match=r"^\[sink\]: KeyError: 'x'$"), explained("[sink]"):
         raise KeyError("x")
-    with pytest.raises(PipelineError, match=r"^as it was$"), told("[sink]"):
+    with pytest.raises(PipelineError, match=r"^as it was$"), explained("[sink]"):
         raise PipelineError("as it was")
 
 
@@ -191,6 +191,6 @@ def test_the_line_of_the_pipelines_own_python_is_told() -> None:
     exec(compile("def price(row):\n    return row['x']\n", "/work/transform.py", "exec"), module)
     with (
         pytest.raises(PipelineError, match=r"^\[transform 1\]: KeyError: 'x' \(transform\.py:2\)$"),
-        told("[transform 1]"),
+        explained("[transform 1]"),
     ):
         module["price"]({})

@@ -15,7 +15,7 @@ from sparkbridge.errors import DataLossError, DataLossWarning, SparkOptionError
 from sparkbridge.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSnapshot
 from sparkbridge.position_specs import EndingSpec, StartingSpec
 from sparkbridge.source.planning import is_created_again, went_back
-from sparkbridge.source.starting import (
+from sparkbridge.source.start_and_end import (
     Answers,
     Questions,
     Resolved,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkbridge.brokers.cluster import SparkCluster
     from sparkbridge.options import SourceOptions
 
-_LOSSES_TOLD = 5
+_LOSSES_SHOWN = 5
 
 
 def now_ms() -> int:
@@ -181,13 +181,13 @@ def answers_to(cluster: SparkCluster, options: SourceOptions, asked: Questions) 
     return Answers(times, committed)
 
 
-def tell_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
+def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
     """Raises DataLossError (failOnDataLoss), or warns: once, whatever their number."""
     if not losses:
         return
-    told = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_TOLD])
-    if len(losses) > _LOSSES_TOLD:
-        told += f"; and {len(losses) - _LOSSES_TOLD} more"
+    told = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])
+    if len(losses) > _LOSSES_SHOWN:
+        told += f"; and {len(losses) - _LOSSES_SHOWN} more"
     if is_failing:
         raise DataLossError(
             f"records that the query had still to read are gone: {told}",

@@ -22,7 +22,7 @@ from sparkbridge.position_specs import (
     parse_starting_offsets,
     parse_starting_times,
 )
-from sparkbridge.source.starting import (
+from sparkbridge.source.start_and_end import (
     Answers,
     Bounds,
     NoOffsetForTimeError,

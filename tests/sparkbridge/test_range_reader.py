@@ -42,8 +42,8 @@ from sparkbridge.brokers.cluster import Fetched, SparkCluster, TopicInfo
 from sparkbridge.errors import DataLossError, DataLossWarning
 from sparkbridge.offsets import OffsetRange, TopicSnapshot
 from sparkbridge.options import SourceOptions
-from sparkbridge.source import reading
-from sparkbridge.source.reading import TARGET_BYTES, TARGET_ROWS, read_range
+from sparkbridge.source import range_reader
+from sparkbridge.source.range_reader import TARGET_BYTES, TARGET_ROWS, read_range
 from sparkbridge.source.schema import arrow_schema, source_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ def test_whole_schema_is_the_one_spark_checks(log: Log) -> None:
 def test_next_fetch_is_sent_before_rows_are_given_and_none_behind_the_end(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LEAST_BYTES", 0)
+    monkeypatch.setattr(range_reader, "LEAST_BYTES", 0)
     values = [b"x" * 1000] * 600
     for _ in range(4):
         log.write(*values)
@@ -449,7 +449,7 @@ def test_topic_of_the_same_id_is_read(log: Log) -> None:
 
 def test_a_read_spares_collections(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     uses: list[str] = []
-    monkeypatch.setattr(reading, "spare_collections", uses.append)
+    monkeypatch.setattr(range_reader, "spare_collections", uses.append)
     written = numbered(log, 10)
     assert log.rows(2, 2) == []
     assert log.rows(2, 8) == written[2:8]
@@ -561,10 +561,10 @@ def test_leader_that_is_away_for_long_is_waited_for(log: Log, error: type[Kafkal
 
 
 def test_time_that_the_rows_take_is_not_waited_for(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(range_reader, "CHUNK_BYTES", 1)
     numbered(log, 2 * TARGET_ROWS, per_batch=TARGET_ROWS)
     now_s = [0.0]
-    monkeypatch.setattr(reading.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(range_reader.time, "monotonic", lambda: now_s[0])
     batches = log.read(0, 2 * TARGET_ROWS)
     assert next(batches).num_rows == TARGET_ROWS
     now_s[0] += 3_600
@@ -686,7 +686,7 @@ import pyarrow, pyspark.sql.pandas.types
 from sparkbridge.brokers.cluster import SparkCluster
 from sparkbridge.offsets import OffsetRange
 from sparkbridge.options import SourceOptions
-from sparkbridge.source.reading import read_range
+from sparkbridge.source.range_reader import read_range
 from sparkbridge.source.schema import source_schema
 
 def status(name):

@@ -32,8 +32,8 @@ from kafkalite.records.header import scan
 from sparkbridge.errors import DataLossError
 from sparkbridge.local.worker_garbage import spare_collections
 from sparkbridge.offsets import Loss, OffsetRange
-from sparkbridge.source.lookups import tell_losses
 from sparkbridge.source.schema import arrow_schema
+from sparkbridge.source.snapshots import report_losses
 
 if TYPE_CHECKING:
     import pyarrow
@@ -299,7 +299,7 @@ class _RangeReader:
     def _lose(self, to: int, why: str) -> None:
         """Go on at ``to``. Raises DataLossError when failOnDataLoss is true."""
         loss = Loss(self._range.topic, self._range.partition, self._position, to, why)
-        tell_losses([loss], is_failing=self._fails_on_loss)
+        report_losses([loss], is_failing=self._fails_on_loss)
         self._position = to
         self._is_cut_short = to >= self._range.end
         self._progressed()

@@ -32,7 +32,7 @@ from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
-from kafkalite.broker.server.responses import Pending, Response
+from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.broker.services import Services
@@ -514,10 +514,16 @@ class Broker:
         if self._cluster is None:
             return
         self._controller_addresses = await self._cluster.join(
-            self._dispatcher.dispatch, self._services.controller.on_disconnect
+            self._greet, self._dispatcher.dispatch, self._services.controller.on_disconnect
         )
         if self.config.is_controller:
             self._service_tasks.start(self._tick_forever(), name="controller's tick")
+
+    def _greet(self, request: Request, client: Client) -> Response:
+        """Respond to a node's handshake, on the Raft loop: the handlers of these apis share no state."""
+        response = HANDLERS[request.api_key](self._services, request, client)
+        assert isinstance(response, Reply | Refusal), "a handshake does not wait"
+        return response
 
     async def _leave_quorum(self) -> None:
         """After the quorum's own end: its last messages, by which another one leads, still leave."""

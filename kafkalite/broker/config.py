@@ -1,8 +1,9 @@
 """BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and meaning in one place.
 
-``BROKER_OPTIONS`` is the same as a registry. ``load_settings`` reads a TOML file, the environment and flags;
-everything below the broker receives values, never this object.
+``BROKER_OPTIONS`` is the same as a registry. ``load_settings`` reads a TOML file, the environment and flags.
 """
+
+# Long because it is the one list of a broker's options.
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.cluster.config import parse_address, split_list
-from kafkalite.broker.coordination.config import CoordinatorConfig
+from kafkalite.broker.addresses import is_wildcard, parse_address, parse_voters, split_list
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,
     MAX_PARTITIONS_PER_TOPIC,
     MAX_PAYLOAD_BYTES,
+    MAX_SEGMENT_BYTES,
     MIB,
+    MIN_SEGMENT_BYTES,
 )
 from kafkalite.metadata.topic_config import (
     BROKER_DEFAULT_NAMES,
@@ -33,6 +35,13 @@ from kafkalite.options import Option, OptionRegistry, option_field
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
 EMBEDDED_LISTENERS: Final = ("127.0.0.1:0",)
+
+BROKER_ROLE: Final = "broker"
+CONTROLLER_ROLE: Final = "controller"
+ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
+#: Shorter ones could be guessed by whoever has seen one handshake.
+MIN_SECRET_LENGTH: Final = 16
+_MAX_INT32: Final = 2**31 - 1
 
 # Kafka's coarser spellings, and what one unit is in milliseconds. The finest one given wins.
 _COARSE: Final[dict[str, tuple[str, int]]] = {
@@ -52,8 +61,314 @@ def _topic_default(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig(CoordinatorConfig):
+class BrokerConfig:
     """A broker's settings. Bounds are checked on the way in (``from_settings``), relations always."""
+
+    # --- behaviour: who this node is
+    node_id: int = option_field(
+        "node.id",
+        "int",
+        1,
+        "The number of this node in its cluster.",
+        minimum=0,
+        maximum=2**31 - 1,
+        aliases=("broker.id",),
+    )
+    process_roles: tuple[str, ...] = option_field(
+        "process.roles",
+        "list",
+        ROLES,
+        "What this node is: broker (stores partitions, serves clients), controller (votes in the metadata "
+        "quorum), or both.",
+    )
+    cluster_id: str | None = option_field(
+        "cluster.id",
+        "string",
+        None,
+        "The cluster this node belongs to; a data directory of another one is refused. Unset takes the "
+        "directory's own, or makes one; nodes of one cluster need the same.",
+    )
+    cluster_secret: str | None = option_field(
+        "cluster.secret",
+        "string",
+        None,
+        f"What the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} characters, "
+        "the same on every node. Never shown.",
+        is_secret=True,
+    )
+    controller_quorum_voters: tuple[str, ...] = option_field(
+        "controller.quorum.voters",
+        "list",
+        (),
+        "The controllers, the same list on every node: node.id@host:port, separated by commas. "
+        "Unset: this node is a cluster of its own.",
+    )
+    controller_listeners: tuple[str, ...] = option_field(
+        "controller.listeners",
+        "list",
+        (),
+        "Where a controller listens for the other nodes. Unset: at its own address in "
+        "controller.quorum.voters.",
+    )
+    controller_quorum_rejoin: bool = option_field(
+        "controller.quorum.rejoin",
+        "bool",
+        False,
+        "Lets a controller start whose metadata log is gone, because its disk was replaced: it learns all "
+        "from the others before it votes again. To be given once.",
+    )
+    broker_rack: str | None = option_field("broker.rack", "string", None, "Where this node stands.")
+
+    # --- behaviour: liveness and failover
+    broker_heartbeat_interval_ms: int = option_field(
+        "broker.heartbeat.interval.ms",
+        "int",
+        500,
+        "How often a broker tells the controller that it is alive.",
+        minimum=1,
+    )
+    broker_session_timeout_ms: int = option_field(
+        "broker.session.timeout.ms",
+        "int",
+        3_000,
+        "A broker not heard of for so long leads nothing any more.",
+        minimum=1,
+    )
+    controller_quorum_election_timeout_ms: int = option_field(
+        "controller.quorum.election.timeout.ms",
+        "int",
+        500,
+        "A controller that has not heard of the active one for so long, up to twice as long by chance, "
+        "stands for election.",
+        minimum=10,
+    )
+    controller_quorum_fetch_timeout_ms: int = option_field(
+        "controller.quorum.fetch.timeout.ms",
+        "int",
+        1_000,
+        "An active controller that has not heard of a majority for so long steps down.",
+        minimum=10,
+    )
+    metadata_log_max_record_bytes_between_snapshots: int = option_field(
+        "metadata.log.max.record.bytes.between.snapshots",
+        "int",
+        MIB,
+        "The metadata log gives way to a snapshot when it has so many bytes, and no fewer than the last one.",
+        minimum=KIB,
+    )
+    controlled_shutdown_enable: bool = option_field(
+        "controlled.shutdown.enable",
+        "bool",
+        True,
+        "Whether a broker that is stopped hands over what it leads before it goes.",
+    )
+    auto_leader_rebalance_enable: bool = option_field(
+        "auto.leader.rebalance.enable",
+        "bool",
+        True,
+        "Whether the controller gives leadership back to preferred replicas by itself.",
+    )
+    leader_imbalance_check_interval_seconds: int = option_field(
+        "leader.imbalance.check.interval.seconds",
+        "int",
+        300,
+        "How often it looks for partitions that others lead.",
+        minimum=1,
+    )
+    leader_imbalance_per_broker_percentage: int = option_field(
+        "leader.imbalance.per.broker.percentage",
+        "int",
+        10,
+        "What share of a broker's preferred partitions others may lead before that is done.",
+        minimum=0,
+        maximum=100,
+    )
+
+    # --- behaviour: replication
+    replica_lag_time_max_ms: int = option_field(
+        "replica.lag.time.max.ms",
+        "int",
+        10_000,
+        "A follower that has not caught up for so long is out of sync.",
+        minimum=1,
+    )
+    replica_fetch_wait_max_ms: int = option_field(
+        "replica.fetch.wait.max.ms",
+        "int",
+        500,
+        "How long a leader holds back a follower's fetch while there is nothing to send.",
+        minimum=0,
+    )
+    replica_fetch_min_bytes: int = option_field(
+        "replica.fetch.min.bytes",
+        "int",
+        1,
+        "A follower's fetch is answered as soon as so much is there.",
+        minimum=0,
+    )
+    replica_fetch_max_bytes: int = option_field(
+        "replica.fetch.max.bytes",
+        "int",
+        MIB,
+        "Soft limit of one partition's part of a follower's fetch.",
+        minimum=KIB,
+        maximum=MAX_PAYLOAD_BYTES,
+    )
+    replica_fetch_response_max_bytes: int = option_field(
+        "replica.fetch.response.max.bytes",
+        "int",
+        10 * MIB,
+        "Soft limit of the answer to a follower's fetch.",
+        minimum=KIB,
+        maximum=MAX_PAYLOAD_BYTES,
+    )
+    replica_fetch_backoff_ms: int = option_field(
+        "replica.fetch.backoff.ms",
+        "int",
+        100,
+        "How long a follower waits after a fetch that failed.",
+        minimum=1,
+    )
+    replica_high_watermark_checkpoint_interval_ms: int = option_field(
+        "replica.high.watermark.checkpoint.interval.ms",
+        "int",
+        5_000,
+        "How often a leader records how far its partitions are committed.",
+        minimum=1,
+    )
+
+    # --- behaviour: committed offsets
+    offsets_topic_num_partitions: int = option_field(
+        "offsets.topic.num.partitions",
+        "int",
+        50,
+        "Partitions of __consumer_offsets when it is created, over which groups are spread; 4 on a broker"
+        " that keeps everything in memory. Does not change afterwards.",
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+    )
+    offsets_topic_replication_factor: int = option_field(
+        "offsets.topic.replication.factor",
+        "int",
+        3,
+        "Replicas of __consumer_offsets when it is created; fewer if fewer brokers are alive.",
+        minimum=1,
+        maximum=2**15 - 1,
+    )
+    offsets_topic_segment_bytes: int = option_field(
+        "offsets.topic.segment.bytes",
+        "int",
+        100 * MIB,
+        "segment.bytes of __consumer_offsets: small ones are compacted and loaded sooner.",
+        minimum=MIN_SEGMENT_BYTES,
+        maximum=MAX_SEGMENT_BYTES,
+    )
+    offsets_retention_minutes: int = option_field(
+        "offsets.retention.minutes",
+        "int",
+        10_080,
+        "How long the offsets of a group without members are kept.",
+        minimum=1,
+        maximum=_MAX_INT32,
+    )
+    offsets_retention_check_interval_ms: int = option_field(
+        "offsets.retention.check.interval.ms",
+        "int",
+        600_000,
+        "How often a coordinator looks for offsets that have expired.",
+        minimum=1,
+    )
+    offset_metadata_max_bytes: int = option_field(
+        "offset.metadata.max.bytes",
+        "int",
+        4_096,
+        "The longest text that may be committed with an offset.",
+        minimum=0,
+        maximum=MIB,
+    )
+
+    # --- behaviour: consumer groups
+    group_consumer_session_timeout_ms: int = option_field(
+        "group.consumer.session.timeout.ms",
+        "int",
+        45_000,
+        "A member of a group that was not heard of for so long is expelled.",
+        minimum=1,
+    )
+    group_consumer_heartbeat_interval_ms: int = option_field(
+        "group.consumer.heartbeat.interval.ms",
+        "int",
+        5_000,
+        "How often members are told to send heartbeats.",
+        minimum=1,
+    )
+    group_consumer_assignors: tuple[str, ...] = option_field(
+        "group.consumer.assignors",
+        "list",
+        ("uniform", "range"),
+        "How partitions may be spread over members: uniform, range. The first is the one for members that ask"
+        " for none.",
+    )
+    group_max_size: int = option_field(
+        "group.max.size", "int", _MAX_INT32, "The most members that a group may have.", minimum=1
+    )
+
+    # --- behaviour: transactions
+    transaction_state_log_num_partitions: int = option_field(
+        "transaction.state.log.num.partitions",
+        "int",
+        50,
+        "Partitions of __transaction_state when it is created, over which transactional ids are spread; 4 on"
+        " a broker that keeps everything in memory. Does not change afterwards.",
+        minimum=1,
+        maximum=MAX_PARTITIONS_PER_TOPIC,
+    )
+    transaction_state_log_replication_factor: int = option_field(
+        "transaction.state.log.replication.factor",
+        "int",
+        3,
+        "Replicas of __transaction_state when it is created; fewer if fewer brokers are alive.",
+        minimum=1,
+        maximum=2**15 - 1,
+    )
+    transaction_state_log_min_isr: int = option_field(
+        "transaction.state.log.min.isr",
+        "int",
+        2,
+        "min.insync.replicas of __transaction_state and __consumer_offsets when they are created; at most"
+        " their replicas.",
+        minimum=1,
+        maximum=2**15 - 1,
+    )
+    transaction_state_log_segment_bytes: int = option_field(
+        "transaction.state.log.segment.bytes",
+        "int",
+        100 * MIB,
+        "segment.bytes of __transaction_state.",
+        minimum=MIN_SEGMENT_BYTES,
+        maximum=MAX_SEGMENT_BYTES,
+    )
+    transactional_id_expiration_ms: int = option_field(
+        "transactional.id.expiration.ms",
+        "int",
+        604_800_000,
+        "How long a transactional id, or a retired transaction group, is remembered that does nothing.",
+        minimum=1,
+    )
+    transaction_max_timeout_ms: int = option_field(
+        "transaction.max.timeout.ms",
+        "int",
+        900_000,
+        "The longest transaction.timeout.ms that a producer may ask for.",
+        minimum=1,
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = option_field(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        "int",
+        10_000,
+        "Taken, as Kafka has it, and without effect: a transaction is aborted as soon as its time is over.",
+        minimum=1,
+    )
 
     # --- behaviour: where the data is
     log_dirs: str | None = option_field(
@@ -224,8 +539,8 @@ class BrokerConfig(CoordinatorConfig):
 
     def _check_relations(self) -> None:
         """Raises ConfigError where two settings cannot both hold."""
-        self.check_cluster(self.listeners, self.advertised_listeners)
-        self.check_coordinators()
+        self._check_cluster()
+        self._check_coordinators()
         if self.is_broker and not self.listeners:
             raise ConfigError(key="listeners", value="", allowed="at least one address")
         if self.advertised_listeners and len(self.advertised_listeners) != len(self.listeners):
@@ -251,6 +566,71 @@ class BrokerConfig(CoordinatorConfig):
                 allowed=f"at most log.roll.ms, {self.log_roll_ms}",
             )
 
+    def _check_cluster(self) -> None:
+        self._check_roles()
+        if not self.has_peers:
+            return
+        if not self.cluster_id:
+            raise ConfigError(
+                key="cluster.id",
+                value=None,
+                allowed="needed with controller.quorum.voters, on every node alike",
+            )
+        if not self.cluster_secret or len(self.cluster_secret) < MIN_SECRET_LENGTH:
+            raise ConfigError(
+                key="cluster.secret",
+                value=None,
+                allowed=f"needed with controller.quorum.voters, {MIN_SECRET_LENGTH} characters or more, "
+                "on every node alike",
+            )
+        is_voter = self.node_id in self.voters
+        if self.is_controller != is_voter:
+            allowed = "among controller.quorum.voters, as a controller is"
+            if is_voter:
+                allowed = "none of controller.quorum.voters, unless process.roles has controller"
+            raise ConfigError(key="node.id", value=self.node_id, allowed=allowed)
+        if self.broker_heartbeat_interval_ms >= self.broker_session_timeout_ms:
+            raise ConfigError(
+                key="broker.heartbeat.interval.ms",
+                value=self.broker_heartbeat_interval_ms,
+                allowed=f"less than broker.session.timeout.ms, {self.broker_session_timeout_ms}",
+            )
+        if self.is_broker and not self.advertised_listeners and any(map(is_wildcard, self.listeners)):
+            raise ConfigError(
+                key="advertised.listeners",
+                value=None,
+                allowed="needed when a listener is every interface, so that the other brokers find this one",
+            )
+
+    def _check_roles(self) -> None:
+        roles = self.process_roles
+        if not roles or not set(roles) <= set(ROLES) or len(set(roles)) != len(roles):
+            raise ConfigError(
+                key="process.roles", value=",".join(roles), allowed="broker, controller, or broker,controller"
+            )
+        if not self.has_peers and len(roles) < len(ROLES):
+            raise ConfigError(
+                key="controller.quorum.voters",
+                value=None,
+                allowed=f"needed by a node that is only a {roles[0]}: the controllers of its cluster",
+            )
+
+    def _check_coordinators(self) -> None:
+        if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
+            raise ConfigError(
+                key="group.consumer.heartbeat.interval.ms",
+                value=self.group_consumer_heartbeat_interval_ms,
+                allowed="less than group.consumer.session.timeout.ms, "
+                f"{self.group_consumer_session_timeout_ms}",
+            )
+        assignors = self.group_consumer_assignors
+        if not assignors or not set(assignors) <= {"uniform", "range"}:
+            raise ConfigError(
+                key="group.consumer.assignors",
+                value=",".join(assignors),
+                allowed="uniform, range, or both",
+            )
+
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
         """From settings in any spelling (``log.retention.ms``, ``log_retention_ms``). Raises ConfigError."""
@@ -267,6 +647,26 @@ class BrokerConfig(CoordinatorConfig):
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
         )
+
+    # --- what follows from them
+
+    @property
+    def is_broker(self) -> bool:
+        return BROKER_ROLE in self.process_roles
+
+    @property
+    def is_controller(self) -> bool:
+        return CONTROLLER_ROLE in self.process_roles
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether this node belongs to a cluster of several, with a quorum that votes."""
+        return bool(self.controller_quorum_voters)
+
+    @property
+    def voters(self) -> dict[int, str]:
+        """{node id: address of its controller listener}"""
+        return parse_voters(self.controller_quorum_voters)
 
 
 BROKER_OPTIONS: Final = OptionRegistry(field.metadata["option"] for field in fields(BrokerConfig))

@@ -12,9 +12,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from kafkalite.broker.cluster.authentication import Authenticator
-from kafkalite.broker.handlers.cluster import challenge_node, check_proof
-from kafkalite.broker.handlers.metadata import greet
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.metrics import Metrics
@@ -42,6 +39,9 @@ MAX_UNPROVEN_BYTES: Final = 64 * KIB
 #: What is decided now is answered; nodes that wait for news need not be waited for.
 STOP_GRACE_MS: Final = 100
 
+#: What a connection begins with.
+_HANDSHAKE_APIS: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.CLUSTER_HELLO, ApiKey.CLUSTER_PROOF})
+
 _FORBIDDEN: Final = Refusal(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "a controller's listener is for the nodes of its cluster", True
 )
@@ -61,16 +61,17 @@ class ControllerListener:
         self,
         loop: asyncio.AbstractEventLoop,
         transport: RaftTransport,
-        authenticator: Authenticator,
+        greet: Callable[[Request, Client], Response],
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
         clock: Clock,
     ) -> None:
-        """``loop`` is Raft's; ``dispatch`` and ``on_session_lost`` are called on the loop that runs now."""
+        """``loop`` is Raft's; ``greet``, which responds to handshakes, is called on it. ``dispatch`` and
+        ``on_session_lost`` are called on the loop that runs now."""
         self._loop = loop
         self._broker_loop = asyncio.get_running_loop()
         self._transport = transport
-        self._authenticator = authenticator
+        self._greet = greet
         self._dispatch = dispatch
         self._on_session_lost = on_session_lost
         self.metrics = Metrics()
@@ -123,12 +124,8 @@ class ControllerListener:
             return Refusal(request.error_code, request.error_message, request.fatal)
         key = request.api_key
         try:
-            if key == ApiKey.API_VERSIONS:
-                return greet(request, client)
-            if key == ApiKey.CLUSTER_HELLO:
-                return challenge_node(self._authenticator, request, client)
-            if key == ApiKey.CLUSTER_PROOF:
-                return check_proof(request, client)
+            if key in _HANDSHAKE_APIS:
+                return self._greet(request, client)
             if client.node_id is None:
                 logger.warning("request refused %s", Fields(peer=client.peer, api_key=key, reason="no proof"))
                 return _FORBIDDEN

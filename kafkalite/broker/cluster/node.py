@@ -154,6 +154,7 @@ class ClusterNode:
 
     async def join(
         self,
+        greet: Callable[[Request, Client], Response],
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
@@ -162,9 +163,7 @@ class ClusterNode:
             return ()
         self._membership.remember()
         config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
-        self._listener = ControllerListener(
-            loop, transport, self.authenticator, dispatch, on_session_lost, self._clock
-        )
+        self._listener = ControllerListener(loop, transport, greet, dispatch, on_session_lost, self._clock)
         await self._listener.start(config.controller_listeners or (self._voters[config.node_id],))
         self._links = RaftLinks(
             transport,

@@ -74,32 +74,26 @@ class ClusterServices(Protocol):
 def cluster_hello(services: ClusterServices, request: Request, client: Client) -> Reply:
     """Respond to another node's challenge with a proof and a challenge of this node (S10).
 
+    Discards any earlier authentication of the connection.
+
     Errors: INCONSISTENT_CLUSTER_ID, CLUSTER_AUTHORIZATION_FAILED (this node is not part of a cluster, or the
     dialler claims this node's own id), INVALID_REQUEST (the nonce).
     """
-    return challenge_node(services.authenticator, request, client)
-
-
-def challenge_node(authenticator: Authenticator | None, request: Request, client: Client) -> Reply:
-    """Store on the connection the proof that must follow, and discard any earlier authentication."""
     client.node_id = client.challenge = None
-    if authenticator is None:
+    if services.authenticator is None:
         raise ClusterAuthorizationFailedError("this node is not part of a cluster")
-    message, client.challenge = authenticator.challenge(request.message)
+    message, client.challenge = services.authenticator.challenge(request.message)
     return Reply(message)
 
 
 def cluster_proof(_services: ClusterServices, request: Request, client: Client) -> Response:
     """Check the dialler's proof that it knows the secret. The connection is that node's from then on (S10).
 
+    Any proof uses up the challenge.
+
     Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, one used before, a wrong proof); closes the
     connection.
     """
-    return check_proof(request, client)
-
-
-def check_proof(request: Request, client: Client) -> Response:
-    """Accept the proof that the connection's challenge expects. Any proof uses up the challenge."""
     challenge, client.challenge = client.challenge, None
     if challenge is None or not challenge.is_met_by(request.message):
         logger.warning("node refused %s", Fields(peer=client.peer, reason="it does not know the secret"))

@@ -63,11 +63,6 @@ class MetadataServices(Protocol):
 
 def api_versions(_services: MetadataServices, request: Request, client: Client) -> Reply:
     """Return the apis and versions that this broker supports. The first request of every connection."""
-    return greet(request, client)
-
-
-def greet(request: Request, client: Client) -> Reply:
-    """Store the client's id and return what this node supports."""
     client.client_id = request.client_id
     ranges = [ApiVersionRange(int(api.key), api.min_version, api.max_version) for api in APIS.values()]
     return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, ranges))

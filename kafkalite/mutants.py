@@ -42,20 +42,6 @@ MUTANTS: Final[dict[str, str]] = {
     "R39-any-epoch": "offsets of a member's earlier epoch are committed",
     "R39-any-member": "offsets are committed whoever sends them",
     "R41-forgets-unheard": "a tombstone goes while a replica is away that has not seen it",
-    "RAFT-ack-unsynced": "a voter acknowledges entries before they are on its disk",
-    "RAFT-ack-unstamped": "an acknowledgement of another term counts",
-    "RAFT-commit-unclamped": "a follower commits more than the message at hand has verified",
-    "RAFT-fresh-acks": "the acknowledgements of a voter with a new disk count",
-    "RAFT-fresh-votes": "a voter with a new disk votes at once",
-    "RAFT-leader-unsynced": "the leader counts its own copy before it is on disk",
-    "RAFT-match-kept": "what a voter acknowledged counts after it has come back with another disk",
-    "RAFT-no-compare": "an entry takes effect on another state than it was decided on",
-    "RAFT-read-unconfirmed": "a leader reads without asking whether it still leads",
-    "RAFT-stale-snapshot": "a snapshot replaces a newer state",
-    "RAFT-tail-dropped": "a start forgets the log behind a snapshot that was not yet compacted",
-    "RAFT-truncate-overlap": "a follower cuts its log at every append, not only where it contradicts",
-    "RAFT-vote-forgotten": "term and vote are not on disk before they are told",
-    "RAFT-vote-twice": "one voter's vote counts twice",
 }
 
 ACTIVE: set[str] = set()

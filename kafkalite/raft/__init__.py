@@ -1,11 +1,13 @@
-"""The metadata log and who may write to it: the ``Quorum`` seam and the node that decides behind it.
+"""The metadata log and the nodes that may write to it: the ``Quorum`` seam, and the controller behind it.
 
-``ControllerNode`` needs of consensus only what ``quorum.Quorum`` says: compare-and-append, and committed
-entries in order. There are three of it:
+``ControllerNode`` needs only compare-and-append and committed entries in order (``quorum.Quorum``), of which
+there are three implementations:
 
-- ``SingleQuorum``: one node, its own ``journal``
-- ``RaftQuorum``: several voters. ``raft_node`` runs on the Raft loop (``runner``), with ``raft_journal``,
-  ``snapshot_store``, ``raft_transport`` and ``raft_messages``; ``voter`` and ``standing`` are its protocol,
-  and ``wall`` is the one module that knows the library that elects and replicates
-- ``ObserverQuorum``: a node without a vote, which follows
+- ``SingleQuorum``: one node, without the Raft library
+- ``RaftQuorum``: several voters. ``node`` runs on the Raft loop (``runner``), with ``transport`` and
+  ``messages``; ``voter`` and ``eligibility`` are the protocol, and ``adapter`` is the one module that
+  knows pysyncobj
+- ``ObserverQuorum``: a node that is no voter, which follows
+
+The first two keep the same ``metadata_log``: a ``journal`` and the snapshot in a ``snapshot_store``.
 """

@@ -1,11 +1,11 @@
-"""Frames: how the metadata files of a node hold msgpack values so that a torn or rotten one is noticed.
+"""Frames: how the metadata files hold msgpack values so that torn writes and bit rot are detected.
 
 ::
 
     frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum is of the msgpack bytes
 
-A writer that syncs each frame before it begins the next leaves at most the last one torn. So a bad frame
-with a whole one behind it is damage, and a bad one at the very end is a write that nobody was told of.
+A writer syncs each frame before it begins the next, so a crash tears at most the last one, which was never
+acknowledged. A damaged frame with an intact one behind it is corruption (R24, R25).
 """
 
 from __future__ import annotations
@@ -15,23 +15,76 @@ from typing import Any, Final
 
 import msgpack
 
+from kafkalite.errors import CorruptLogError, StorageError
 from kafkalite.records.checksum import crc32c
 
-HEADER_BYTES: Final = 8
+REPAIR_HINT: Final = (
+    "restore the directory from a backup; a voter of a running cluster can start with an empty directory and"
+    " --rejoin"
+)
 
 _HEADER: Final = struct.Struct(">II")
 _MIN_PAYLOAD_BYTES: Final = 2
 
 
 def frame(value: Any) -> bytes:
-    """One value, framed."""
+    """Return one value, framed."""
     payload: bytes = msgpack.packb(value)
     return _HEADER.pack(len(payload), crc32c(payload)) + payload
 
 
-def payload_at(data: bytes, position: int) -> bytes | None:
-    """The payload of the frame at ``position``, or None when no whole one with its checksum stands there."""
-    start = position + HEADER_BYTES
+def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], int]:
+    """Return (position, array) of each intact frame, and the position behind the last of them.
+
+    Bytes behind that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if an
+    intact frame follows a damaged one, and for a payload that is no msgpack array.
+    """
+    values: list[tuple[int, list[Any]]] = []
+    position = 0
+    while position < len(data):
+        payload = _payload_at(data, position)
+        if payload is None:
+            later = next(
+                (at for at in range(position + 1, len(data)) if _payload_at(data, at) is not None), None
+            )
+            if later is not None:
+                expected = f"an intact frame, because the one at {later} was written after it"
+                raise corrupt(path, position, expected, "a bad checksum")
+            break
+        values.append((position, _unpack(payload, path, position)))
+        position += _HEADER.size + len(payload)
+    if not values:
+        raise corrupt(path, 0, "an intact header", "none")
+    return values, position
+
+
+def read_single_frame(data: bytes, path: str) -> list[Any]:
+    """Return the array of a file that is one frame. Raises CorruptLogError."""
+    payload = _payload_at(data, 0)
+    if payload is None or _HEADER.size + len(payload) != len(data):
+        raise corrupt(path, 0, "one intact frame", "something else")
+    return _unpack(payload, path, 0)
+
+
+def check_version(header: list[Any], path: str, format_name: str, version: int) -> None:
+    """Raise StorageError for another version of this format, CorruptLogError for another format."""
+    if header[:1] != [format_name]:
+        raise corrupt(path, 0, f"a header of {format_name}", f"{str(header)[:80]} with a good checksum")
+    if header[1:2] != [version]:
+        raise StorageError(
+            f"{path} has format version {header[1:2]}, and this program reads version {version}",
+            hint="a newer kafkalite wrote it; start that version again",
+        )
+
+
+def corrupt(path: str, position: int, expected: str, actual: str) -> CorruptLogError:
+    """Return the error for damage at ``position``."""
+    return CorruptLogError(path=path, position=position, expected=expected, actual=actual, hint=REPAIR_HINT)
+
+
+def _payload_at(data: bytes, position: int) -> bytes | None:
+    """Return the payload of the frame at ``position``, or None if it is incomplete or damaged."""
+    start = position + _HEADER.size
     if start > len(data):
         return None
     length, checksum = _HEADER.unpack_from(data, position)
@@ -41,6 +94,11 @@ def payload_at(data: bytes, position: int) -> bytes | None:
     return payload if crc32c(payload) == checksum else None
 
 
-def next_whole_frame(data: bytes, position: int) -> int | None:
-    """Where the first whole frame at or after ``position`` begins, at any byte; None when there is none."""
-    return next((at for at in range(position, len(data)) if payload_at(data, at) is not None), None)
+def _unpack(payload: bytes, path: str, position: int) -> list[Any]:
+    try:
+        value = msgpack.unpackb(payload)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise corrupt(path, position, "msgpack", str(error)) from error
+    if not isinstance(value, list):
+        raise corrupt(path, position, "an array", type(value).__name__)
+    return value

@@ -1,279 +1,333 @@
-"""The metadata log on one node's disk: a write-ahead journal and the snapshot it starts from.
+"""The write-ahead journal of the metadata: entries, term and vote, and whether this node may vote.
 
-::
+A node on its own and a voter of several write the same file, so a node can start alone and become a voter::
 
-    metadata.snapshot   one frame:   ["kafkalite-metadata-snapshot", 1, offset, [record, …]]
-    metadata.log        first frame: ["kafkalite-metadata-log", 1, base_offset]
-                        then frames: [[offset, [record, …]], …]     the entries of one sync
+    raft.log        first frame:  ["kafkalite-raft-log", 1, node, directory, is_voter, voters, term, vote]
+                    then frames:  [change, …]                       everything that one sync made durable
+    change          [1, index, term, command]      an entry; replaces the entry of its index and all after it
+                    [2, term, vote]                 vote nil: none yet in this term
+                    [3]                             all entries are gone: a snapshot replaces them
+                    [4, is_voter, voters]
+    voters          [[node, directory], …], the bootstrap voters: see ``eligibility``
 
-    frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum is of the msgpack bytes
+The frames are those of ``raft.frames``. Compaction writes a new file and renames it.
 
-A frame is written and synced before the next is begun. So at most the last frame can be torn, by a crash
-before it was acknowledged: it is cut off. A bad frame with a whole one behind it had been synced: that is
-damage, and nobody may guess what it held (R24, R25).
+pysyncobj uses the object as its own journal and calls it by the camel-case names. Two of them do something
+else here, because the library's behavior is unsafe: ``add`` addresses an entry by its index and truncates
+only where the logs conflict, so ``deleteEntriesFrom`` does nothing.
 
-The snapshot replaces its predecessor atomically; then an empty journal replaces the old one. A crash in
-between leaves a journal whose first entries are in the snapshot already; reading skips them.
-
-Blocking and not thread-safe: one writer, in one thread at a time.
+Blocking and not thread-safe: one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, overload
 
-import msgpack
-
-from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.errors import DataDirectoryError, DiskFullError, LogOfflineError, StorageError
 from kafkalite.log_fields import Fields
-from kafkalite.metadata import record_codec
-from kafkalite.metadata.records import MetadataRecord
-from kafkalite.raft.frames import HEADER_BYTES, frame, next_whole_frame, payload_at
-from kafkalite.raft.raft_journal import RAFT_LOG_FILE
+from kafkalite.raft.eligibility import BootstrapVoters
+from kafkalite.raft.entries import Entry
+from kafkalite.raft.frames import check_version, corrupt, frame, read_frames
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join, parent
 
-LOG_FILE: Final = "metadata.log"
-SNAPSHOT_FILE: Final = "metadata.snapshot"
+JOURNAL_FILE: Final = "raft.log"
 
-_LOG_FORMAT: Final = "kafkalite-metadata-log"
-_SNAPSHOT_FORMAT: Final = "kafkalite-metadata-snapshot"
+_FORMAT: Final = "kafkalite-raft-log"
 _VERSION: Final = 1
-_REPAIR_HINT: Final = "restore the directory from a backup; nothing was changed"
-
-Entry = tuple[int, Sequence[MetadataRecord]]
-"""(offset, records)"""
+_ENTRY, _TERM_AND_VOTE, _RESET, _ELIGIBILITY = 1, 2, 3, 4
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    """What ``Journal.open`` found: the snapshot (offset 0 and no records without one), and what follows."""
+class Identity:
+    """Whose journal it is, and whether the node may vote."""
 
-    snapshot_offset: int
-    snapshot_records: list[MetadataRecord]
-    entries: list[Entry]
+    node_id: int
+    directory: bytes  #: a random id, generated with the journal: a replaced disk has another
+    is_voter: bool
+    bootstrap_voters: BootstrapVoters
 
 
 class Journal:
-    """The two files of one directory. Invariant: every entry up to ``last_offset`` is synced."""
+    """Invariant: all that has been reported as durable is in the file; ``sync`` makes the rest durable."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._path = join(directory, LOG_FILE)
-        self._snapshot_path = join(directory, SNAPSHOT_FILE)
-        self.last_offset = 0
-        self.size_bytes = 0  #: of the journal: where the next frame goes
-        self.snapshot_bytes = 0
+        self._path = join(directory, JOURNAL_FILE)
+        self._log: list[Entry] = []
+        self._unsynced: list[list[Any]] = []
+        self._term = 0
+        self._vote: int | None = None
+        self._commit_index = 1
+        self.size_bytes = 0
+        self.identity: Identity
 
-    def open(self) -> Recovered:
-        """Read both files, cut a torn tail, be ready to append.
+    @property
+    def exists(self) -> bool:
+        return self._filesystem.exists(self._path)
 
-        Raises CorruptLogError for damage, StorageError for files of another version, DataDirectoryError for
-        a directory that belongs to a quorum of several.
+    # --- opening ---------------------------------------------------------------------------------------
+
+    def create(self, identity: Identity, entries: Sequence[Entry], *, term: int, vote: int | None) -> None:
+        """Write a new journal, in a directory that has none. Raises DiskFullError, LogOfflineError."""
+        self._filesystem.make_dirs(self._directory)
+        self._filesystem.sync_dir(parent(self._directory))
+        self.identity = identity
+        self._log = list(entries)
+        self._term, self._vote = term, vote
+        self._rewrite()
+
+    def open(self, node_id: int) -> None:
+        """Read the file, truncate a torn tail, be ready to append.
+
+        Raises CorruptLogError for damage, StorageError for another version, DataDirectoryError for the
+        journal of another node.
         """
-        filesystem = self._filesystem
-        if filesystem.exists(join(self._directory, RAFT_LOG_FILE)):
-            raise DataDirectoryError(
-                f"{self._directory} holds the metadata of a node of a cluster: {RAFT_LOG_FILE}",
-                hint="set controller.quorum.voters as it was, or use another data directory",
-            )
-        if not filesystem.exists(self._path):
-            if filesystem.exists(self._snapshot_path):
-                raise StorageError(f"{self._path} is missing beside {SNAPSHOT_FILE}", hint=_REPAIR_HINT)
-            filesystem.make_dirs(self._directory)
-            filesystem.sync_dir(parent(self._directory))
-            filesystem.write_atomically(self._path, _log_header(0))
-        snapshot_offset, snapshot_records = self._read_snapshot()
-        data = filesystem.read_bytes(self._path)
-        self._file = filesystem.open(self._path)
-        entries = self._read_entries(data, snapshot_offset)
-        self.last_offset = entries[-1][0] if entries else snapshot_offset
-        return Recovered(snapshot_offset, snapshot_records, entries)
+        data = self._filesystem.read_bytes(self._path)
+        ((_, header), *frames), end = read_frames(data, self._path)
+        self._read_header(header, node_id)
+        for position, changes in frames:
+            for change in changes:
+                self._replay(change, position)
+        self._file = self._filesystem.open(self._path)
+        if end < len(data):
+            self._file.truncate(end)
+            self._file.sync()
+            fields = Fields(path=self._path, position=end, cut_bytes=len(data) - end)
+            _log.warning("truncated the torn tail of the metadata journal %s", fields)
+        self.size_bytes = end
 
-    def _read_snapshot(self) -> tuple[int, list[MetadataRecord]]:
-        path = self._snapshot_path
-        if not self._filesystem.exists(path):
-            return 0, []
-        data = self._filesystem.read_bytes(path)
-        payload = payload_at(data, 0)
-        if payload is None or HEADER_BYTES + len(payload) != len(data):
-            raise CorruptLogError(
-                path=path, position=0, expected="one whole frame", actual="another", hint=_REPAIR_HINT
-            )
-        match _unpack(path, 0, payload):
-            case [format_name, version, int(offset), records] if _is_known(
-                path, format_name, version, _SNAPSHOT_FORMAT
-            ):
-                self.snapshot_bytes = len(data)
-                return offset, _records(path, 0, records)
-        raise _wrong_shape(path, 0)
+    def _read_header(self, header: list[Any], node_id: int) -> None:
+        check_version(header, self._path, _FORMAT, _VERSION)
+        match header[2:]:
+            case [int(owner), bytes(directory), bool(is_voter), [*voters], int(term), int() | None as vote]:
+                if owner != node_id:
+                    raise DataDirectoryError(
+                        f"{self._path} belongs to node {owner}, not to node {node_id}",
+                        hint="set node.id back, or use that node's own data directory",
+                    )
+                self.identity = Identity(owner, directory, is_voter, _bootstrap_voters(voters))
+                self._term, self._vote = term, vote
+            case _:
+                raise corrupt(self._path, 0, "a header of this format", str(header)[:80])
 
-    def _read_entries(self, data: bytes, snapshot_offset: int) -> list[Entry]:
-        """The entries above the snapshot; cuts a torn tail and sets ``size_bytes``."""
-        position = self._read_header(data, snapshot_offset)
-        entries: list[Entry] = []
-        last_offset: int | None = None
-        while position < len(data):
-            payload = payload_at(data, position)
-            if payload is None:
-                self._cut_tail(data, position)
-                break
-            for offset, records in self._entries_of(payload, position):
-                if last_offset is not None and offset <= last_offset:
-                    raise self._damaged(position, f"an offset above {last_offset}", str(offset))
-                last_offset = offset
-                if offset > snapshot_offset:
-                    entries.append((offset, records))
-            position += HEADER_BYTES + len(payload)
-        self.size_bytes = position
-        return entries
+    def _replay(self, change: Any, position: int) -> None:
+        match change:
+            case [1, int(index), int(term), bytes(command)]:
+                first = self._log[0][1] if self._log else index
+                if not first <= index <= first + len(self._log):
+                    raise corrupt(self._path, position, "an entry that follows the others", f"entry {index}")
+                del self._log[index - first :]
+                self._log.append((command, index, term))
+            case [2, int(term), int() | None as vote]:
+                self._term, self._vote = term, vote
+            case [3]:
+                self._log.clear()
+            case [4, bool(is_voter), [*voters]]:
+                self.identity = replace(
+                    self.identity, is_voter=is_voter, bootstrap_voters=_bootstrap_voters(voters)
+                )
+            case _:
+                raise corrupt(self._path, position, "a change of a known kind", str(change)[:80])
 
-    def _read_header(self, data: bytes, snapshot_offset: int) -> int:
-        """The position of the first frame of entries."""
-        payload = payload_at(data, 0)
-        if payload is None:
-            raise self._damaged(0, "a whole header", "none")
-        match _unpack(self._path, 0, payload):
-            case [format_name, version, int(base_offset)] if _is_known(
-                self._path, format_name, version, _LOG_FORMAT
-            ):
-                if base_offset > snapshot_offset:
-                    expected = f"a snapshot at offset {base_offset} or above beside it"
-                    raise self._damaged(0, expected, f"one at {snapshot_offset}")
-                return HEADER_BYTES + len(payload)
-        raise _wrong_shape(self._path, 0)
+    def align(self, previous: Entry, last: Entry) -> None:
+        """Make the log agree with a stored snapshot, which ends with these two entries.
 
-    def _entries_of(self, payload: bytes, position: int) -> list[Entry]:
-        groups = _unpack(self._path, position, payload)
-        if not isinstance(groups, list):
-            raise _wrong_shape(self._path, position)
-        entries: list[Entry] = []
-        for group in groups:
-            match group:
-                case [int(offset), records]:
-                    entries.append((offset, _records(self._path, position, records)))
-                case _:
-                    raise _wrong_shape(self._path, position)
-        return entries
-
-    def _cut_tail(self, data: bytes, position: int) -> None:
-        """Cut off what a crash left half-written. Raises CorruptLogError if it was written whole once."""
-        later = next_whole_frame(data, position + 1)
-        if later is not None:
-            raise self._damaged(
-                position, f"a whole frame, since the one at {later} was written after it", "a bad checksum"
-            )
-        self._file.truncate(position)
-        self._file.sync()
-        _log.warning(
-            "torn tail of the metadata log cut %s",
-            Fields(path=self._path, position=position, cut_bytes=len(data) - position),
-        )
-
-    def _damaged(self, position: int, expected: str, actual: str) -> CorruptLogError:
-        return CorruptLogError(
-            path=self._path, position=position, expected=expected, actual=actual, hint=_REPAIR_HINT
-        )
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Write entries, at least one, and sync them: durable on return, all or none of them.
-
-        Raises DiskFullError, with nothing written; LogOfflineError when the disk failed and the outcome
-        can't be known: then the journal must not be used any more (R26).
+        A log that contains both is kept as a whole: a crash between a snapshot and the compaction leaves a
+        log that begins earlier, and a snapshot from the leader may end before entries that this node has
+        acknowledged (R17). Any other log is replaced by the two entries.
         """
-        payload = [
-            [offset, [record_codec.to_array(record) for record in records]] for offset, records in entries
-        ]
-        framed = frame(payload)
+        log, index = self._log, last[1]
+        if log and log[0][1] > index:
+            raise corrupt(
+                self._path, 0, f"a log that begins at {index} or before, as its snapshot ends", str(log[0][1])
+            )
+        if self.contains_end_of_snapshot(previous, last):
+            self._commit_index = index
+            return
+        self.clear()
+        self.add(*previous)
+        self.add(*last)
+        self._commit_index = index
+        self.sync()
+
+    def contains_end_of_snapshot(self, previous: Entry, last: Entry) -> bool:
+        """Whether the log is kept beside a snapshot that ends with these two entries (R17)."""
+        at = previous[1] - self._log[0][1] if self._log else -1
+        return at >= 0 and [entry[1:] for entry in self._log[at : at + 2]] == [previous[1:], last[1:]]
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        """Set entry ``index``. An existing entry of the same term stays, with all entries after it."""
+        log = self._log
+        at = index - log[0][1] if log else 0
+        assert 0 <= at <= len(log), f"entry {index} does not follow the log's {len(log)} entries"
+        if at < len(log):
+            if log[at][2] == term:
+                return
+            assert index > self._commit_index, f"the leader would replace entry {index}, which is committed"
+            del log[at:]
+        log.append((command, index, term))
+        self._unsynced.append([_ENTRY, index, term, command])
+
+    def sync(self) -> None:
+        """Make all changes durable.
+
+        Raises DiskFullError, with the file as it was, and LogOfflineError if the disk fails and the outcome
+        is not known: the journal must not be used any more (R26).
+        """
+        if not self._unsynced:
+            return
+        framed = frame(self._unsynced)
         try:
             self._file.write_at(self.size_bytes, framed)
         except DiskFullError:
             self._undo_write()
             raise
-        except OSError as error:
+        except (OSError, StorageError) as error:
             raise self._offline("written", error) from error
         try:
             self._file.sync()
         except (OSError, StorageError) as error:
             raise self._offline("synced", error) from error
+        self._unsynced.clear()
         self.size_bytes += len(framed)
-        self.last_offset = entries[-1][0]
 
     def _undo_write(self) -> None:
         try:
             self._file.truncate(self.size_bytes)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             raise self._offline("truncated", error) from error
+
+    def discard_unsynced(self, last_index: int) -> None:
+        """Drop the entries after ``last_index``, none of which was ever synced."""
+        del self._log[last_index + 1 - self.first_index :]
+        self._unsynced.clear()
+
+    def set_eligibility(self, *, is_voter: bool, bootstrap_voters: BootstrapVoters) -> None:
+        """Durable on return. Raises the same errors as ``sync``."""
+        self.identity = replace(self.identity, is_voter=is_voter, bootstrap_voters=bootstrap_voters)
+        self._unsynced.append([_ELIGIBILITY, is_voter, list(bootstrap_voters.items())])
+        self.sync()
+
+    def compact(self, first_index: int) -> None:
+        """Drop the entries before ``first_index``, which a durable snapshot covers.
+
+        Raises DiskFullError, with the file as it was, and LogOfflineError.
+        """
+        self.sync()
+        del self._log[: max(0, first_index - self._log[0][1])]
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Replace the file by the present entries, term and identity."""
+        identity = self.identity
+        header = [
+            _FORMAT,
+            _VERSION,
+            identity.node_id,
+            identity.directory,
+            identity.is_voter,
+            list(identity.bootstrap_voters.items()),
+            self._term,
+            self._vote,
+        ]
+        entries = [[_ENTRY, index, term, command] for command, index, term in self._log]
+        data = frame(header) + (frame(entries) if entries else b"")
+        try:
+            self._filesystem.write_atomically(self._path, data)
+            self._file = self._filesystem.open(self._path)
+        except DiskFullError:
+            raise
+        except (OSError, StorageError) as error:
+            raise self._offline("replaced", error) from error
+        self.size_bytes = len(data)
 
     def _offline(self, verb: str, error: Exception) -> LogOfflineError:
         return LogOfflineError(
-            f"the metadata log {self._path} could not be {verb}: {error}",
-            hint="see to the disk, then start the node again",
+            f"the metadata journal {self._path} could not be {verb}: {error}",
+            hint="check the disk, then start the node again",
         )
-
-    def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state at ``last_offset`` and begin an empty journal after it.
-
-        Raises DiskFullError, with the journal as usable as before; LogOfflineError as ``append``.
-        """
-        assert offset == self.last_offset, f"a snapshot at {offset} of a journal at {self.last_offset}"
-        snapshot = frame(
-            [_SNAPSHOT_FORMAT, _VERSION, offset, [record_codec.to_array(record) for record in records]]
-        )
-        header = _log_header(offset)
-        try:
-            self._filesystem.write_atomically(self._snapshot_path, snapshot)
-            self.snapshot_bytes = len(snapshot)
-            self._filesystem.write_atomically(self._path, header)
-            self._file.close()
-            self._file = self._filesystem.open(self._path)
-        except OSError as error:
-            raise self._offline("replaced", error) from error
-        self.size_bytes = len(header)
 
     def close(self) -> None:
         self._file.close()
 
+    # --- methods that pysyncobj calls, by its names --------------------------------------------------------
 
-def _log_header(base_offset: int) -> bytes:
-    return frame([_LOG_FORMAT, _VERSION, base_offset])
+    def clear(self) -> None:
+        self._log.clear()
+        self._unsynced.append([_RESET])
+
+    def deleteEntriesFrom(self, start: int) -> None:  # noqa: N802
+        """Do nothing: pysyncobj truncates at every overlap, ``add`` only where the logs conflict (R17)."""
+
+    def deleteEntriesTo(self, count: int) -> None:  # noqa: N802
+        raise AssertionError("RaftNode compacts the log, not pysyncobj")
+
+    def setCurrentTerm(self, term: int, vote: int | None) -> None:  # noqa: N802
+        """Durable on return, before any message that carries it (R17). Raises the same errors as ``sync``."""
+        if (term, vote) == (self._term, self._vote):
+            return
+        assert term >= self._term, f"term {self._term} would go back to {term}"
+        self._term, self._vote = term, vote
+        self._unsynced.append([_TERM_AND_VOTE, term, vote])
+        self.sync()
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self._term
+
+    def getVotedForNodeId(self) -> int | None:  # noqa: N802
+        return self._vote
+
+    def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
+        """Not stored: after a start it is that of the snapshot until the leader sends a newer one."""
+        self._commit_index = max(self._commit_index, index)
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return self._commit_index
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        pass
+
+    def _destroy(self) -> None:
+        pass
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Entry]: ...
+    def __getitem__(self, at: int | slice) -> Entry | list[Entry]:
+        return self._log[at]
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @property
+    def first_index(self) -> int:
+        return self._log[0][1]
+
+    @property
+    def last_index(self) -> int:
+        return self._log[-1][1]
+
+    @property
+    def last_term(self) -> int:
+        return self._log[-1][2]
+
+    def entry(self, index: int) -> Entry | None:
+        """Return the entry at ``index``, or None if the log does not hold it."""
+        at = index - self._log[0][1]
+        return self._log[at] if 0 <= at < len(self._log) else None
 
 
-def _unpack(path: str, position: int, payload: bytes) -> Any:
-    try:
-        return msgpack.unpackb(payload)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise _wrong_shape(path, position) from error
-
-
-def _records(path: str, position: int, arrays: Any) -> list[MetadataRecord]:
-    try:
-        return record_codec.from_arrays(arrays)
-    except StorageError as error:
-        raise StorageError(f"{path} at position {position}: {error.message}", hint=error.hint) from error
-
-
-def _is_known(path: str, format_name: Any, version: Any, expected: str) -> bool:
-    """Whether the file is of the expected format. Raises StorageError for a version of it not known here."""
-    if format_name == expected and version != _VERSION:
-        raise StorageError(
-            f"{path} has format version {version}, and this program reads version {_VERSION}",
-            hint="a newer kafkalite wrote it; start that version again",
-        )
-    return bool(format_name == expected)
-
-
-def _wrong_shape(path: str, position: int) -> CorruptLogError:
-    return CorruptLogError(
-        path=path,
-        position=position,
-        expected="metadata of this format",
-        actual="something else with a good checksum",
-        hint=_REPAIR_HINT,
-    )
+def _bootstrap_voters(pairs: list[Any]) -> BootstrapVoters:
+    return {int(node): bytes(directory) for node, directory in pairs}

@@ -1,7 +1,7 @@
-"""The quorum for a node without a vote: it follows the metadata log at some voter, and never commits.
+"""The quorum of a node that is no voter: it follows the metadata log at some voter, and never commits.
 
-It keeps nothing on disk. At the start it takes the state that a voter has, then every entry behind it. What
-a voter hands out is committed, so it does not matter which is asked, nor whether it is behind for a while.
+It keeps nothing on disk. At start it fetches the state of a voter, then every entry after it. Voters return
+committed entries only, so it does not matter which voter is asked, nor whether that one is behind.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
-from kafkalite.raft.quorum import LeaderListener, StateMachine
+from kafkalite.raft.quorum import QuorumState, StateMachine
 
 MetadataFetch = Callable[[FetchMetadataRequest], Awaitable[tuple[FetchMetadataResponse, memoryview]]]
-"""Asks some voter. Raises KafkaliteError when none can be reached, or the one that answered refuses."""
+"""Asks some voter. Raises KafkaliteError if none can be reached, or if a voter refuses."""
 
 MAX_WAIT_MS: Final = 500
 MAX_BYTES: Final = 8 * MIB
@@ -30,38 +30,17 @@ MAX_BACKOFF_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ObserverQuorum:
-    """``Quorum`` for one that only listens. Invariant: ``offset`` is the machine's, and grows."""
+class ObserverQuorum(QuorumState):
+    """``Quorum`` of a node that only reads."""
 
     def __init__(self, fetch: MetadataFetch, *, node_id: int) -> None:
-        self.on_leader_change: list[LeaderListener] = []
+        super().__init__(node_id)
         self._fetch = fetch
-        self._node_id = node_id
-        self._machine: StateMachine | None = None
-        self._leader_id: int | None = None
-        self._offset = 0
         self._follower: asyncio.Task[None] | None = None
 
-    @property
-    def leader_id(self) -> int | None:
-        return self._leader_id
-
-    @property
-    def is_leader(self) -> bool:
-        return False
-
-    @property
-    def offset(self) -> int:
-        return self._offset
-
-    def attach(self, machine: StateMachine) -> None:
-        assert self._machine is None, "the quorum drives a state machine already"
-        self._machine = machine
-
     async def start(self) -> None:
-        """Begin to follow. The state comes once a voter is reached."""
-        assert self._machine is not None, "attach a state machine first"
-        self._follower = asyncio.create_task(self._follow(self._machine), name="metadata observer")
+        """Begin to follow. The state is loaded once a voter is reached."""
+        self._follower = asyncio.create_task(self._follow(self.machine), name="metadata observer")
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         raise NotControllerError(
@@ -77,18 +56,18 @@ class ObserverQuorum:
             await asyncio.wait([self._follower])
 
     async def _follow(self, machine: StateMachine) -> None:
-        """Until cancelled, or until something comes that can't be applied."""
+        """Fetch and apply entries until cancelled, or until one can't be applied."""
         try:
-            await self._fetch_for_ever(machine)
+            await self._fetch_forever(machine)
         except Exception as error:
-            self._set_leader(None)
+            self._note_leader(None)
             machine.fail(error)
 
-    async def _fetch_for_ever(self, machine: StateMachine) -> None:
+    async def _fetch_forever(self, machine: StateMachine) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                answer, payload = await self._fetch(
+                response, payload = await self._fetch(
                     FetchMetadataRequest(
                         self._offset,
                         -1 if self._leader_id is None else self._leader_id,
@@ -99,18 +78,18 @@ class ObserverQuorum:
             except KafkaliteError as error:
                 if backoff_s == FIRST_BACKOFF_S:
                     _log.warning("no metadata from any voter %s", Fields(error=error))
-                self._set_leader(None)
+                self._note_leader(None)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
                 continue
             backoff_s = FIRST_BACKOFF_S
-            self._take(machine, answer, payload)
-            self._set_leader(None if answer.leader_id < 0 else answer.leader_id)
+            self._apply(machine, response, payload)
+            self._note_leader(None if response.leader_id < 0 else response.leader_id)
 
-    def _take(self, machine: StateMachine, answer: FetchMetadataResponse, payload: memoryview) -> None:
-        """Apply what is new. Raises StorageError for what can't be read."""
+    def _apply(self, machine: StateMachine, response: FetchMetadataResponse, payload: memoryview) -> None:
+        """Apply the new entries. Raises StorageError for malformed ones."""
         position = 0
-        for offset, length_bytes in answer.entries:
+        for offset, length_bytes in response.entries:
             data = payload[position : position + length_bytes]
             position += length_bytes
             if len(data) != length_bytes:
@@ -119,18 +98,16 @@ class ObserverQuorum:
                     position=position,
                     expected=f"{length_bytes} bytes",
                     actual=f"{len(data)}",
-                    hint="see that voter's log",
+                    hint="check the log of that voter",
                 )
             if offset <= self._offset:
                 continue  # from a voter that is behind
-            if answer.is_snapshot:
+            if response.is_snapshot:
                 machine.load(offset, record_codec.from_bytes(data))
             else:
                 machine.apply(offset, record_codec.from_bytes(data))
             self._offset = offset
 
-    def _set_leader(self, leader_id: int | None) -> None:
+    def _note_leader(self, leader_id: int | None) -> None:
         if leader_id != self._leader_id:
-            self._leader_id = leader_id
-            for listener in self.on_leader_change:
-                listener(leader_id, 0)
+            self._set_leader(leader_id, 0)

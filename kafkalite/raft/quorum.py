@@ -1,9 +1,9 @@
 """The seam to consensus: entries of records, appended by comparison, delivered in order once committed.
 
-An entry is what one ``commit`` brings: it is applied whole or not at all. Offsets count entries, grow, and
-may leave gaps. The rule that makes a deposed leader harmless, whoever believes to lead: an entry is appended
-only if it was decided on the very state it lands on (``after_offset``); otherwise it is void, and its
-author hears StaleImageError and decides again.
+An entry holds the records of one ``commit``, which take effect together or not at all. Offsets grow, and may
+have gaps. An entry is appended only if it was decided on the state that it changes (``after_offset``).
+Otherwise it is void, and its author receives StaleImageError and decides again. So a deposed leader that
+still believes to lead can change nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import KafkaliteError, LogOfflineError, ShuttingDownError
 from kafkalite.metadata.records import MetadataRecord
 
 
@@ -20,7 +20,7 @@ class StaleImageError(KafkaliteError):
 
     def __init__(self, *, decided_on: int, offset: int) -> None:
         super().__init__(
-            f"the decision was made at metadata offset {decided_on}, and the log is at {offset} by now",
+            f"the decision was made at metadata offset {decided_on}, and the log is now at {offset}",
             hint="decide again on the new image",
         )
         self.decided_on = decided_on
@@ -28,31 +28,36 @@ class StaleImageError(KafkaliteError):
 
 
 class StateMachine(Protocol):
-    """What a quorum drives. All calls come on the event loop, in the order of the log, none overlapping."""
+    """The owner of the state. All calls are on the event loop, in log order, and do not overlap."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Replace the whole state by a snapshot's, which stands at ``offset``."""
+        """Replace the state by that of a snapshot at ``offset``."""
         ...
 
     def apply(self, offset: int, records: Sequence[MetadataRecord]) -> None:
-        """Replay one committed entry. What it raises ends the quorum (R18)."""
+        """Replay one committed entry. An exception stops the quorum (R18)."""
         ...
 
     def snapshot(self) -> tuple[int, Iterable[MetadataRecord]]:
-        """(offset, records that make the present state). The records may be read later and in a thread."""
+        """Return (offset, records of the present state). The records may be read later, in another thread."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """The quorum can't go on; nothing will be delivered any more."""
+        """The quorum has stopped; nothing more will be delivered."""
         ...
 
 
 LeaderListener = Callable[[int | None, int], None]
-"""Told (leader id or None, term) of every change, on the event loop."""
+"""Called with (leader id or None, term) after every change, on the event loop."""
 
 
 class Quorum(Protocol):
     on_leader_change: list[LeaderListener]
+
+    @property
+    def is_single_node(self) -> bool:
+        """Whether this node is the whole cluster."""
+        ...
 
     @property
     def leader_id(self) -> int | None:
@@ -69,25 +74,72 @@ class Quorum(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load what is stored here into the machine. Raises StorageError."""
+        """Load the stored state into the machine. Raises StorageError."""
         ...
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         """Append one entry decided on the state at ``after_offset``; return its offset once committed.
 
-        Raises StaleImageError (nothing took effect), DiskFullError (neither), NotControllerError (neither);
-        RequestTimedOutError and LogOfflineError when the outcome is not known: the entry may still take
-        effect, unless another that was decided on the same state does. So may that of a cancelled commit.
+        Nothing took effect after StaleImageError, DiskFullError and NotControllerError. The outcome is not
+        known after RequestTimedOutError and LogOfflineError, nor if the commit is cancelled: the entry may
+        still take effect, unless another one decided on the same state does.
         """
         ...
 
     async def read_index(self) -> int:
-        """Make sure that this node leads; return what ``offset`` must reach to hold all committed (R19).
+        """Confirm that this node leads; return the ``offset`` that covers all committed entries (R19).
 
-        Raises NotControllerError, or RequestTimedOutError when a majority can't be asked.
+        Raises NotControllerError, or RequestTimedOutError if no majority responds.
         """
         ...
 
     async def stop(self) -> None:
-        """Finish what was begun and take no more."""
+        """Finish pending work and refuse new commits."""
         ...
+
+
+class QuorumState:
+    """The state that every ``Quorum`` keeps. Invariant: ``offset`` is that of the machine, and grows."""
+
+    is_single_node = False
+
+    def __init__(self, node_id: int) -> None:
+        self.on_leader_change: list[LeaderListener] = []
+        self._node_id = node_id
+        self._machine: StateMachine | None = None
+        self._leader_id: int | None = None
+        self._offset = 0
+        self._failure: BaseException | None = None
+        self._is_open = False
+
+    @property
+    def leader_id(self) -> int | None:
+        return self._leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self._leader_id == self._node_id
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    @property
+    def machine(self) -> StateMachine:
+        assert self._machine is not None, "attach a state machine first"
+        return self._machine
+
+    def attach(self, machine: StateMachine) -> None:
+        assert self._machine is None, "the quorum drives a state machine already"
+        self._machine = machine
+
+    def _set_leader(self, leader_id: int | None, term: int) -> None:
+        self._leader_id = leader_id
+        for listener in self.on_leader_change:
+            listener(leader_id, term)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise LogOfflineError(f"the metadata log has stopped: {self._failure}") from self._failure
+        if not self._is_open:
+            raise ShuttingDownError("the metadata log is not open")

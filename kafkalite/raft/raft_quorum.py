@@ -1,10 +1,10 @@
-"""The quorum of several voters, as their brokers' loops see it: ``Quorum`` on top of a ``RaftNode``.
+"""The quorum of several voters, as the broker's loop uses it: ``Quorum`` on top of a ``RaftNode``.
 
-What is committed comes from the Raft loop in the log's order and is applied here, on the broker's loop; a
-commit's outcome comes behind the entry itself. So whoever awaits a commit finds the machine at its offset,
-and ``leader_id`` is this node only once it has seen all that was committed before its time.
+Committed entries arrive from the Raft loop in log order and are applied here, on the broker's loop. The
+outcome of a commit follows the entry itself. So when a commit returns, the machine has reached its offset;
+and ``leader_id`` is this node only after it has applied all entries that were committed before its term.
 
-The entries of the last while stay here in their encoded form, for the brokers that follow from outside.
+Recent entries are kept in their encoded form, for the brokers that are no voters.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kafkalite.errors import (
 )
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
-from kafkalite.raft.quorum import LeaderListener, StaleImageError, StateMachine
-from kafkalite.raft.raft_messages import MAX_COMMAND_BYTES
-from kafkalite.raft.raft_node import AFTER_OFFSET, Outcome, QuorumStatus, RaftNode
-from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.raft.adapter import RaftSettings
+from kafkalite.raft.entries import MAX_COMMAND_BYTES, change_after
+from kafkalite.raft.node import Outcome, QuorumStatus, RaftNode
+from kafkalite.raft.quorum import QuorumState, StaleImageError
 from kafkalite.raft.runner import Runner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 
-_EVENTS_PER_TURN = 500  # applied before the loop has its other work done
+_EVENTS_PER_TURN = 500  # called before the loop turns to other work
 
 
 class MetadataChunk(NamedTuple):
-    """Committed entries behind an offset, (offset, encoded records) each; or one that is the whole state."""
+    """Committed entries after an offset, (offset, encoded records) each; or one that is a snapshot."""
 
     is_snapshot: bool
     entries: Sequence[tuple[int, bytes]]
@@ -44,11 +44,8 @@ class MetadataChunk(NamedTuple):
     leader_id: int | None
 
 
-class RaftQuorum:
-    """``Quorum`` among ``voters``. All of it on the broker's loop, except ``node``.
-
-    Invariant: ``offset`` is the machine's, and grows.
-    """
+class RaftQuorum(QuorumState):
+    """``Quorum`` among ``voters``. Used on the broker's loop, except ``node``."""
 
     def __init__(
         self,
@@ -61,21 +58,17 @@ class RaftQuorum:
         clock: Clock,
         rng: Rng,
         settings: RaftSettings | None = None,
-        allow_fresh: bool = True,
+        allow_new: bool = True,
     ) -> None:
-        """``allow_fresh`` False refuses a directory without a Raft log: for a node that has had one."""
-        assert node_id in voters, "a node without a vote observes"
-        self.on_leader_change: list[LeaderListener] = []
+        """``allow_new`` False refuses a directory without a journal: for a node that has had one."""
+        assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
+        super().__init__(node_id)
         self._settings = settings or RaftSettings()
         self._runner = runner
         self._clock = clock
-        self._node_id = node_id
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._machine: StateMachine | None = None
-        self._leader_id: int | None = None
         self._term = 0
-        self._offset = 0
-        self._index = 0  # of the last entry heard of, void ones included
+        self._index = 0  # of the last committed entry, void ones included
         self._recent: deque[tuple[int, bytes]] = deque()
         self._recent_base = 0  # entries above it are in ``_recent``
         self._recent_bytes = 0
@@ -83,9 +76,7 @@ class RaftQuorum:
         self._is_draining = False
         self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: ended by a failure or a stop
         self._beyond: list[tuple[int, asyncio.Future[None]]] = []
-        self._failure: BaseException | None = None
-        self._is_open = False
-        self._snapshot_bytes: tuple[int, bytes] | None = None  # offset, encoded: the last one asked for
+        self._snapshot_bytes: tuple[int, bytes] | None = None  # offset, encoded: the last one requested
         self.node = RaftNode(
             filesystem,
             directory,
@@ -94,39 +85,19 @@ class RaftQuorum:
             runner=runner,
             rng=rng,
             settings=self._settings,
-            told=self,
+            listener=self,
             post=self._post,
-            allow_fresh=allow_fresh,
+            allow_new=allow_new,
         )
-
-    @property
-    def leader_id(self) -> int | None:
-        return self._leader_id
-
-    @property
-    def is_leader(self) -> bool:
-        return self._leader_id == self._node_id
-
-    @property
-    def term(self) -> int:
-        return self._term
-
-    @property
-    def offset(self) -> int:
-        return self._offset
 
     # --- life ------------------------------------------------------------------------------------------
 
-    def attach(self, machine: StateMachine) -> None:
-        assert self._machine is None, "the quorum drives a state machine already"
-        self._machine = machine
-
     async def start(self) -> None:
-        """Load the snapshot. What follows it comes once a leader has told that it is committed.
+        """Load the snapshot. The entries after it follow once a leader has confirmed that they are committed.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
-        assert self._machine is not None, "attach a state machine first"
+        assert self.machine is not None
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
 
@@ -143,7 +114,7 @@ class RaftQuorum:
         self._is_open = True
 
     async def stop(self) -> None:
-        """Let another lead, and take no more."""
+        """Hand leadership over, and refuse new commits."""
         was_open, self._is_open = self._is_open, False
         if was_open:
             assert self._loop is not None
@@ -153,7 +124,7 @@ class RaftQuorum:
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
     def halt(self) -> None:
-        """Take no part any more, as if the process had died: nobody is handed anything. Then ``stop``."""
+        """Stop at once, as if the process had died, without handing leadership over. Then call ``stop``."""
         if self._is_open:
             self._runner.call(self.node.halt)
 
@@ -165,7 +136,7 @@ class RaftQuorum:
     # --- from the Raft loop ------------------------------------------------------------------------------
 
     def _post(self, events: list[tuple[Any, ...]]) -> None:
-        """On the Raft loop: have these called on the broker's."""
+        """Called on the Raft loop: schedule the calls on the broker's loop."""
         loop = self._loop
         assert loop is not None
         if loop is self._runner.loop:
@@ -175,7 +146,7 @@ class RaftQuorum:
         try:
             loop.call_soon_threadsafe(self._take, events)
         except RuntimeError:
-            assert loop.is_closed()  # nobody is left who would want to know
+            assert loop.is_closed()  # the broker has stopped
 
     def _take(self, events: list[tuple[Any, ...]]) -> None:
         self._events += events
@@ -183,7 +154,7 @@ class RaftQuorum:
             self._drain()
 
     def _drain(self) -> None:
-        """Call what has come, in order, and let others have a turn after so many."""
+        """Make the calls in order, with a turn for other work after each ``_EVENTS_PER_TURN``."""
         self._is_draining = False
         for _ in range(min(len(self._events), _EVENTS_PER_TURN)):
             function, *arguments = self._events.popleft()
@@ -194,13 +165,12 @@ class RaftQuorum:
             self._loop.call_soon(self._drain)
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
-        """``Told.on_entry``: an entry has taken effect."""
+        """``NodeListener.on_entry``."""
         self._index = index
         if self._failure is not None:
             return
-        assert self._machine is not None
         try:
-            self._machine.apply(offset, record_codec.from_bytes(records))
+            self.machine.apply(offset, record_codec.from_bytes(records))
         except BaseException as error:
             self._stop_for(error)
             return
@@ -213,18 +183,17 @@ class RaftQuorum:
         self._wake()
 
     def on_void(self, index: int) -> None:
-        """``Told.on_void``: an entry without effect has gone by."""
+        """``NodeListener.on_void``."""
         self._index = index
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
-        """``Told.on_snapshot``: the state is this from now on."""
+        """``NodeListener.on_snapshot``."""
         self._index = index
         if self._failure is not None:
             return
-        assert self._machine is not None
         try:
             if offset > self._offset:
-                self._machine.load(offset, record_codec.from_bytes(records))
+                self.machine.load(offset, record_codec.from_bytes(records))
         except BaseException as error:
             self._stop_for(error)
             return
@@ -234,28 +203,24 @@ class RaftQuorum:
         self._wake()
 
     def on_leader(self, leader_id: int | None, term: int) -> None:
-        """``Told.on_leader``."""
+        """``NodeListener.on_leader``."""
         if self._failure is None:
+            self._term = term
             self._set_leader(leader_id, term)
 
-    def _set_leader(self, leader_id: int | None, term: int) -> None:
-        self._leader_id, self._term = leader_id, term
-        for listener in self.on_leader_change:
-            listener(leader_id, term)
-
     def on_snapshot_wanted(self) -> None:
-        """``Told.on_snapshot_wanted``: the log has grown."""
-        if self._failure is None and self._is_open and self._machine is not None:
-            offset, records = self._machine.snapshot()
+        """``NodeListener.on_snapshot_wanted``."""
+        if self._failure is None and self._is_open:
+            offset, records = self.machine.snapshot()
             assert offset == self._offset, f"the machine is at {offset}, and the log at {self._offset}"
             self._runner.call(self.node.take_snapshot, self._index, offset, records)
 
     def on_failure(self, error: BaseException) -> None:
-        """``Told.on_failure``: the Raft side has stopped for good."""
+        """``NodeListener.on_failure``."""
         self._stop_for(error)
 
     def _stop_for(self, error: BaseException) -> None:
-        """Take no more until the next start (R18, R26)."""
+        """Refuse everything until the next start (R18, R26)."""
         if self._failure is not None:
             return
         self._failure = error
@@ -264,8 +229,7 @@ class RaftQuorum:
         offline.__cause__ = error
         self._release_all(offline)
         self._set_leader(None, self._term)
-        assert self._machine is not None
-        self._machine.fail(error)
+        self.machine.fail(error)
 
     # --- committing and reading --------------------------------------------------------------------------
 
@@ -274,9 +238,9 @@ class RaftQuorum:
         self._check_leads()
         if after_offset != self._offset:
             raise StaleImageError(decided_on=after_offset, offset=self._offset)
-        command = AFTER_OFFSET.pack(after_offset) + record_codec.to_bytes(records)
-        if len(command) > MAX_COMMAND_BYTES:
-            raise InvalidRequestError(f"a change of {len(command)} bytes is more than one entry takes")
+        change = change_after(after_offset, record_codec.to_bytes(records))
+        if len(change) > MAX_COMMAND_BYTES:
+            raise InvalidRequestError(f"a change of {len(change)} bytes exceeds {MAX_COMMAND_BYTES} bytes")
 
         def on_outcome(future: asyncio.Future[Outcome], outcome: Outcome | None, is_known: bool) -> None:
             if outcome is not None:
@@ -286,34 +250,34 @@ class RaftQuorum:
             else:
                 _release(future, RequestTimedOutError("the controller has changed; the outcome is not known"))
 
-        outcome: Outcome = await self._ask(self.node.propose, on_outcome, command)
+        outcome: Outcome = await self._ask(self.node.propose, on_outcome, change)
         if not outcome.took_effect:
             raise StaleImageError(decided_on=after_offset, offset=outcome.offset)
         return outcome.offset
 
     async def read_index(self) -> int:
-        """An offset that this node has applied, and no smaller than any committed before the call (R19).
+        """Return an offset that this node has applied and that covers all entries committed before (R19).
 
         Raises NotControllerError, RequestTimedOutError.
         """
         self._check_leads()
 
-        def on_answer(future: asyncio.Future[None], is_current: bool) -> None:
+        def on_result(future: asyncio.Future[None], is_current: bool) -> None:
             _release(future, None if is_current else self._not_controller())
 
-        await self._ask(self.node.read_index, on_answer)
+        await self._ask(self.node.read_index, on_result)
         return self._offset
 
-    async def _ask(self, question: Callable[..., None], on_answer: Callable[..., None], *args: Any) -> Any:
-        """Have the node do something, and wait for what ``on_answer`` makes of it, but not for ever."""
+    async def _ask(self, call: Callable[..., None], on_result: Callable[..., None], *args: Any) -> Any:
+        """Make a call of the node, and wait until ``on_result`` completes the future, or for the timeout."""
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[future] = None
         timeout_s = self._settings.commit_timeout_ms / 1000
-        late = RequestTimedOutError(f"no majority of the voters answered in {timeout_s:g} s")
+        late = RequestTimedOutError(f"no majority of the voters responded in {timeout_s:g} s")
         timer = self._loop.call_later(timeout_s, _release, future, late)
         try:
-            self._runner.call(question, *args, lambda *answer: on_answer(future, *answer))
+            self._runner.call(call, *args, lambda *result: on_result(future, *result))
             return await future
         finally:
             timer.cancel()
@@ -324,25 +288,19 @@ class RaftQuorum:
         if not self.is_leader:
             raise self._not_controller()
 
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise LogOfflineError(f"the metadata log has stopped: {self._failure}") from self._failure
-        if not self._is_open:
-            raise ShuttingDownError("the metadata log is not open")
-
     def _not_controller(self) -> NotControllerError:
         if self._leader_id is None or self.is_leader:
-            return NotControllerError("there is no controller just now")
+            return NotControllerError("there is no controller at present")
         return NotControllerError(f"the controller is node {self._leader_id}")
 
-    # --- for those who follow and look --------------------------------------------------------------------
+    # --- for observers and for status ----------------------------------------------------------------------
 
     def status(self) -> QuorumStatus:
-        """As this node sees the quorum. From the Raft loop's side: no more than a moment old, nor exact."""
-        return self.node.view
+        """Return the quorum as this node saw it in its last tick."""
+        return self.node.status
 
     def entries_after(self, offset: int, max_bytes: int) -> MetadataChunk:
-        """Entries behind ``offset``, at least one if there is any, or the whole state if they are gone.
+        """Return entries after ``offset``, at least one if there is any, or a snapshot if they are gone.
 
         Raises LogOfflineError, ShuttingDownError.
         """
@@ -368,13 +326,12 @@ class RaftQuorum:
 
     def _encoded_snapshot(self) -> tuple[int, bytes]:
         if self._snapshot_bytes is None or self._snapshot_bytes[0] < self._recent_base:
-            assert self._machine is not None
-            offset, records = self._machine.snapshot()
+            offset, records = self.machine.snapshot()
             self._snapshot_bytes = (offset, record_codec.to_bytes(records))
         return self._snapshot_bytes
 
     async def wait_beyond(self, offset: int, timeout_ms: int) -> bool:
-        """Wait until an entry behind ``offset`` is applied here; False when it took too long.
+        """Wait until an entry after ``offset`` is applied here. Return False after ``timeout_ms``.
 
         Raises LogOfflineError, ShuttingDownError.
         """

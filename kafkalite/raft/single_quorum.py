@@ -1,24 +1,29 @@
-"""A quorum of one: the node's own journal decides, or nothing but memory does.
+"""A quorum of one node: its own journal decides, or memory does.
 
-Commits that arrive while a sync is under way gather and share the next one. There is one writer: a task
-that lives as long as there is something to write. Blocking calls run in an executor.
+The node writes the file of a voter, without the Raft library, so it can become a voter of several later.
+Commits that arrive during a sync share the next one. One task writes as long as there is something to
+write. Blocking calls run in an executor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import DiskFullError, LogOfflineError, ShuttingDownError
+from kafkalite.errors import DiskFullError, LogOfflineError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
+from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
-from kafkalite.raft.journal import Journal
-from kafkalite.raft.quorum import LeaderListener, StaleImageError, StateMachine
+from kafkalite.raft.entries import FIRST_ENTRY, REGULAR, change_after, effective_records
+from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, MetadataLog
+from kafkalite.raft.quorum import QuorumState, StaleImageError
+from kafkalite.raft.snapshot_store import Snapshot
+from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
 
 SNAPSHOT_MIN_BYTES: Final = MIB
@@ -28,18 +33,107 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class Recovered(NamedTuple):
+    """The contents of a log: the snapshot (offset 0 and no records without one), and the entries after it."""
+
+    snapshot_offset: int
+    snapshot_records: list[MetadataRecord]
+    entries: list[tuple[int, list[MetadataRecord]]]  #: (offset, records)
+
+
+class SingleNodeLog:
+    """The metadata log of a node on its own: an entry is committed once it is synced. Blocking.
+
+    Invariant: after every call that returns, all entries up to ``last_index`` are synced.
+    """
+
+    def __init__(self, filesystem: FileSystem, directory: str, node_id: int, directory_id: bytes) -> None:
+        self._files = MetadataLog(filesystem, directory, node_id=node_id)
+        self._journal, self._snapshots = self._files.journal, self._files.snapshots
+        self._directory_id = directory_id
+        self._offset = 0  # of the last entry that took effect
+
+    @property
+    def last_index(self) -> int:
+        return self._journal.last_index
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the journal."""
+        return self._journal.size_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self._snapshots.size_bytes
+
+    def open(self) -> Recovered:
+        """Read the files. Raises the same errors as ``MetadataLog.open``, and StorageError."""
+        self._files.open(self._directory_id)
+        snapshot = self._snapshots.current
+        entries = []
+        records: list[MetadataRecord] = []
+        snapshot_index = 0
+        if snapshot is not None:
+            records = record_codec.from_bytes(snapshot.records)
+            snapshot_index, self._offset = snapshot.last_index, snapshot.offset
+        snapshot_offset = self._offset
+        for command, index, _ in self._journal[:]:
+            if index > snapshot_index and command[0] == REGULAR:
+                encoded = effective_records(command[1:], self._offset)
+                if encoded is not None:
+                    entries.append((index, record_codec.from_bytes(encoded)))
+                    self._offset = index
+        return Recovered(snapshot_offset, records, entries)
+
+    def append(self, entries: Iterable[tuple[int, Sequence[MetadataRecord]]]) -> None:
+        """Write (offset, records) of consecutive offsets and sync them: all durable on return, or none.
+
+        Raises DiskFullError, with nothing written, and LogOfflineError as ``Journal.sync``.
+        """
+        journal, last_index, offset = self._journal, self._journal.last_index, self._offset
+        term = max(journal.getCurrentTerm(), journal.last_term)
+        for index, records in entries:
+            command = bytes((REGULAR,)) + change_after(offset, record_codec.to_bytes(records))
+            journal.add(command, index, term)
+            offset = index
+        try:
+            journal.sync()
+        except DiskFullError:
+            journal.discard_unsynced(last_index)
+            raise
+        self._offset = offset
+
+    def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
+        """Store the state at ``offset``, that of the last entry, and drop the journal before it.
+
+        Raises DiskFullError, with the log as usable as before, and LogOfflineError.
+        """
+        journal = self._journal
+        last = journal.entry(offset)
+        previous = journal.entry(offset - 1)
+        assert last is not None and previous is not None, f"a snapshot at {offset} of {journal.last_index}"
+        assert offset == journal.last_index, f"a snapshot at {offset} of a log at {journal.last_index}"
+        snapshot = Snapshot(previous, last, offset, record_codec.to_bytes(records))
+        self._files.store_snapshot(snapshot, offset - 1)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
 class _Pending(NamedTuple):
     offset: int
     records: Sequence[MetadataRecord]
     done: asyncio.Future[int]
 
 
-class SingleQuorum:
-    """Invariant: offset <= appended offset; in between stand the entries that wait for their sync.
+class SingleQuorum(QuorumState):
+    """Invariant: offset <= appended offset; the entries in between wait for their sync.
 
-    The journal is replaced by a snapshot when it has ``snapshot_min_bytes``, and no less than the last
-    snapshot: so disk use stays within about twice the state, and each byte is written about twice.
+    A snapshot replaces the journal when that has ``snapshot_min_bytes`` and at least the size of the last
+    snapshot. So disk use stays within about twice the state, and each byte is written about twice.
     """
+
+    is_single_node = True
 
     def __init__(
         self,
@@ -49,52 +143,37 @@ class SingleQuorum:
         node_id: int = 1,
         executor: Executor | None = None,
         snapshot_min_bytes: int = SNAPSHOT_MIN_BYTES,
+        rng: Rng | None = None,
     ) -> None:
-        """Without a file system everything is forgotten at the end. ``executor`` None: the loop's default."""
-        self.on_leader_change: list[LeaderListener] = []  # never called: it leads from the start
-        self._journal: Journal | None = None
+        """Without a file system nothing is stored. ``executor`` None: the default one of the loop."""
+        super().__init__(node_id)
+        self._leader_id = node_id  # from the start: listeners are never called
+        self._disk_log: SingleNodeLog | None = None
         if filesystem is not None:
             assert directory is not None, "a file system needs a directory"
-            self._journal = Journal(filesystem, directory)
-        self._node_id = node_id
+            directory_id = (rng or system_rng()).randbytes(DIRECTORY_ID_BYTES)
+            self._disk_log = SingleNodeLog(filesystem, directory, node_id, directory_id)
         self._executor = executor
         self._snapshot_min_bytes = snapshot_min_bytes
         self._next_snapshot_bytes = 0  # after a snapshot failed: not before the journal has this size
-        self._machine: StateMachine | None = None
-        self._offset = 0
         self._appended_offset = 0
+        self._first_offset = FIRST_ENTRY[1] + 1  # every offset from here on is free
         self._pending: list[_Pending] = []
         self._writer: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
-        self._is_open = False
-
-    @property
-    def leader_id(self) -> int | None:
-        return self._node_id
-
-    @property
-    def is_leader(self) -> bool:
-        return True
-
-    @property
-    def offset(self) -> int:
-        return self._offset
-
-    def attach(self, machine: StateMachine) -> None:
-        assert self._machine is None, "the quorum drives a state machine already"
-        self._machine = machine
 
     async def start(self) -> None:
         """Load the snapshot and the journal. Raises CorruptLogError, StorageError."""
-        machine = self._machine
-        assert machine is not None, "attach a state machine first"
-        if self._journal is not None:
-            recovered = await self._in_executor(self._journal.open)
-            if recovered.snapshot_offset:
+        machine = self.machine
+        if self._disk_log is not None:
+            recovered = await self._in_executor(self._disk_log.open)
+            self._offset = recovered.snapshot_offset
+            if self._offset:
                 machine.load(recovered.snapshot_offset, recovered.snapshot_records)
             for offset, records in recovered.entries:
                 machine.apply(offset, records)
-            self._offset = self._appended_offset = self._journal.last_offset
+                self._offset = offset
+            self._appended_offset = self._offset
+            self._first_offset = self._disk_log.last_index + 1
         self._is_open = True
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
@@ -102,14 +181,14 @@ class SingleQuorum:
         self._check_usable()
         if after_offset != self._appended_offset:
             raise StaleImageError(decided_on=after_offset, offset=self._appended_offset)
-        self._appended_offset += 1
+        self._appended_offset = max(self._appended_offset + 1, self._first_offset)
         pending = _Pending(self._appended_offset, records, asyncio.get_running_loop().create_future())
-        if self._journal is None:
+        if self._disk_log is None:
             self._deliver([pending])
         else:
             self._pending.append(pending)
             if self._writer is None:
-                self._writer = asyncio.create_task(self._write(self._journal), name="metadata log writer")
+                self._writer = asyncio.create_task(self._write(self._disk_log), name="metadata log writer")
         return await pending.done
 
     async def read_index(self) -> int:
@@ -117,20 +196,14 @@ class SingleQuorum:
         self._check_usable()
         return self._offset
 
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise LogOfflineError(f"the metadata log has stopped: {self._failure}") from self._failure
-        if not self._is_open:
-            raise ShuttingDownError("the metadata log is not open")
-
-    async def _write(self, journal: Journal) -> None:
-        """Write until nothing is pending. Ends without raising: a failure is told to everybody waiting."""
+    async def _write(self, log: SingleNodeLog) -> None:
+        """Write until nothing is pending. Does not raise: an error goes to the pending commits."""
         try:
             while self._pending:
                 group, self._pending = self._pending, []
                 entries = [(pending.offset, pending.records) for pending in group]
                 try:
-                    await self._in_executor(partial(journal.append, entries))
+                    await self._in_executor(partial(log.append, entries))
                 except DiskFullError as error:
                     self._refuse(group, error)
                     continue
@@ -139,14 +212,13 @@ class SingleQuorum:
                     return
                 self._deliver(group)
                 if self._failure is None:
-                    await self._maybe_snapshot(journal)
+                    await self._maybe_snapshot(log)
         finally:
             self._writer = None
 
     def _deliver(self, group: list[_Pending]) -> None:
-        """Replay committed entries and release those who wait for them."""
-        machine = self._machine
-        assert machine is not None
+        """Replay committed entries and complete their commits."""
+        machine = self.machine
         for index, pending in enumerate(group):
             try:
                 machine.apply(pending.offset, pending.records)
@@ -158,7 +230,7 @@ class SingleQuorum:
                 pending.done.set_result(pending.offset)
 
     def _refuse(self, group: list[_Pending], error: Exception) -> None:
-        """Nothing of the group was written; what waits behind it was decided on it, and goes too."""
+        """Fail the commits of a group that was not written, and all later ones, which were decided on it."""
         group, self._pending = group + self._pending, []
         self._appended_offset = self._offset
         for pending in group:
@@ -166,24 +238,22 @@ class SingleQuorum:
                 pending.done.set_exception(error)
 
     def _fail(self, error: BaseException, group: list[_Pending]) -> None:
-        """Take no more until the next start (R26)."""
+        """Refuse everything until the next start (R26)."""
         self._failure = error
         offline = LogOfflineError(f"the metadata log has stopped: {error}")
         offline.__cause__ = error
         self._refuse(group, offline)
-        assert self._machine is not None
-        self._machine.fail(error)
+        self.machine.fail(error)
 
-    async def _maybe_snapshot(self, journal: Journal) -> None:
-        assert self._machine is not None
-        wanted = max(self._snapshot_min_bytes, journal.snapshot_bytes, self._next_snapshot_bytes)
-        if journal.size_bytes < wanted:
+    async def _maybe_snapshot(self, log: SingleNodeLog) -> None:
+        wanted = max(self._snapshot_min_bytes, log.snapshot_bytes, self._next_snapshot_bytes)
+        if log.size_bytes < wanted:
             return
-        offset, records = self._machine.snapshot()
+        offset, records = self.machine.snapshot()
         try:
-            await self._in_executor(partial(journal.write_snapshot, offset, records))
+            await self._in_executor(partial(log.write_snapshot, offset, records))
         except DiskFullError as error:
-            self._next_snapshot_bytes = journal.size_bytes + self._snapshot_min_bytes
+            self._next_snapshot_bytes = log.size_bytes + self._snapshot_min_bytes
             _log.warning("no room for a snapshot of the metadata %s", Fields(error=error))
         except LogOfflineError as error:
             self._fail(error, [])
@@ -191,12 +261,12 @@ class SingleQuorum:
             self._next_snapshot_bytes = 0
 
     async def stop(self) -> None:
-        """Write what is pending, then close."""
+        """Write all pending entries, then close the log."""
         self._is_open = False
         if self._writer is not None:
             await self._writer
-        if self._journal is not None:
-            self._journal.close()
+        if self._disk_log is not None:
+            self._disk_log.close()
 
     async def _in_executor(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)

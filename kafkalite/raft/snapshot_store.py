@@ -1,30 +1,29 @@
-"""The state that a voter's log begins with: stored whole, sent in pieces, checked before it is believed.
+"""The snapshot that a metadata log begins with: stored as a whole, sent in chunks, checked before its use.
 
 ::
 
     raft.snapshot   one frame:  ["kafkalite-raft-snapshot", 1, previous, last, offset, records]
-    previous, last  [command, index, term]: the last two entries that the state holds
-    offset          of the last entry that took effect: entries that were void have none
-    records         the msgpack bytes of the state's metadata records
+    previous, last  [command, index, term]: the last two entries that the snapshot covers
+    offset          of the last entry that took effect: void entries have none
+    records         the msgpack bytes of the metadata records that make the state
 
-A new one replaces the old one atomically, and only then is the log compacted. What a leader sends is the
-file as it is. The store has the methods that the Raft library calls of its own serializer, except those that
-take snapshots: the node does that.
+A new snapshot replaces the old one atomically; the log is compacted only after that. A leader sends the
+bytes of the file. The store has the methods that pysyncobj calls of its own serializer, except those that
+take snapshots: ``RaftNode`` does.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import msgpack
-
-from kafkalite.errors import CorruptLogError, LogOfflineError, StorageError
-from kafkalite.raft.frames import HEADER_BYTES, frame, payload_at
-from kafkalite.raft.raft_messages import Entry
+from kafkalite.errors import DiskFullError, LogOfflineError, StorageError
+from kafkalite.limits import KIB
+from kafkalite.raft.entries import Entry
+from kafkalite.raft.frames import check_version, corrupt, frame, read_single_frame
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join
 
-RAFT_SNAPSHOT_FILE: Final = "raft.snapshot"
+SNAPSHOT_FILE: Final = "raft.snapshot"
 
 _FORMAT: Final = "kafkalite-raft-snapshot"
 _VERSION: Final = 1
@@ -39,22 +38,21 @@ class Snapshot(NamedTuple):
 
     @property
     def last_index(self) -> int:
-        """Of the last entry that the state holds."""
+        """Of the last entry that the snapshot covers."""
         return self.last[1]
 
 
 class SnapshotStore:
-    """Used on the Raft loop only. Invariant: ``current`` is what the file holds."""
+    """Used by one thread at a time. Invariant: ``current`` is what the file holds."""
 
-    def __init__(self, filesystem: FileSystem, directory: str, *, chunk_bytes: int) -> None:
+    def __init__(self, filesystem: FileSystem, directory: str, *, chunk_bytes: int = 256 * KIB) -> None:
         self.current: Snapshot | None = None
         self.size_bytes = 0
         self._filesystem = filesystem
-        self._path = join(directory, RAFT_SNAPSHOT_FILE)
+        self._path = join(directory, SNAPSHOT_FILE)
         self._chunk_bytes = chunk_bytes
         self._sending: dict[Any, tuple[bytes, int]] = {}  # node → file, position
         self._receiving: bytearray | None = None
-        self._received: Snapshot | None = None
 
     @property
     def exists(self) -> bool:
@@ -68,58 +66,37 @@ class SnapshotStore:
             self.size_bytes = len(data)
 
     def store(self, snapshot: Snapshot) -> None:
-        """Durable on return. Raises LogOfflineError."""
+        """Durable on return. Raises DiskFullError, with the file as it was, and LogOfflineError."""
         previous, last, offset, records = snapshot
-        self._write(frame([_FORMAT, _VERSION, previous, last, offset, records]))
-        self.current = snapshot
-
-    def _write(self, data: bytes) -> None:
+        data = frame([_FORMAT, _VERSION, previous, last, offset, records])
         try:
             self._filesystem.write_atomically(self._path, data)
+        except DiskFullError:
+            raise
         except (OSError, StorageError) as error:
             raise LogOfflineError(
                 f"the snapshot {self._path} could not be written: {error}",
-                hint="see to the disk, then start the node again",
+                hint="check the disk, then start the node again",
             ) from error
+        self.current = snapshot
         self.size_bytes = len(data)
         self._sending.clear()
 
     def _parse(self, data: bytes) -> Snapshot:
-        payload = payload_at(data, 0)
-        if payload is None or HEADER_BYTES + len(payload) != len(data):
-            raise self._damaged("one whole frame", "another")
-        try:
-            value = msgpack.unpackb(payload, use_list=False)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise self._damaged("msgpack", str(error)) from error
-        match value:
-            case (format_name, int(version), *_) if format_name == _FORMAT and version != _VERSION:
-                raise StorageError(
-                    f"{self._path} has format version {version}, and this program reads version {_VERSION}",
-                    hint="a newer kafkalite wrote it; start that version again",
-                )
-            case (
-                format_name,
-                _,
-                (bytes(), int(), int()) as previous,
-                (bytes(), int(), int()) as last,
+        value = read_single_frame(data, self._path)
+        check_version(value, self._path, _FORMAT, _VERSION)
+        match value[2:]:
+            case [
+                [bytes(), int(), int()] as previous,
+                [bytes(), int(), int()] as last,
                 int(offset),
                 bytes(records),
-            ) if format_name == _FORMAT and previous[1] + 1 == last[1]:
-                return Snapshot(previous, last, offset, records)
-        raise self._damaged("a snapshot of this format", "something else with a good checksum")
-
-    def _damaged(self, expected: str, actual: str) -> CorruptLogError:
-        return CorruptLogError(
-            path=self._path,
-            position=0,
-            expected=expected,
-            actual=actual,
-            hint="restore the file, or give the node an empty metadata directory and --rejoin",
-        )
+            ] if previous[1] + 1 == last[1]:
+                return Snapshot((*previous,), (*last,), offset, records)
+        raise corrupt(self._path, 0, "a snapshot of this format", "something else with a good checksum")
 
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
-        """The leader's snapshot, once its last piece has come and the whole is good. Not stored yet."""
+        """Take one chunk. Return the leader's snapshot, not stored yet, if this completes an intact one."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:
@@ -128,16 +105,16 @@ class SnapshotStore:
         self._receiving += data
         if not is_last:
             return None
-        whole, self._receiving = bytes(self._receiving), None
+        received, self._receiving = bytes(self._receiving), None
         try:
-            return self._parse(whole)
+            return self._parse(received)
         except StorageError:
-            return None  # a piece was lost, or another's came between: the leader sends it again
+            return None  # a chunk was lost or came from another snapshot: the leader sends it again
 
-    # --- what the library calls (its names) --------------------------------------------------------------
+    # --- methods that pysyncobj calls, by its names --------------------------------------------------------
 
     def getTransmissionData(self, node: Any) -> tuple[bytes, bool, bool] | None:  # noqa: N802
-        """The next piece for ``node``: (bytes, first, last)."""
+        """Return the next chunk for ``node``: (bytes, is first, is last)."""
         if node not in self._sending:
             if self.current is None:
                 return None
@@ -154,4 +131,4 @@ class SnapshotStore:
         self._sending.pop(node, None)
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
-        return 0, None  # "not serializing": when to take a snapshot is not the library's to say
+        return 0, None  # "not serializing": RaftNode decides when to take a snapshot

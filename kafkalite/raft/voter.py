@@ -1,6 +1,6 @@
-"""What a voter does beyond the library's Raft: pre-vote, read-index, and abstaining with a new disk.
+"""The parts of Raft that the library lacks: pre-vote, read-index, and eligibility to vote.
 
-Pure protocol on top of ``wall.Wall``: it knows messages, terms and deadlines, and nothing of the library.
+Pure protocol on top of ``adapter.RaftAdapter``: messages, terms and deadlines, and no names of the library.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from kafkalite import mutants
-from kafkalite.raft.raft_messages import Message
-from kafkalite.raft.standing import UNKNOWN, Founders
-from kafkalite.raft.wall import LEADER, Wall
+from kafkalite.raft.adapter import LEADER, RaftAdapter
+from kafkalite.raft.eligibility import UNKNOWN, BootstrapVoters
+from kafkalite.raft.messages import Message
 
-NOBODY: Final = -1  #: voted for, in a term in which a vote might be the second
+NO_CANDIDATE: Final = -1  #: the vote of a term in which any vote might be the second
 _NEVER: Final = 1e12
 
 ReadDone = Callable[[bool], None]
@@ -33,46 +32,48 @@ class _Confirmation(NamedTuple):
     asked: float
 
 
-class Voter(Wall):
-    """``Wall``, and the messages that the library does not know."""
+class Voter(RaftAdapter):
+    """``RaftAdapter`` with the messages that the library does not know."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._prevote_seq, self._prevote_term = 0, -1
         self._prevotes: set[int] = set()
-        self._is_elected_to_run = False
+        self._has_won_prevote = False
         self._probe_seq = 0
         self._reads: dict[int, _Read] = {}  # which wait for a majority to confirm the leader
-        self._reads_ready: list[_Read] = []  # ... for what was committed by then to be applied
+        self._reads_ready: list[_Read] = []  # ... and then for the entries committed by then to be applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
+        self._log_holders: set[int] = set()  # peers that hold all that this node, once alone, has committed
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
 
     def next_deadline(self) -> float:
-        if self._standing.abstains:
-            return self._next_inquiry
+        if self._eligibility.abstains:
+            return min(self._next_inquiry, super().next_deadline())
         return super().next_deadline()
 
     def begin_link(self, peer: int) -> None:
-        self._standing.new_round()
-        self._next_inquiry = 0.0
+        self._begin_round()
         super().begin_link(peer)
 
     def end_link(self, peer: int) -> None:
-        self._standing.new_round()
+        self._begin_round()
         super().end_link(peer)
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
+        if self._eligibility.was_alone:
+            self._share_log(self._loop_time())
         super()._onTick(timeToWait)
         self._release_reads()
 
     def _before_election(self, now: float) -> None:
-        if self._standing.abstains:
+        if self._eligibility.abstains:
             self.set_deadline(_NEVER)
-            self._ask_who_is_there(now)
-        elif self._is_prevote_due(now):
+            self._seek_eligibility(now)
+        elif self.is_prevote_due(now):
             self._ask_for_prevotes(now)
-        self._is_elected_to_run = False
+        self._has_won_prevote = False
 
     def _on_resigned(self) -> None:
         reads = [*self._reads.values(), *self._reads_ready]
@@ -80,25 +81,29 @@ class Voter(Wall):
         self._reads_ready.clear()
         for read in reads:
             read.done(False)
+        if self._eligibility.was_alone:
+            self._begin_round()  # lead again only if all others respond again
 
     def _on_append_entries(self, node: Any, message: Message) -> None:
+        if self._eligibility.was_alone:
+            return  # this log holds committed entries that no leader can have
         super()._on_append_entries(node, message)
-        if self._standing.abstains and message["term"] == self.raftCurrentTerm:
+        if self._eligibility.abstains and message["term"] == self.raftCurrentTerm:
             self._seek_confirmation(node.id)
 
     # --- pre-vote --------------------------------------------------------------------------------------
 
-    def _is_prevote_due(self, now: float) -> bool:
+    def is_prevote_due(self, now: float) -> bool:
+        """Whether to ask for a pre-vote before an election. Raft is safe without it, but less stable."""
         return bool(
-            self._settings.is_prevote_used
-            and self._nodes
-            and not self._is_elected_to_run
+            self._nodes
+            and not self._has_won_prevote
             and self.deadline() < now
             and not self.is_handed_over_to()
         )
 
     def _ask_for_prevotes(self, now: float) -> None:
-        """The leader is silent. Begin a new term only if a majority is of the same opinion."""
+        """The leader is silent. Begin a new term only if a majority would vote for this node."""
         self.set_deadline(now + self.draw_timeout())
         self.forget_leader()
         self._prevote_seq += 1
@@ -114,7 +119,7 @@ class Voter(Wall):
         )
 
     def _on_prevote(self, node: Any, message: Message) -> None:
-        if self._standing.abstains:
+        if self._eligibility.abstains:
             return
         if message["term"] <= self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
@@ -129,17 +134,17 @@ class Voter(Wall):
     def _on_prevote_ok(self, node: Any, message: Message) -> None:
         if (message["seq"], self.raftCurrentTerm) != (self._prevote_seq, self._prevote_term):
             return
-        if self.raft_state() == LEADER or self._standing.abstains:
+        if self.raft_state() == LEADER or self._eligibility.abstains:
             return
         self._prevotes.add(node.id)
         if self._majority(1 + len(self._prevotes)):
-            self._is_elected_to_run = True
+            self._has_won_prevote = True
             self.set_deadline(0.0)
 
     # --- read-index ------------------------------------------------------------------------------------
 
     def read_index(self, done: ReadDone) -> None:
-        """Call ``done(True)`` once this node has applied all that was committed anywhere by now (R19)."""
+        """Call ``done(True)`` once this node has applied all entries committed anywhere by now (R19)."""
         own_id = self.selfNode.id
         if self.leader() != own_id:
             done(False)
@@ -152,15 +157,15 @@ class Voter(Wall):
         self._host.kick()
 
     def _on_probe(self, node: Any, message: Message) -> None:
-        """Is that node the leader of that term, as far as is known here?"""
-        if self._standing.abstains or message["term"] != self.raftCurrentTerm:
+        """Confirm the leader of the present term."""
+        if self._eligibility.abstains or message["term"] != self.raftCurrentTerm:
             return
         if self.followed() == message["leader"]:
             self._send(node, {"type": "probe_ok", "seq": message["seq"]})
 
     def _on_probe_ok(self, node: Any, message: Message) -> None:
         seq = message["seq"]
-        if self._standing.abstains:
+        if self._eligibility.abstains:
             self._on_confirmation(node.id, seq)
         elif seq in self._reads:
             self._reads[seq].confirmed.add(node.id)
@@ -168,13 +173,17 @@ class Voter(Wall):
 
     def _check_read(self, seq: int) -> None:
         read = self._reads[seq]
-        if not self._majority(1 + len(read.confirmed)) and "RAFT-read-unconfirmed" not in mutants.ACTIVE:
+        if not self.is_leadership_confirmed(len(read.confirmed)):
             return
         del self._reads[seq]
         if self.raftCurrentTerm == read.term and self.raft_state() == LEADER:
             self._reads_ready.append(read)
         else:
             read.done(False)
+
+    def is_leadership_confirmed(self, confirmations: int) -> bool:
+        """Whether a leader may read: once a majority, itself included, confirms that it leads (R19)."""
+        return self._majority(1 + confirmations)
 
     def _release_reads(self) -> None:
         ready, self._reads_ready = self._reads_ready, []
@@ -184,69 +193,94 @@ class Voter(Wall):
             else:
                 self._reads_ready.append(read)
 
-    # --- abstaining: see ``standing`` --------------------------------------------------------------------
+    # --- abstaining, and its end: see ``eligibility`` ----------------------------------------------------
+
+    def _begin_round(self) -> None:
+        self._eligibility.new_round()
+        self._log_holders.clear()
+        self._next_inquiry = 0.0
 
     def _is_log_new(self) -> bool:
         return self._journal.last_index == 1 and self.raftCurrentTerm == 0
 
-    def _ask_who_is_there(self, now: float) -> None:
-        """Find out, every heartbeat, whether this node need not abstain."""
+    def is_log_shared(self) -> bool:
+        """Whether every other voter holds all committed entries of this log; a new log has none."""
+        return self._is_log_new() or self._log_holders == self._nodes.keys()
+
+    def _seek_eligibility(self, now: float) -> None:
+        """Every heartbeat, ask the others for their eligibility, or bootstrap a cluster of one."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
-        founders = self._standing.founders_now() if self._is_log_new() else None
-        if founders is not None:  # there is nobody else to ask
-            self._found(founders)
+        bootstrap_voters = self._eligibility.bootstrap_now(is_log_shared=self.is_log_shared())
+        if bootstrap_voters is not None:
+            self._bootstrap(bootstrap_voters)
         else:
-            self.send_all({"type": "inquire", "seq": self._standing.round})
+            self.send_all({"type": "inquire", "seq": self._eligibility.round})
+
+    def _share_log(self, now: float) -> None:
+        """Lead the others, which have never voted, until they hold the log of this node."""
+        if self.raft_state() == LEADER:
+            self._seek_eligibility(now)
+        elif self._eligibility.is_round_complete:
+            self.lead_next_term()
+
+    def _may_append_to(self, peer: int) -> bool:
+        return not self._eligibility.was_alone or self._eligibility.has_never_voted(peer)
+
+    def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
+        if self._eligibility.was_alone:
+            self.note_response(peer)
+            if match_index >= self.raftCommitIndex:
+                self._log_holders.add(peer)
 
     def _on_inquire(self, node: Any, message: Message) -> None:
-        self._send(node, self._own_standing(message["seq"]))
+        self._send(node, self._own_eligibility(message["seq"]))
 
-    def _own_standing(self, seq: int) -> Message:
-        standing = self._standing
+    def _own_eligibility(self, seq: int) -> Message:
+        eligibility = self._eligibility
         return {
-            "type": "standing",
+            "type": "eligibility",
             "seq": seq,
-            "directory": standing.directory,
-            "is_fresh": standing.abstains and self._is_log_new(),
-            "founders": list(standing.founders.items()),
+            "directory": eligibility.directory,
+            "is_new": eligibility.abstains and self._is_log_new(),
+            "bootstrap_voters": list(eligibility.bootstrap_voters.items()),
         }
 
-    def _on_standing(self, node: Any, message: Message) -> None:
-        founders = self._standing.on_answer(
+    def _on_eligibility(self, node: Any, message: Message) -> None:
+        bootstrap_voters = self._eligibility.on_response(
             node.id,
             message["seq"],
             message["directory"],
-            is_fresh=message["is_fresh"],
-            founders=dict(message["founders"]),
-            still_fresh=self._is_log_new(),
+            is_new=message["is_new"],
+            bootstrap_voters=dict(message["bootstrap_voters"]),
+            is_log_shared=self.is_log_shared(),
         )
-        if founders is not None:
-            self._found(founders)
+        if bootstrap_voters is not None:
+            self._bootstrap(bootstrap_voters)
 
-    def _found(self, founders: Founders) -> None:
-        """This directory is a founder's: it has promised nothing that it could have forgotten."""
-        self._become_voter(founders)
-        self.send_all(self._own_standing(0))
-        if self.selfNode.id == min(founders) and self._is_log_new():
-            self.set_deadline(0.0)  # somebody must be first
+    def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
+        """This directory is a bootstrap voter's: it has promised nothing that it could have forgotten."""
+        self._become_voter(bootstrap_voters)
+        self.send_all(self._own_eligibility(0))
+        if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
+            self.set_deadline(0.0)  # one node must be the first candidate
 
-    def _become_voter(self, founders: Founders) -> None:
-        self._journal.set_standing(is_voter=True, founders=founders)
-        self._standing.is_voter, self._standing.founders = True, founders
+    def _become_voter(self, bootstrap_voters: BootstrapVoters) -> None:
+        self._journal.set_eligibility(is_voter=True, bootstrap_voters=bootstrap_voters)
+        self._eligibility.become_voter(bootstrap_voters)
         self._confirmation = None
         self.set_deadline(self._loop_time() + self.draw_timeout())
         self._host.kick()
 
     def _has_caught_up(self) -> bool:
-        """Whether an entry of the leader's own term is applied here, and all that it has committed."""
+        """Whether this node has applied all committed entries, one of the leader's own term among them."""
         last = self._journal.entry(self.raftLastApplied)
         is_of_term = last is not None and last[2] == self.raftCurrentTerm
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Everything is here that the leader has committed: ask all others whether it is the leader."""
+        """Ask all others whether that node leads, once this node has all that it has committed."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():
@@ -267,5 +301,5 @@ class Voter(Wall):
         lived = self._loop_time() - self._started
         is_candidate_gone = len(self._nodes) <= 2 or lived > 2 * self.conf.raftMaxTimeout
         if self._majority(len(asked.confirmed)) and self._has_caught_up() and is_candidate_gone:
-            self.take_term(self.raftCurrentTerm, NOBODY)  # a vote in this term might be the second
+            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # a vote in this term might be the second
             self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))

@@ -2,8 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
+from kafkalite.raft.entries import Entry
+from kafkalite.raft.journal import Journal
 from proof.mutants import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = ()
+_ADAPTER: Final = "kafkalite.raft.adapter:RaftAdapter"
+_JOURNAL: Final = "kafkalite.raft.journal:Journal"
+_VOTER: Final = "kafkalite.raft.voter:Voter"
+
+
+def _truncate_overlap(self: Journal, start: int) -> None:
+    kept = self[:start]
+    self.clear()
+    for entry in kept:
+        self.add(*entry)
+
+
+def _keep_only_a_compacted_log(self: Journal, previous: Entry, last: Entry) -> bool:
+    return self[:2] == [previous, last]
+
+
+def _forget_vote(self: Journal, term: int, vote: int | None) -> None:
+    self._term, self._vote = term, vote
+
+
+def _unclamped(self: Any, message: dict[str, Any]) -> Any:
+    return message["commit_index"]
+
+
+def _returns(value: Any) -> Callable[..., Any]:
+    return lambda *_: value
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "RAFT-ack-unsynced",
+        "a voter acknowledges entries before they are on its disk",
+        {f"{_ADAPTER}.sync_before_acknowledgement": _returns(None)},
+    ),
+    Mutant(
+        "RAFT-ack-unstamped",
+        "an acknowledgement of another term counts",
+        {f"{_ADAPTER}.is_of_present_term": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-alone-unshared",
+        "new voters elect a leader before they hold the log of the node that was alone",
+        {f"{_VOTER}.is_log_shared": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-commit-unclamped",
+        "a follower commits more than the message at hand has verified",
+        {f"{_ADAPTER}.verified_commit_index": _unclamped},
+    ),
+    Mutant(
+        "RAFT-fresh-acks",
+        "the acknowledgements of a voter with a new disk count",
+        {f"{_ADAPTER}.do_acknowledgements_count": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-fresh-votes",
+        "a voter with a new disk votes at once",
+        {f"{_ADAPTER}.may_vote": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-leader-unsynced",
+        "the leader counts its own copy before it is on disk",
+        {f"{_ADAPTER}.sync_own_copy": _returns(None)},
+    ),
+    Mutant(
+        "RAFT-match-kept",
+        "what a voter acknowledged counts after it has come back with another disk",
+        {f"{_ADAPTER}.forget_match": _returns(None), f"{_ADAPTER}.is_of_present_link": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-no-compare",
+        "an entry takes effect on another state than it was decided on",
+        {"kafkalite.raft.entries:is_void": _returns(False)},
+    ),
+    Mutant(
+        "RAFT-read-unconfirmed",
+        "a leader reads without asking whether it still leads",
+        {f"{_VOTER}.is_leadership_confirmed": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-stale-snapshot",
+        "a snapshot replaces a newer state",
+        {f"{_ADAPTER}.is_newer_state": _returns(True)},
+    ),
+    Mutant(
+        "RAFT-tail-dropped",
+        "a start drops the log after a snapshot that was not yet compacted",
+        {f"{_JOURNAL}.contains_end_of_snapshot": _keep_only_a_compacted_log},
+    ),
+    Mutant(
+        "RAFT-truncate-overlap",
+        "a follower truncates its log at every append, not only at a conflict",
+        {f"{_JOURNAL}.deleteEntriesFrom": _truncate_overlap},
+    ),
+    Mutant(
+        "RAFT-vote-forgotten",
+        "term and vote are not on disk before a message carries them",
+        {f"{_JOURNAL}.setCurrentTerm": _forget_vote},
+    ),
+    Mutant(
+        "RAFT-vote-twice",
+        "one voter's vote counts twice",
+        {f"{_ADAPTER}.is_new_vote": _returns(True)},
+    ),
+)

@@ -23,8 +23,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kafkalite.raft.raft_settings import RaftSettings
-from kafkalite.raft.wall import LEADER
+from kafkalite.raft.adapter import LEADER, RaftSettings
+from kafkalite.raft.voter import Voter
 from kafkalite.rng import Rng, seeded_rng
 from proof.raft.world import Link, Member, World
 
@@ -75,6 +75,7 @@ class Run:
     count: int
     plan: Plan
     settings: RaftSettings
+    alone_count: int = 0  #: values that node 1 has committed as a single node, before the others start
     rng: Rng = field(init=False)
     world: World = field(init=False)
     truth: list[str] = field(default_factory=list)
@@ -90,6 +91,12 @@ class Run:
     def __post_init__(self) -> None:
         self.rng = seeded_rng(self.seed)
         self.world = World(self.count, self.rng, self.settings)
+        if self.alone_count:
+            self.world.wipe(1)
+            names = [f"alone {number}" for number in range(self.alone_count)]
+            self.world.keep_alone(1, names, snapshot_at=self.rng.randrange(2 * self.alone_count))
+            self.world.start(1)
+            self.world.link_all()
 
     def run(self, steps: int) -> None:
         """Raises ViolationError."""
@@ -245,19 +252,19 @@ class Run:
             self._check_logs()
 
     def _check_term(self, i: int, member: Member) -> None:
-        wall, term = member.node.wall, member.term
-        if wall.raft_state() == LEADER and self.leaders.setdefault(term, i) != i:
+        voter, term = member.node.voter, member.term
+        if voter.raft_state() == LEADER and self.leaders.setdefault(term, i) != i:
             raise ViolationError(f"nodes {self.leaders[term]} and {i} lead in term {term}")
         if term < self.terms.get(i, 0):
             raise ViolationError(f"node {i} went back from term {self.terms[i]} to {term}")
         self.terms[i] = term
-        vote = wall.voted_for()
+        vote = member.vote
         if vote is not None and self.votes.setdefault((i, term), vote) != vote:
             raise ViolationError(f"node {i} voted for {self.votes[i, term]} and {vote} in term {term}")
 
     def _check_matches(self, i: int, leader: Member) -> None:
         """What a leader counts on a follower's disk is there."""
-        for peer, (match, _) in leader.node.wall.matches().items():
+        for peer, (match, _) in leader.node.voter.matches().items():
             follower = self.world.up.get(peer)
             if follower is None or follower.term != leader.term or match == 0:
                 continue
@@ -344,7 +351,7 @@ class Run:
 
 
 def _votes(member: Member) -> bool:
-    return member.failure is None and not member.node.wall.abstains()
+    return member.failure is None and not member.abstains
 
 
 def run_raft_seed(
@@ -354,15 +361,20 @@ def run_raft_seed(
     count: int = 3,
     plan: Plan = CALM,
     is_prevote_used: bool = True,
+    alone_count: int = 0,
     stats: Counter[str] | None = None,
 ) -> str | None:
     """Run one schedule; returns what was violated, or None."""
-    run = Run(seed, count, plan, replace(SETTINGS, is_prevote_used=is_prevote_used))
+    run = Run(seed, count, plan, SETTINGS, alone_count)
+    is_prevote_due = Voter.is_prevote_due
+    if not is_prevote_used:  # Raft must be safe without it
+        Voter.is_prevote_due = lambda self, now: False  # type: ignore[method-assign]
     try:
         run.run(steps)
     except ViolationError as violation:
         return f"{violation} (seed {seed}, step {run.steps_done})"
     finally:
+        Voter.is_prevote_due = is_prevote_due  # type: ignore[method-assign]
         if stats is not None:
             stats.update(run.stats)
     return None
@@ -375,8 +387,18 @@ def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None
     if seed % 17 == 0:
         count = 1 + seed % 2
         plan = replace(plan, wipe=0)  # nobody else would have what is lost
+    alone_count = 0
+    if seed % 7 == 3:
+        alone_count = 1 + seed % 30
+        plan = replace(plan, wipe=0)
     return run_raft_seed(
-        seed, steps=steps, count=count, plan=plan, is_prevote_used=seed % 3 != 0, stats=stats
+        seed,
+        steps=steps,
+        count=count,
+        plan=plan,
+        is_prevote_used=seed % 3 != 0,
+        alone_count=alone_count,
+        stats=stats,
     )
 
 

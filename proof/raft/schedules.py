@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from kafkalite.errors import LogOfflineError
-from kafkalite.raft.raft_messages import Message
+from kafkalite.errors import StorageError
+from kafkalite.raft.messages import Message
 from kafkalite.rng import seeded_rng
 from proof.mutants import without
 from proof.raft.world import DIRECTORY, STILL, World
@@ -62,7 +62,7 @@ def s2_a_leader_whose_disk_is_full_steps_aside() -> str | None:
     world.inject(3, 1, {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 1})
     world.deliver(3, 2)
     world.deliver(2, 3)
-    if not isinstance(world.up[1].failure, LogOfflineError):
+    if not isinstance(world.up[1].failure, StorageError):
         return f"node 1 goes on with a full disk: {world.up[1].failure!r}"
     return _two_leaders(world)
 
@@ -157,7 +157,7 @@ def s7_a_damaged_snapshot_is_not_acknowledged() -> str | None:
     world.tick(2)
     world.propose(2, ["new0", "new1"])
     world.link(1, 2)
-    world.up[2].node.wall.send_snapshot_to(1)
+    world.up[2].send_snapshot_to(1)
     world.heartbeat(2)
     pieces = [message for message in world.pending(2, 1) if message.get("serialized")]
     world.forget(2, 1)
@@ -195,7 +195,7 @@ def s8_an_acknowledgement_of_another_term_does_not_count() -> str | None:
     world.forget(1, 2)
     world.propose(1, [f"new{n}" for n in range(3)])
     for message in late:  # an answer to something sent since the link began, but for its term
-        world.inject(2, 1, {**message, "seq": world.up[1].node.wall.last_append_seq(2)})
+        world.inject(2, 1, {**message, "seq": world.up[1].last_append_seq(2)})
     for _ in range(3):
         world.deliver(1, 4)
         world.deliver(4, 1)
@@ -264,7 +264,7 @@ def s13b_a_new_disk_votes_again_when_it_has_everything() -> str | None:
     for _ in range(4):
         world.settle()
         world.clock[0] += 2 * STILL.election_timeout_ms / 1000
-    if world.up[2].node.wall.abstains():
+    if world.up[2].abstains:
         return "it abstains for ever"
     vote = world.up[2].node.journal.getVotedForNodeId()
     world.isolate(1)
@@ -302,7 +302,7 @@ def s16_a_late_answer_does_not_roll_back_the_state() -> str | None:
     top, acked = world.up[2].log()[-1], len(world.acked)
     world.forget(1, 2)
     answer: Message = {"type": "next_node_idx", "next_node_idx": 2, "reset": True, "success": False}
-    answer |= {"stamp": 1, "counts": True, "seq": world.up[1].node.wall.last_append_seq(2)}
+    answer |= {"stamp": 1, "counts": True, "seq": world.up[1].last_append_seq(2)}
     world.inject(2, 1, answer)
     world.heartbeat(1)
     pieces = [message for message in world.pending(1, 2) if message.get("serialized")]
@@ -323,7 +323,7 @@ def s16b_a_snapshot_from_before_the_acknowledged_end_cuts_nothing() -> str | Non
     world.up[1].take_snapshot()
     world.tick(1)
     world.isolate(3)
-    world.up[1].node.wall.enter()
+    world.up[1].node.voter.enter()
     world.settle(1, 2, rounds=1)
     world.propose(1, [f"b{n}" for n in range(5)])
     for _ in range(3):
@@ -332,7 +332,7 @@ def s16b_a_snapshot_from_before_the_acknowledged_end_cuts_nothing() -> str | Non
         world.tick(1)
     top = world.up[2].log()[-1]
     world.forget(1, 2)
-    world.up[1].node.wall.send_snapshot_to(2)
+    world.up[1].send_snapshot_to(2)
     world.heartbeat(1)
     world.deliver(1, 2)
     return (
@@ -352,7 +352,7 @@ def s17_a_piece_of_a_snapshot_commits_nothing() -> str | None:
     world.tick(2)
     world.link(1, 2)
     world.forget(2, 1)
-    world.up[2].node.wall.send_snapshot_to(1)
+    world.up[2].send_snapshot_to(1)
     world.heartbeat(2)
     world.deliver(2, 1, 1)
     world.tick(1)
@@ -387,7 +387,7 @@ def s19_what_a_lost_disk_acknowledged_does_not_count() -> str | None:
     world.wipe(2)
     world.start(2)
     world.link(1, 2)
-    match, last = world.up[1].node.wall.matches()[2][0], world.up[2].node.journal.last_index
+    match, last = world.up[1].node.voter.matches()[2][0], world.up[2].node.journal.last_index
     return None if match <= last else f"the leader counts {match} on a log that ends at {last}"
 
 
@@ -450,12 +450,43 @@ def s23_pre_vote_leaves_a_leader_alone() -> str | None:
     return None if world.leaders() == [(1, 1)] else f"leaders (node, term): {world.leaders()}"
 
 
+def s24_new_voters_elect_no_leader_without_the_log_of_a_node_that_was_alone() -> str | None:
+    world = World(3, seeded_rng(1), replace(STILL, retained_entries=0), is_linked=False)
+    world.wipe(1)
+    world.keep_alone(1, [f"alone{n}" for n in range(10)], snapshot_at=4)
+    world.start(1)
+    world.link_all()
+    for _ in range(2):  # they bootstrap, if they do so before they have its log
+        for i in world.ids:
+            world.tick(i)
+        for a in world.ids:
+            for b in world.ids:
+                if a != b:
+                    world.deliver(a, b)
+    world.isolate(1)
+    world.settle(2, 3)
+    world.elect(2)
+    world.settle(2, 3)
+    if world.up[2].is_leader and not world.names(2):
+        return "node 2 leads without the log"
+    world.link(1, 2)
+    world.link(1, 3)
+    for _ in range(4):
+        world.settle()
+        world.clock[0] += STILL.heartbeat_ms / 1000 + 1
+    if any(member.abstains for member in world.up.values()):
+        return f"they abstain forever: {[i for i, member in world.up.items() if member.abstains]}"
+    names = [world.names(i) for i in world.ids]
+    return None if names == [[f"alone{n}" for n in range(10)]] * 3 else f"effects {names}"
+
+
 SCHEDULES: Final[dict[str, Schedule]] = {
     name: value for name, value in list(globals().items()) if name[0] == "s" and name[1].isdigit()
 }
 
 DIRECTED: Final[dict[str, Schedule]] = {
     "RAFT-ack-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
+    "RAFT-alone-unshared": s24_new_voters_elect_no_leader_without_the_log_of_a_node_that_was_alone,
     "RAFT-ack-unstamped": s8_an_acknowledgement_of_another_term_does_not_count,
     "RAFT-commit-unclamped": s17_a_piece_of_a_snapshot_commits_nothing,
     "RAFT-fresh-acks": s18_a_new_disk_does_not_count,

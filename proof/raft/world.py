@@ -12,11 +12,12 @@ from typing import Any, Final, cast
 
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import TopicRecord
-from kafkalite.raft import raft_messages
-from kafkalite.raft.raft_messages import REGULAR, Message
-from kafkalite.raft.raft_node import AFTER_OFFSET, Outcome, RaftNode
-from kafkalite.raft.raft_settings import RaftSettings
-from kafkalite.raft.wall import LEADER
+from kafkalite.raft import messages
+from kafkalite.raft.adapter import LEADER, RaftSettings
+from kafkalite.raft.entries import REGULAR, after_offset_of, change_after
+from kafkalite.raft.messages import Message
+from kafkalite.raft.node import Outcome, RaftNode
+from kafkalite.raft.single_quorum import SingleNodeLog
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
@@ -98,7 +99,7 @@ class Link:
 
 
 class Member:
-    """One process: a node and the state machine behind it. Hears everything at once (``Told``)."""
+    """One process: a node and the state machine behind it. Hears everything at once (``NodeListener``)."""
 
     def __init__(self, world: World, node_id: int) -> None:
         self.world = world
@@ -121,7 +122,7 @@ class Member:
             runner=self.runner,
             rng=seeded_rng(world.rng.randrange(1 << 30)),
             settings=world.settings,
-            told=self,
+            listener=self,
             post=self._post,
         )
         self.node.open()
@@ -169,11 +170,31 @@ class Member:
     @property
     def is_leader(self) -> bool:
         """In the library's sense: from the election on."""
-        return self.failure is None and self.node.wall.raft_state() == LEADER
+        return self.failure is None and self.node.voter.raft_state() == LEADER
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the node has no vote."""
+        return self.node.voter._eligibility.abstains
+
+    @property
+    def vote(self) -> int | None:
+        """Of the present term."""
+        vote: int | None = self.node.voter._SyncObj__votedForNodeId
+        return vote
+
+    def last_append_seq(self, peer: int) -> int:
+        """Of the last append that the leader sent to ``peer``."""
+        return self.node.voter._append_seq.get(peer, 0)
+
+    def send_snapshot_to(self, peer: int) -> None:
+        """Let the leader begin with the snapshot again at ``peer``."""
+        voter = self.node.voter
+        voter._SyncObj__raftNextIndex[voter._nodes[peer]] = 1
 
     @property
     def term(self) -> int:
-        return int(self.node.wall.raftCurrentTerm)
+        return int(self.node.voter.raftCurrentTerm)
 
     def log(self) -> list[tuple[int, int]]:
         """(index, term) of what the log holds."""
@@ -184,7 +205,7 @@ class Member:
         if after_offset is None:
             after_offset = self._offset_to_be()
         self.world.decided_on[name] = after_offset
-        command = AFTER_OFFSET.pack(after_offset) + record_codec.to_bytes([TopicRecord("0" * 32, name)])
+        command = change_after(after_offset, record_codec.to_bytes([TopicRecord("0" * 32, name)]))
         self.queued += 1
         self.node.propose(
             command, lambda outcome, is_known: self.world.settle_proposal(name, outcome, is_known)
@@ -197,7 +218,7 @@ class Member:
             return journal.last_index + self.queued
         offset = self.offset
         for command, index, _ in journal[max(0, self.index + 1 - journal.first_index) :]:
-            if command[0] == REGULAR and AFTER_OFFSET.unpack_from(command, 1)[0] == offset:
+            if command[0] == REGULAR and after_offset_of(command[1:]) == offset:
                 offset = index
         return offset
 
@@ -231,6 +252,27 @@ class World:
             self.start(i)
         if is_linked:
             self.link_all()
+
+    def keep_alone(self, i: int, names: Iterable[str], *, snapshot_at: int | None = None) -> None:
+        """Let node ``i`` run as a single node on its disk and commit these values; then stop it.
+
+        After ``snapshot_at`` of the values it takes a snapshot.
+        """
+        self.kill(i)
+        log = SingleNodeLog(self.disks[i], DIRECTORY, i, bytes([i]) * 16)
+        recovered = log.open()
+        values = [cast(TopicRecord, record) for record in recovered.snapshot_records]
+        offset = recovered.snapshot_offset
+        for offset, records in recovered.entries:  # noqa: B007
+            values += cast("list[TopicRecord]", records)
+        for count, name in enumerate(names, 1):
+            self.decided_on[name], offset = offset, log.last_index + 1
+            values.append(TopicRecord("0" * 32, name))
+            log.append([(offset, values[-1:])])
+            self.acked[name] = offset
+            if count == snapshot_at:
+                log.write_snapshot(offset, values)
+        log.close()
 
     def settle_proposal(self, name: str, outcome: Outcome | None, is_known: bool) -> None:
         assert name not in self.outcomes, "a proposal has one outcome"
@@ -306,7 +348,7 @@ class World:
     def pending(self, a: int, b: int) -> list[Message]:
         """What is on its way from ``a`` to ``b``."""
         link = self.links.get((a, b))
-        return [raft_messages.decode(data) for data in link.queue] if link is not None else []
+        return [messages.decode(data) for data in link.queue] if link is not None else []
 
     def deliver(self, a: int, b: int, count: int | None = None) -> None:
         link = self.links.get((a, b))
@@ -317,7 +359,7 @@ class World:
 
     def inject(self, a: int, b: int, message: Message | bytes) -> None:
         """``b`` receives this as if ``a`` had sent it just now."""
-        data = message if isinstance(message, bytes) else raft_messages.encode(message)
+        data = message if isinstance(message, bytes) else messages.encode(message)
         self.up[b].node.transport.receive(a, data)
 
     def forget(self, a: int, b: int) -> None:
@@ -335,13 +377,13 @@ class World:
     def elect(self, i: int) -> None:
         """Let node ``i`` stand for election."""
         self.tick(i)  # it has not slept
-        wall = self.up[i].node.wall
-        wall._is_elected_to_run = True
-        wall.set_deadline(0.0)
+        voter = self.up[i].node.voter
+        voter._has_won_prevote = True
+        voter.set_deadline(0.0)
         self.tick(i)
 
     def heartbeat(self, i: int) -> None:
-        self.up[i].node.wall.beat_soon()
+        self.up[i].node.voter.beat_soon()
         self.tick(i)
 
     def settle(self, *ids: int, rounds: int = 12) -> None:
@@ -362,7 +404,7 @@ class World:
         for _ in range(4):
             self.settle(rounds=4)
             self.clock[0] += self.settings.heartbeat_ms / 1000 + 0.001
-        assert all(member.node.wall.abstains() is False for member in self.up.values()), "founded"
+        assert all(not member.abstains for member in self.up.values()), "founded"
         assert self.leaders() == [(1, 1)], self.leaders()
 
     # --- looking ---------------------------------------------------------------------------------------

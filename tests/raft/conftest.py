@@ -127,6 +127,10 @@ class CrashDisk:
         self.names[new] = self.names.pop(old)
         self.step()
 
+    def unlink(self, path: str) -> None:
+        del self.names[path]
+        self.step()
+
     def read_bytes(self, path: str) -> bytes:
         return bytes(self.names[path].data)
 

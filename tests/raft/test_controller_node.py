@@ -78,7 +78,7 @@ async def test_publishers_are_told_of_every_image_in_order():
     assert [name for name, _, _ in seen] == ["first", "second"] * 3
     images = [image for name, _, image in seen if name == "first"]
     assert [before for name, before, _ in seen if name == "first"] == [EMPTY, *images[:-1]]
-    assert [image.metadata_offset for image in images] == [0, 1, 2]
+    assert [image.metadata_offset for image in images] == [0, 2, 3]
     assert images[-1] is node.image
     await node.stop()
 

@@ -96,4 +96,4 @@ async def test_a_restart_on_the_real_disk_with_real_threads(tmp_path):
         images.append(node.image)
         await node.stop()
     assert len(images[-1].topics) == 105
-    assert (tmp_path / "meta" / "metadata.snapshot").exists()
+    assert (tmp_path / "meta" / "raft.snapshot").exists()

@@ -14,7 +14,7 @@ import asyncio, sys
 from kafkalite.clock import SystemClock
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft.raft_quorum import RaftQuorum
-from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.raft.adapter import RaftSettings
 from kafkalite.raft.runner import ThreadRunner
 from kafkalite.rng import system_rng
 from kafkalite.storage.disk import RealFileSystem

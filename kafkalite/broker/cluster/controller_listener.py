@@ -24,7 +24,7 @@ from kafkalite.log_fields import Fields
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.protocol.messages.cluster import RaftMessagesRequest, RaftMessagesResponse
-from kafkalite.raft.raft_transport import RaftTransport
+from kafkalite.raft.transport import RaftTransport
 
 logger = logging.getLogger(__name__)
 

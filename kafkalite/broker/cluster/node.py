@@ -26,7 +26,6 @@ from kafkalite.protocol.connection import Request
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.observer_quorum import ObserverQuorum
 from kafkalite.raft.quorum import Quorum
-from kafkalite.raft.raft_settings import RaftSettings
 from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
@@ -102,6 +101,7 @@ class ClusterNode:
         self._membership: Membership | None = None
         self._listener: ControllerListener | None = None
         if config.is_controller:
+            from kafkalite.raft.adapter import RaftSettings
             from kafkalite.raft.raft_quorum import RaftQuorum  # a node without a vote needs no Raft library
 
             self._runner = InlineRunner() if is_inline else ThreadRunner(f"kafkalite-raft-{config.node_id}")
@@ -120,7 +120,7 @@ class ClusterNode:
                     heartbeat_ms=max(min(100, config.controller_quorum_election_timeout_ms // 5), 1),
                     snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 ),
-                allow_fresh=config.controller_quorum_rejoin or not self._membership.is_known,
+                allow_new=config.controller_quorum_rejoin or not self._membership.is_known,
             )
         else:
             self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")

@@ -19,7 +19,7 @@ from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.cluster import RaftMessagesRequest
-from kafkalite.raft.raft_transport import RaftTransport
+from kafkalite.raft.transport import RaftTransport
 from kafkalite.rng import Rng
 
 logger = logging.getLogger(__name__)

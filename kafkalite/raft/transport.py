@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kafkalite.errors import RemoteProtocolError
-from kafkalite.raft import raft_messages
-from kafkalite.raft.raft_messages import Message
+from kafkalite.raft import messages
+from kafkalite.raft.messages import Message
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class RaftTransport:
             self._refuse("a message from %d, which is no voter", peer_id)
             return
         try:
-            decoded = raft_messages.decode(message)
+            decoded = messages.decode(message)
         except RemoteProtocolError as error:
             self._refuse("node %d: %s", peer_id, error)
             return
@@ -82,7 +82,7 @@ class RaftTransport:
         link = self._links.get(peer_id)
         if link is None:
             return False
-        link.send(raft_messages.encode(message))
+        link.send(messages.encode(message))
         return True
 
     def _refuse(self, reason: str, *values: object) -> None:

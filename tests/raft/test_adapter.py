@@ -1,4 +1,4 @@
-"""The wall stands around one version of the library, and nothing of its pickle is left."""
+"""The adapter works with one version of the library, and nothing of its pickle is left."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pysyncobj.pickle
 import pysyncobj.syncobj
 import pytest
 
-from kafkalite.raft import wall
-from kafkalite.raft.raft_messages import NO_OP
+from kafkalite.raft import adapter
+from kafkalite.raft.entries import NO_OP
 from kafkalite.rng import seeded_rng
 from proof.raft.world import STILL, World
 
 
 def test_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(wall, "VERSION", "0.3.18")
-    with pytest.raises(wall.WrongLibraryError, match=r"pip install pysyncobj==0\.3\.17"):
-        wall.check_library()
+    monkeypatch.setattr(adapter, "VERSION", "0.3.18")
+    with pytest.raises(adapter.WrongLibraryError, match=r"pip install pysyncobj==0\.3\.17"):
+        adapter.check_library()
 
 
 def test_a_library_without_what_is_overridden_is_refused(monkeypatch):
-    monkeypatch.delattr(wall.SyncObj, "_SyncObj__applyLogEntries")
-    with pytest.raises(wall.WrongLibraryError, match="applyLogEntries"):
-        wall.check_library()
+    monkeypatch.delattr(adapter.SyncObj, "_SyncObj__applyLogEntries")
+    with pytest.raises(adapter.WrongLibraryError, match="applyLogEntries"):
+        adapter.check_library()
 
 
 @pytest.mark.parametrize("name", ["loads", "load", "dumps", "dump"])
@@ -36,10 +36,10 @@ def test_pickle_is_dead(name):
 def test_a_command_that_the_library_would_unpickle_ends_the_node():
     world = World(1, seeded_rng(1))
     world.found()
-    world.up[1].node.wall._applyCommand(b"\x8b", None, 3)  # VERSION, as setCodeVersion would append it
+    world.up[1].node.voter._applyCommand(b"\x8b", None, 3)  # VERSION, as setCodeVersion would append it
     world.tick(1)
     world.tick(1)
-    assert "of a kind that nobody writes" in str(world.up[1].failure)
+    assert "is of unknown kind" in str(world.up[1].failure)
 
 
 def test_a_no_op_is_what_the_library_says_it_is():
@@ -47,7 +47,7 @@ def test_a_no_op_is_what_the_library_says_it_is():
     assert pysyncobj.syncobj._COMMAND_TYPE.REGULAR == 0
 
 
-def test_the_librarys_word_on_cutting_is_not_heard(caplog):
+def test_the_librarys_warning_of_truncation_is_not_logged(caplog):
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("pysyncobj.syncobj").critical(
             "truncating already-applied log entries from index %d", 1

@@ -1,32 +1,34 @@
-"""The wall: the one module that knows pysyncobj, and makes what it keeps of it safe.
+"""The pysyncobj adapter: the one module that knows the Raft library, and makes its use safe.
 
-Of the library serve the election, the replication loop, the commit rule and the loop that applies. As
-shipped it loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md tells how, and where each rule
-below comes from), so around these stand our own journal, snapshot store and transport, and methods of the
-library are overridden: ``_SyncObj__x`` is its private ``self.__x``. That holds for one version of it
-exactly, and is checked when the module is imported.
+pysyncobj provides the election, the replication loop, the commit rule and the apply loop. As shipped it
+loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of each rule
+below). So the adapter brings its own journal, snapshot store and transport, and overrides methods of the
+library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the library,
+which is checked when the module is imported.
 
-What the wall adds to the library's Raft (R17):
+The adapter adds to the library's Raft (R17):
 
-- nothing is said before it is on disk: votes and terms at once, entries before the acknowledgement, the
-  leader's own copy before it counts
-- an acknowledgement carries its term and the message that it answers; one of another term or from before the
-  link's last beginning counts nothing, nor does one of a voter that abstains
+- state is durable before a message depends on it: terms and votes at once, entries before the
+  acknowledgement, the leader's own copy before it counts
+- an acknowledgement carries its term and the message that it acknowledges; one of another term or from
+  before the present link does not count, nor does one of a voter that abstains
 - a follower commits no further than the message at hand has verified
-- a vote counts once; nothing is ever unpickled; commands come from the leader's own process only
+- a vote counts once; nothing is ever unpickled; only the leader's own process proposes commands
 - a snapshot replaces only an older state
-- a leader or candidate of an older term hears of it; after a sleep a node first reads what has come
+- a leader or candidate of an older term is notified; after a sleep a node first reads pending messages
 
-``voter`` adds pre-vote, read-index and abstaining.
-
-Time is the Raft loop's, chance is the node's ``Rng``; so a simulated cluster replays exactly.
+``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random numbers
+are the node's ``Rng``, so a simulated cluster replays exactly.
 """
+
+# Long because it is one class, the only one that may name the library's internals.
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pysyncobj.pickle
@@ -36,13 +38,13 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from kafkalite import mutants
 from kafkalite.errors import KafkaliteError
-from kafkalite.raft.raft_journal import RaftJournal
-from kafkalite.raft.raft_messages import MAX_COMMAND_BYTES, NO_OP, REGULAR, Message
-from kafkalite.raft.raft_settings import RaftSettings
+from kafkalite.limits import KIB, MIB
+from kafkalite.raft.eligibility import Eligibility
+from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
+from kafkalite.raft.journal import Journal
+from kafkalite.raft.messages import Message
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
-from kafkalite.raft.standing import Standing
 from kafkalite.rng import Rng
 
 LIBRARY_VERSION: Final = "0.3.17"
@@ -63,17 +65,17 @@ _OVERRIDDEN: Final = (
 )
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
-_APPLIED_PER_TICK: Final = 2_000  # a long backlog must not starve the heartbeats
+_APPLIED_PER_TICK: Final = 2_000  # a long backlog must not delay the heartbeats
 
 _now: Callable[[], float] = time.monotonic
 
 
 class WrongLibraryError(KafkaliteError):
-    """Another pysyncobj than the one that the wall was built around."""
+    """The installed pysyncobj is not the version that the adapter was written for."""
 
 
 def check_library() -> None:
-    """Raises WrongLibraryError unless the library is the one that was audited."""
+    """Raise WrongLibraryError unless the library is the version that was audited."""
     missing = [name for name in _OVERRIDDEN if not hasattr(SyncObj, f"_SyncObj__{name}")]
     if VERSION != LIBRARY_VERSION or missing:
         lacks = f", which lacks {', '.join(missing)}" if missing else ""
@@ -87,56 +89,76 @@ def _refuse_pickle(*_: Any) -> Any:
     raise AssertionError("the Raft library tried to use pickle")
 
 
-def _take_over_library() -> None:
-    """Its pickle is dead, and its clock is that of the wall at work."""
+def _patch_library() -> None:
+    """Disable its pickle, and let it read the clock of the adapter that was entered last."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
     pysyncobj.syncobj.monotonicTime = lambda: _now()
-    # It warns of cutting a log where our journal cuts nothing.
+    # It warns of truncating the log where the journal truncates nothing.
     logging.getLogger("pysyncobj.syncobj").addFilter(lambda record: "truncating" not in str(record.msg))
 
 
-_take_over_library()
+_patch_library()
 
 
-class Applied(Protocol):
-    """What the wall tells its node. All calls come from within a call of the node's."""
+@dataclass(frozen=True, slots=True)
+class RaftSettings:
+    """Timing and sizes. A follower waits for its leader for one to two election timeouts, at random."""
+
+    election_timeout_ms: int = 500
+    fetch_timeout_ms: int = 1_000  #: a leader without responses from a majority steps down after it
+    heartbeat_ms: int = 100
+    commit_timeout_ms: int = 10_000  #: then a commit fails with an unknown outcome
+    snapshot_min_bytes: int = (
+        MIB  #: a snapshot is due when the log has grown by this, and by the last snapshot
+    )
+    retained_entries: int = 1_000  #: kept before a snapshot, for followers that are slightly behind
+    append_bytes: int = MAX_COMMAND_BYTES + MIB  #: of entries in one message; more than any one command
+    chunk_bytes: int = 256 * KIB  #: of a snapshot in one message
+    recent_bytes: int = 4 * MIB  #: committed entries kept for brokers that are no voters
+
+    def __post_init__(self) -> None:
+        assert self.election_timeout_ms > 3 * self.heartbeat_ms, "a follower may miss two heartbeats"
+
+
+class AdapterHost(Protocol):
+    """The owner of an adapter. All calls occur within a call of the owner."""
 
     def send(self, peer_id: int, message: Message) -> bool: ...
 
     def kick(self) -> None:
-        """A tick is wanted soon."""
+        """A tick is needed soon."""
         ...
 
-    def apply(self, index: int, command: bytes) -> Any:
-        """Entry ``index`` is committed; the result goes to its proposer. What it raises is fatal."""
+    def apply(self, index: int, change: bytes) -> Any:
+        """Entry ``index`` is committed; the result goes to its proposer. An exception is fatal."""
         ...
 
-    def pass_by(self, index: int) -> None:
-        """Entry ``index`` is committed and says nothing."""
+    def skip(self, index: int) -> None:
+        """Entry ``index``, a no-op, is committed."""
         ...
 
     def install(self, snapshot: Snapshot) -> None:
-        """The state is the snapshot's from now on."""
+        """Replace the state by that of the snapshot."""
         ...
 
 
 Done = Callable[[Any, bool], None]
-"""(result of apply, whether the outcome is known to be that). (None, True): certainly not done."""
+"""(result of apply, whether the outcome is known). (None, True): the command certainly has no effect."""
 
 
 class _Port(Transport):  # type: ignore[misc]
-    """What the library takes for its transport."""
+    """The transport that the library uses."""
 
     ready = True
 
-    def __init__(self, wall: Wall) -> None:
+    def __init__(self, adapter: RaftAdapter) -> None:
         super().__init__(None, None, [])
-        self._wall = wall
+        self._adapter = adapter
 
     def send(self, node: Node, message: Message) -> bool:
-        return self._wall.emit(node, message)
+        return self._adapter.emit(node, message)
 
     def destroy(self) -> None:
         pass
@@ -147,8 +169,8 @@ class _NoPoller:
         pass
 
 
-class Wall(SyncObj):  # type: ignore[misc]
-    """One voter. Its node calls ``enter`` first, whatever it wants."""
+class RaftAdapter(SyncObj):  # type: ignore[misc]
+    """One voter. Its host calls ``enter`` before any other method."""
 
     _SyncObj__raftLeader: Any
 
@@ -156,17 +178,17 @@ class Wall(SyncObj):  # type: ignore[misc]
         self,
         node_id: int,
         others: Iterable[int],
-        host: Applied,
+        host: AdapterHost,
         *,
-        journal: RaftJournal,
+        journal: Journal,
         snapshots: SnapshotStore,
-        standing: Standing,
+        eligibility: Eligibility,
         settings: RaftSettings,
         now: Callable[[], float],
         rng: Rng,
     ) -> None:
         self._host, self._journal, self._snapshots = host, journal, snapshots
-        self._standing, self._settings, self._rng = standing, settings, rng
+        self._eligibility, self._rng = eligibility, rng
         self._loop_time = now
         self._nodes = {peer: Node(peer) for peer in others}
         self._votes_counted: set[tuple[int, int]] = set()
@@ -174,8 +196,8 @@ class Wall(SyncObj):  # type: ignore[misc]
         self._append_seq: dict[int, int] = {}  # of the last append sent, per peer
         self._link_floor: dict[int, int] = {}  # its value when the link began
         self._reset_floor: dict[int, int] = {}  # its value at the last back-off
-        self._answering = 0  # the seq of the append at hand
-        self._leader_commit = 0  # as the leader said it last
+        self._acknowledging = 0  # the seq of the append at hand
+        self._leader_commit = 0  # the leader's commit index in its last append
         self.enter()
         heartbeat = settings.heartbeat_ms / 1000
         election = settings.election_timeout_ms / 1000
@@ -210,13 +232,13 @@ class Wall(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftCommitIndex = journal.getRaftCommitIndex()
         if snapshots.current is not None:
             self._SyncObj__raftLastApplied = snapshots.current.last_index
-        if not self._nodes and standing.is_voter:
-            self._SyncObj__raftElectionDeadline = 0.0  # a lone voter need not wait for anybody
+        if not self._nodes and eligibility.is_voter:
+            self._SyncObj__raftElectionDeadline = 0.0  # there is no leader to wait for
 
-    # --- what the node asks ----------------------------------------------------------------------------
+    # --- the state ---------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """The library's clock is this wall's until another wall enters."""
+        """Make the library read this adapter's clock until another adapter enters."""
         global _now
         _now = self._loop_time
 
@@ -224,35 +246,31 @@ class Wall(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftState)
 
     def leader(self) -> int | None:
-        """Who leads, as far as known. Itself only once it has applied the first entry of its own term."""
+        """Return the known leader. A node returns itself only after it has applied its first entry."""
         if self.raft_state() == LEADER:
             first = self._SyncObj__noopIDx
             return self.selfNode.id if self.raftLastApplied >= first else None
         leader = self._SyncObj__raftLeader
         return None if leader is None or leader == self.selfNode else leader.id
 
+    def followed(self) -> int | None:
+        """Return the leader of the present term, this node included as soon as it is elected."""
+        leader = self._SyncObj__raftLeader
+        return None if leader is None else leader.id
+
     def matches(self) -> dict[int, tuple[int, float]]:
-        """The leader's knowledge: peer → (its log agrees up to here, when it last answered)."""
+        """Return, of a leader, peer → (last index where its log agrees, time of its last response or -1)."""
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
 
-    def abstains(self) -> bool:
-        """Whether this node has no vote for now."""
-        return self._standing.abstains
-
-    def voted_for(self) -> int | None:
-        """In this term."""
-        vote: int | None = self._SyncObj__votedForNodeId
-        return vote
-
     def next_deadline(self) -> float:
-        """When a tick has something to do, if nothing else happens before."""
+        """Return the time of the next tick that has work to do if nothing happens before."""
         if self.raft_state() == LEADER:
             return float(self._SyncObj__newAppendEntriesTime)
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command, as the leader. ``done`` is called once, sooner or later."""
+        """Append a command, as the leader. ``done`` is called exactly once."""
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
         def on_outcome(result: Any, reason: int) -> None:
@@ -264,66 +282,73 @@ class Wall(SyncObj):  # type: ignore[misc]
         self._applyCommand(command, on_outcome, REGULAR)
         self._host.kick()
 
-    # --- what a voter adds: see ``voter`` ------------------------------------------------------------------
+    def hand_over(self) -> None:
+        """Ask the most advanced follower to take over at once, because this node stops."""
+        if self.raft_state() == LEADER:
+            self.transferLeadership()
+
+    # --- hooks for ``voter`` -------------------------------------------------------------------------------
 
     def _before_election(self, now: float) -> None:
-        """Called in every tick of a follower or candidate, before the library looks at the deadline."""
+        """Called in every tick of a follower or candidate, before the library checks the deadline."""
 
     def _on_resigned(self) -> None:
-        """This node has just stopped to lead."""
+        """Called when this node has stopped to lead."""
+
+    def _may_append_to(self, peer: int) -> bool:
+        """Whether ``peer`` may receive entries."""
+        return True
+
+    def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
+        """Called when a peer whose acknowledgements do not count holds the log up to ``match_index``."""
 
     def set_deadline(self, deadline: float) -> None:
-        """When to stand for election, if no leader is heard of before."""
+        """Start an election at this time unless a leader is heard from before."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
         return float(self._SyncObj__raftElectionDeadline)
 
     def draw_timeout(self) -> float:
-        """How long to wait for a leader, this time."""
+        """Return a random election timeout, in seconds."""
         return float(self._SyncObj__generateRaftTimeout())
 
     def is_handed_over_to(self) -> bool:
         """Whether the leader has asked this node to take over."""
         return bool(self._SyncObj__transferInProgress)
 
-    def followed(self) -> int | None:
-        """Whom this node takes for the leader of its term; itself if it leads, at once."""
-        leader = self._SyncObj__raftLeader
-        return None if leader is None else leader.id
-
     def beat_soon(self) -> None:
-        """As the leader: let the next tick send appends, whether or not there is something new."""
+        """As the leader: send appends in the next tick, even if there is no new entry."""
         self._SyncObj__newAppendEntriesTime = 0.0
-
-    def last_append_seq(self, peer: int) -> int:
-        """Of the append that was sent there last."""
-        return self._append_seq.get(peer, 0)
-
-    def send_snapshot_to(self, peer: int) -> None:
-        """As the leader: begin with the snapshot again at that follower."""
-        self._SyncObj__raftNextIndex[self._nodes[peer]] = 1
 
     def forget_leader(self) -> None:
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Be in ``term`` from now on, durably."""
+        """Enter ``term``, durably."""
         self._SyncObj__setCurrentTerm(term, vote)
+
+    def lead_next_term(self) -> None:
+        """Become the leader of a new term without asking for votes."""
+        self.take_term(self.raftCurrentTerm + 1, self.selfNode.id)
+        self._SyncObj__onBecomeLeader()
+
+    def note_response(self, peer: int) -> None:
+        """As the leader: count the peer as reachable."""
+        self._SyncObj__lastResponseTime[self._nodes[peer]] = self._loop_time()
 
     def send_all(self, message: Message) -> None:
         for peer in self._nodes:
             self._host.send(peer, dict(message))
 
-    # --- what the node asks, continued ---------------------------------------------------------------------
+    def _majority(self, count: int) -> bool:
+        """Whether ``count`` voters are more than half of all."""
+        return 2 * count > len(self._nodes) + 1
 
-    def hand_over(self) -> None:
-        """Ask the follower that is furthest to take over at once: this node is going."""
-        if self.raft_state() == LEADER:
-            self.transferLeadership()
+    # --- links -----------------------------------------------------------------------------------------
 
     def begin_link(self, peer: int) -> None:
-        """A link goes to ``peer`` now: maybe to another process, with another disk, than before."""
+        """A new link to ``peer`` is up. It may lead to another process, with another disk, than before."""
         self._link_floor[peer] = self._append_seq.get(peer, 0)
         self._snapshots.cancelTransmisstion(self._nodes[peer])
         self._SyncObj__onNodeConnected(self._nodes[peer])
@@ -335,9 +360,12 @@ class Wall(SyncObj):  # type: ignore[misc]
     def _SyncObj__onNodeConnected(self, node: Node) -> None:  # noqa: N802
         SyncObj._SyncObj__onNodeConnected(self, node)
         if self.raft_state() == LEADER and node in self._SyncObj__raftMatchIndex:
-            if "RAFT-match-kept" not in mutants.ACTIVE:
-                self._SyncObj__raftMatchIndex[node] = 0  # it may have lost what it acknowledged
+            self.forget_match(node)
             self.beat_soon()
+
+    def forget_match(self, node: Node) -> None:
+        """With a new link a peer may have lost what it acknowledged: its disk may be another one (R17)."""
+        self._SyncObj__raftMatchIndex[node] = 0
 
     # --- sending ---------------------------------------------------------------------------------------
 
@@ -345,21 +373,34 @@ class Wall(SyncObj):  # type: ignore[misc]
         return self._host.send(node.id, message)
 
     def emit(self, node: Node, message: Message) -> bool:
-        """The library sends: complete the message, and make durable what it tells of."""
+        """Send a message of the library: complete it, and make the state durable that it depends on."""
         kind = message["type"]
         if kind == "append_entries":
             if "prevLogIdx" in message and message["prevLogIdx"] is None:
-                return False  # ahead of our log: the follower's next answer says where it really is
+                return False  # the peer is ahead of this log: its next response contains its real position
+            if not self._may_append_to(node.id):
+                return False
             message["seq"] = self._append_seq[node.id] = self._append_seq.get(node.id, 0) + 1
         elif kind == "next_node_idx":
             message["stamp"] = self.raftCurrentTerm
-            message["seq"] = self._answering
-            message["counts"] = not self._standing.abstains or "RAFT-fresh-acks" in mutants.ACTIVE
-            if "RAFT-ack-unsynced" not in mutants.ACTIVE:
-                self._journal.sync()
+            message["seq"] = self._acknowledging
+            message["counts"] = self.do_acknowledgements_count()
+            self.sync_before_acknowledgement()
         elif kind in {"apply_command", "apply_command_response"}:
             return False  # only the leader's own process proposes
         return self._send(node, message)
+
+    def do_acknowledgements_count(self) -> bool:
+        """Whether the leader may count this node's acknowledgements: not while it abstains (R17)."""
+        return not self._eligibility.abstains
+
+    def sync_before_acknowledgement(self) -> None:
+        """Entries are on disk before they are acknowledged (R17)."""
+        self._journal.sync()
+
+    def sync_own_copy(self) -> None:
+        """The leader's own copy is on disk before it counts (R17)."""
+        self._journal.sync()
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
         if self.raft_state() != LEADER:
@@ -368,12 +409,12 @@ class Wall(SyncObj):  # type: ignore[misc]
         last = self._journal.last_index
         super()._checkCommandsToApply()
         if self._journal.last_index != last:
-            self._SyncObj__sendAppendEntries()  # one for the whole batch, at once; then our own copy
-            self._sync_own_copy()
+            self._SyncObj__sendAppendEntries()  # one for the whole batch, at once; then the own copy
+            self.sync_own_copy()
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         SyncObj._SyncObj__onBecomeLeader(self)
-        self._sync_own_copy()  # a lone voter commits its first entry in this very tick
+        self.sync_own_copy()  # a single voter commits its first entry in this very tick
 
     def _refuse_proposals(self) -> None:
         queue = self._SyncObj__commandsQueue
@@ -384,30 +425,26 @@ class Wall(SyncObj):  # type: ignore[misc]
                 return
             on_outcome(None, FAIL_REASON.NOT_LEADER)
 
-    def _sync_own_copy(self) -> None:
-        if "RAFT-leader-unsynced" not in mutants.ACTIVE:
-            self._journal.sync()
-
     # --- ticking ---------------------------------------------------------------------------------------
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
         now = self._loop_time()
         gap = self.conf.raftMinTimeout / 2
         if now - self._last_tick > gap:
-            # This process slept. What the others have said meanwhile is still to be read.
+            # This process slept. Messages that the others sent meanwhile are still to be read.
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, now + gap)
             heard = now - self.conf.leaderFallbackTimeout / 2
             for node, seen in self._SyncObj__lastResponseTime.items():
                 self._SyncObj__lastResponseTime[node] = max(seen, heard)
         self._last_tick = now
         if self.raft_state() == LEADER:
-            self._sync_own_copy()
+            self.sync_own_copy()
         else:
             self._before_election(now)
         commit, next_append = self.raftCommitIndex, self._SyncObj__newAppendEntriesTime
         super()._onTick(0.0)
         if self.raft_state() == LEADER:
-            self._sync_own_copy()
+            self.sync_own_copy()
             if self.raftCommitIndex != commit and self._SyncObj__newAppendEntriesTime == next_append:
                 self._SyncObj__sendAppendEntries()  # followers may apply it now, not at the next heartbeat
             if not self._nodes and self._journal.last_index > self.raftCommitIndex:
@@ -416,18 +453,14 @@ class Wall(SyncObj):  # type: ignore[misc]
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
         return float(self.conf.raftMinTimeout * (1 + self._rng.random()))
 
-    def _majority(self, count: int) -> bool:
-        """Whether ``count`` voters are more than half of all."""
-        return 2 * count > len(self._nodes) + 1
-
     # --- applying --------------------------------------------------------------------------------------
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
         index = self.raftLastApplied + 1
         if command[0] == REGULAR:
             return self._host.apply(index, command[1:])
-        assert command[0] == NO_OP, f"entry {index} is of a kind that nobody writes"
-        self._host.pass_by(index)
+        assert command[0] == NO_OP, f"entry {index} is of unknown kind {command[0]}"
+        self._host.skip(index)
         return None
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
@@ -447,18 +480,18 @@ class Wall(SyncObj):  # type: ignore[misc]
         if was == LEADER and state != LEADER:
             waiting = self._SyncObj__commandsWaitingCommit
             for index in sorted(waiting):
-                self._give_up_waiting(index)
+                self._report_unknown_outcome(index)
             self._on_resigned()
 
-    def _give_up_waiting(self, index: int) -> None:
-        """Never leave a proposer hanging: its outcome is not known here."""
+    def _report_unknown_outcome(self, index: int) -> None:
+        """Fail the proposal of entry ``index``, so that its proposer does not wait forever."""
         for _, on_outcome in self._SyncObj__commandsWaitingCommit.pop(index, ()):
             on_outcome(None, FAIL_REASON.UNKNOWN_OUTCOME)
 
     # --- receiving -------------------------------------------------------------------------------------
 
     def on_message(self, peer: int, message: Message) -> None:
-        """A message that keeps to its schema, from a voter."""
+        """Handle a message that conforms to its schema, from a voter."""
         getattr(self, f"_on_{message['type']}")(self._nodes[peer], message)
         self._host.kick()
 
@@ -471,89 +504,106 @@ class Wall(SyncObj):  # type: ignore[misc]
             self._send(node, {"type": "stale_term", "term": term})
             return
         assert self.raft_state() != LEADER or message["term"] != term, f"two leaders in term {term}"
-        self._leader_seen, self._answering = self._loop_time(), message["seq"]
+        self._leader_seen, self._acknowledging = self._loop_time(), message["seq"]
         self._leader_commit = message["commit_index"]
-        if "RAFT-commit-unclamped" in mutants.ACTIVE:
-            pass
-        elif "prevLogIdx" in message:
+        message["commit_index"] = self.verified_commit_index(message)
+        chunk = message.pop("serialized", None)
+        self._base(node, message)
+        if chunk is not None:
+            self._take_chunk(node, chunk)
+
+    def verified_commit_index(self, message: Message) -> int:
+        """Return how far a follower may commit: no further than this append verifies its log (R17)."""
+        if "prevLogIdx" in message:
             entries = message["entries"]
             verified = entries[-1][1] if entries else message["prevLogIdx"]
-            message["commit_index"] = min(message["commit_index"], verified)
-        else:  # a piece of a snapshot verifies nothing of this log
-            message["commit_index"] = min(message["commit_index"], self.raftCommitIndex)
-        piece = message.pop("serialized", None)
-        self._base(node, message)
-        if piece is not None:
-            self._take_piece(node, piece)
+        else:  # a chunk of a snapshot verifies nothing of this log
+            verified = self.raftCommitIndex
+        return int(min(message["commit_index"], verified))
 
-    def _take_piece(self, node: Node, piece: tuple[bytes, bool, bool]) -> None:
-        data, is_first, is_last = piece
+    def _take_chunk(self, node: Node, chunk: tuple[bytes, bool, bool]) -> None:
+        data, is_first, is_last = chunk
         snapshot = self._snapshots.receive(data, is_first=is_first, is_last=is_last)
-        newer = snapshot is not None and (
-            snapshot.last_index > self.raftLastApplied or "RAFT-stale-snapshot" in mutants.ACTIVE
-        )
-        if snapshot is not None and newer:
+        if snapshot is not None and self.is_newer_state(snapshot):
             self._install(snapshot)
-            self._SyncObj__sendNextNodeIdx(node, success=True)
-        else:  # so that the leader knows that somebody listens, however long it takes
+            next_index = snapshot.last_index + 1  # the log behind the snapshot is not verified yet
+            self._SyncObj__sendNextNodeIdx(node, nextNodeIdx=next_index, success=True)
+        else:  # so that the leader knows that this node is alive, however long the transfer takes
             self._SyncObj__sendNextNodeIdx(node)
 
+    def is_newer_state(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot may replace the state: only if it is newer (R17)."""
+        return bool(snapshot.last_index > self.raftLastApplied)
+
     def _install(self, snapshot: Snapshot) -> None:
-        """Replace the state by the leader's, and the log where it does not agree with it."""
+        """Replace the state by the leader's, and the log if it does not agree with it."""
         self._snapshots.store(snapshot)
         self._journal.align(snapshot.previous, snapshot.last)
-        for index in [
-            index for index in self._SyncObj__commandsWaitingCommit if index <= snapshot.last_index
-        ]:
-            self._give_up_waiting(index)
+        for index in list(self._SyncObj__commandsWaitingCommit):
+            if index <= snapshot.last_index:
+                self._report_unknown_outcome(index)
         self._SyncObj__raftLastApplied = self._SyncObj__raftCommitIndex = snapshot.last_index
         self._host.install(snapshot)
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803
-        raise AssertionError("snapshots are loaded by us")
+        raise AssertionError("the adapter loads snapshots, not pysyncobj")
 
     def _on_next_node_idx(self, node: Node, message: Message) -> None:
         if self.raft_state() != LEADER:
             return
-        if message["stamp"] != self.raftCurrentTerm and "RAFT-ack-unstamped" not in mutants.ACTIVE:
+        if not self.is_of_present_term(message) or not self.is_of_present_link(node.id, message):
             return
-        if message["seq"] <= self._link_floor.get(node.id, 0) and "RAFT-match-kept" not in mutants.ACTIVE:
-            return  # to what went over an earlier link: its disk may be another by now
         next_index = self._SyncObj__raftNextIndex
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
                 message["reset"] = False  # it was sent before the last back-off had arrived
             else:
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
-                self.beat_soon()  # and not one entry each heartbeat
+                self.beat_soon()  # do not go back by one entry per heartbeat
         message["next_node_idx"] = max(1, min(message["next_node_idx"], self._journal.last_index + 1))
         if not message["counts"]:
             if message["reset"]:
                 next_index[node] = message["next_node_idx"]
+            elif message["success"]:
+                self._on_abstaining_ack(node.id, message["next_node_idx"] - 1)
             return
         sent = next_index[node]
         self._base(node, message)
         if message["success"] and not message["reset"] and next_index[node] < sent:
-            next_index[node] = sent  # the library would send again what is still on its way
+            next_index[node] = sent  # the library would send entries again that are in flight
+
+    def is_of_present_term(self, message: Message) -> bool:
+        """Whether an acknowledgement counts: only one of the leader's own term does (R17)."""
+        return bool(message["stamp"] == self.raftCurrentTerm)
+
+    def is_of_present_link(self, peer: int, message: Message) -> bool:
+        """Whether an acknowledgement counts: only one of a message sent over the present link does (R17)."""
+        return bool(message["seq"] > self._link_floor.get(peer, 0))
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
-        if self._standing.abstains and "RAFT-fresh-votes" not in mutants.ACTIVE:
+        if not self.may_vote():
             return
         if message["term"] < self.raftCurrentTerm:
             self._send(node, {"type": "stale_term", "term": self.raftCurrentTerm})
             return
         self._base(node, message)
 
+    def may_vote(self) -> bool:
+        """Whether this node may vote: not while it abstains (R17)."""
+        return not self._eligibility.abstains
+
     def _on_response_vote(self, node: Node, message: Message) -> None:
-        vote = (message["term"], node.id)
-        if vote in self._votes_counted and "RAFT-vote-twice" not in mutants.ACTIVE:
-            return
-        self._votes_counted = {kept for kept in self._votes_counted if kept[0] >= self.raftCurrentTerm}
-        self._votes_counted.add(vote)
-        self._base(node, message)
+        if self.is_new_vote(message["term"], node.id):
+            self._votes_counted = {kept for kept in self._votes_counted if kept[0] >= self.raftCurrentTerm}
+            self._votes_counted.add((message["term"], node.id))
+            self._base(node, message)
+
+    def is_new_vote(self, term: int, peer: int) -> bool:
+        """Whether a vote counts: one voter's vote counts once in a term (R17)."""
+        return (term, peer) not in self._votes_counted
 
     def _on_timeout_now(self, node: Node, message: Message) -> None:
-        if not self._standing.abstains:
+        if not self._eligibility.abstains:
             self._base(node, message)
 
     def _on_stale_term(self, _node: Node, message: Message) -> None:

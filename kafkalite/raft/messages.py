@@ -1,20 +1,19 @@
-"""What Raft's nodes say to each other, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
+"""The messages between voters, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
 
-Every message has a schema. What does not keep to it is refused before anything else looks at it; what does
-is a dict with the library's own names, and has the types that the library takes for granted.
+Every message has a schema. A message that does not conform to it is refused here. Any other becomes a dict
+with the library's own names, and has the types that the library relies on.
 
 ::
 
-    append            the log goes on: entries behind (prevLogIdx, prevLogTerm), and what is committed
-    chunk             a piece of the leader's snapshot
-    ack               answers both; ``stamp`` is the term it was given in, ``seq`` what it answers,
-                      ``counts`` False from a voter that abstains
-    request_vote, vote, timeout_now
-    prevote(_ok)      would you vote for me? Asked before a term is begun, so that a node that comes back
-                      deposes nobody
-    probe(_ok)        is the leader that I know (or am) still the leader?
+    append            entries after (prevLogIdx, prevLogTerm), and the commit index
+    chunk             a part of the leader's snapshot
+    next_node_idx     acknowledges both; ``stamp`` is its term, ``seq`` that of the acknowledged message,
+                      ``counts`` is False from a voter that abstains
+    request_vote, response_vote, timeout_now
+    prevote(_ok)      asks for a vote before a term begins, so that a node that returns deposes no leader
+    probe(_ok)        asks whether the named node leads the term
     stale_term        there is a newer term
-    inquire, standing who are you: a voter, or one with an empty disk (see ``standing``)
+    inquire, eligibility   asks a node whether it votes or has a new disk (see ``eligibility``)
 """
 
 from __future__ import annotations
@@ -26,14 +25,10 @@ import msgpack
 
 from kafkalite.errors import RemoteProtocolError
 from kafkalite.limits import MIB
+from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
 
 Message = dict[str, Any]
-Entry = tuple[bytes, int, int]
-"""(command, index, term)"""
 
-REGULAR: Final = 0  # the first byte of a command: the library's own numbers
-NO_OP: Final = 1
-MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records are 2.5 MiB
 MAX_CHUNK_BYTES: Final = 4 * MIB
 
 
@@ -75,7 +70,7 @@ def _is_entry(entry: Any) -> bool:
     return command[0] in {REGULAR, NO_OP} and _is_count(index) and _is_count(term)
 
 
-def _is_founders(value: Any) -> bool:
+def _is_bootstrap_voters(value: Any) -> bool:
     return type(value) is tuple and all(
         type(pair) is tuple and len(pair) == 2 and _is_node(pair[0]) and _is_directory(pair[1])
         for pair in value
@@ -130,12 +125,12 @@ _SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
     11: ("stale_term", (("term", _is_count),)),
     12: ("inquire", (("seq", _is_count),)),
     13: (
-        "standing",
+        "eligibility",
         (
             ("seq", _is_count),
             ("directory", _is_directory),
-            ("is_fresh", _is_flag),
-            ("founders", _is_founders),
+            ("is_new", _is_flag),
+            ("bootstrap_voters", _is_bootstrap_voters),
         ),
     ),
 }

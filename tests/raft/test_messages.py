@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalite.errors import RemoteProtocolError
-from kafkalite.raft.raft_messages import MAX_CHUNK_BYTES, decode, encode
-from kafkalite.raft.raft_transport import RaftTransport
+from kafkalite.raft.messages import MAX_CHUNK_BYTES, decode, encode
+from kafkalite.raft.transport import RaftTransport
 
 ENTRIES = ((b"\x00abc", 8, 3), (b"\x01", 9, 4))
 MESSAGES = [
@@ -46,11 +46,11 @@ MESSAGES = [
     {"type": "stale_term", "term": 8},
     {"type": "inquire", "seq": 7},
     {
-        "type": "standing",
+        "type": "eligibility",
         "seq": 7,
         "directory": b"d" * 16,
-        "is_fresh": True,
-        "founders": ((1, b"a"), (2, b"b")),
+        "is_new": True,
+        "bootstrap_voters": ((1, b"a"), (2, b"b")),
     },
 ]
 

@@ -1,0 +1,51 @@
+"""Entries of the metadata log: what a command is made of, and whether it takes effect.
+
+::
+
+    entry    (command, index, term)
+    command  00 | u64 after_offset | msgpack bytes of the records         big-endian
+             01                                                           no-op, the first entry of a leader
+
+A command takes effect only if ``after_offset`` is the offset of the last one that did. Otherwise it is void
+on every node alike (R19). The offset of an entry is its index, so offsets have gaps.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from kafkalite.limits import MIB
+
+Entry = tuple[bytes, int, int]
+"""(command, index, term)"""
+
+REGULAR: Final = 0  # the first byte of a command: the numbers of pysyncobj
+NO_OP: Final = 1
+MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records are 2.5 MiB
+
+#: The first entry of every log, before any leader has written to it.
+FIRST_ENTRY: Final[Entry] = (bytes((NO_OP,)), 1, 0)
+
+_AFTER_OFFSET: Final = struct.Struct(">Q")
+
+
+def change_after(offset: int, records: bytes) -> bytes:
+    """Return a change decided on the state at ``offset``: a regular command without its first byte."""
+    return _AFTER_OFFSET.pack(offset) + records
+
+
+def is_void(after_offset: int, offset: int) -> bool:
+    """Whether an entry decided on the state at ``after_offset`` has no effect on the state at ``offset``."""
+    return after_offset != offset
+
+
+def effective_records(change: bytes, offset: int) -> bytes | None:
+    """Return the encoded records of a change, or None if it is void on the state at ``offset``."""
+    (after_offset,) = _AFTER_OFFSET.unpack_from(change)
+    return None if is_void(after_offset, offset) else change[_AFTER_OFFSET.size :]
+
+
+def after_offset_of(change: bytes) -> int:
+    """Return the offset of the state that the change was decided on."""
+    return int(_AFTER_OFFSET.unpack_from(change)[0])

@@ -1,0 +1,136 @@
+"""The metadata log of one directory: its journal, and the snapshot that the journal begins with.
+
+A node on its own (``SingleQuorum``) and a voter (``RaftNode``) open the same files. What they may do with a
+directory depends on the bootstrap voters in its journal::
+
+    bootstrap voters        a node on its own       a voter of several
+    none: never voted       refused                 abstains, see ``eligibility``
+    this node alone         goes on                 abstains until the other voters have its log
+    several nodes           refused                 goes on, if they are the configured ones
+
+Blocking and not thread-safe: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from kafkalite.errors import DataDirectoryError
+from kafkalite.log_fields import Fields
+from kafkalite.raft import legacy_journal
+from kafkalite.raft.entries import FIRST_ENTRY, NO_OP, Entry
+from kafkalite.raft.frames import REPAIR_HINT
+from kafkalite.raft.journal import JOURNAL_FILE, Identity, Journal
+from kafkalite.raft.snapshot_store import SNAPSHOT_FILE, Snapshot, SnapshotStore
+from kafkalite.storage.filesystem import FileSystem
+
+DIRECTORY_ID_BYTES: Final = 16
+
+_FIRST_TERM: Final = 1  # of a node on its own, which leads it
+
+_log = logging.getLogger(__name__)
+
+
+class MetadataLog:
+    """Invariant, once open: the journal contains the last two entries of the snapshot, if there is one."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        *,
+        node_id: int,
+        voters: Iterable[int] | None = None,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        """Without ``voters`` the node is on its own."""
+        self.journal = Journal(filesystem, directory)
+        self.snapshots = snapshots or SnapshotStore(filesystem, directory)
+        self._filesystem = filesystem
+        self._directory = directory
+        self._node_id = node_id
+        self._voters = None if voters is None else sorted(voters)
+
+    def open(self, new_directory_id: bytes, *, allow_new: bool = True) -> None:
+        """Read the files, or create or convert them; truncate a torn tail.
+
+        ``allow_new`` False refuses a directory without a journal. Raises CorruptLogError, StorageError,
+        DataDirectoryError, DiskFullError, LogOfflineError.
+        """
+        journal, snapshots = self.journal, self.snapshots
+        if not journal.exists:
+            if legacy_journal.exists(self._filesystem, self._directory):
+                self._convert(new_directory_id)
+            else:
+                self._create(new_directory_id, allow_new=allow_new)
+        else:
+            journal.open(self._node_id)
+        legacy_journal.remove(self._filesystem, self._directory)
+        self._check_bootstrap_voters()
+        snapshots.open()
+        if snapshots.current is not None:
+            journal.align(snapshots.current.previous, snapshots.current.last)
+        elif journal.first_index != FIRST_ENTRY[1]:
+            raise DataDirectoryError(
+                f"{self._directory} has a {JOURNAL_FILE} from {journal.first_index} on, and no snapshot",
+                hint=REPAIR_HINT,
+            )
+
+    def _create(self, directory_id: bytes, *, allow_new: bool) -> None:
+        if self.snapshots.exists or not allow_new:
+            found = (
+                f"{SNAPSHOT_FILE} without {JOURNAL_FILE}" if self.snapshots.exists else f"no {JOURNAL_FILE}"
+            )
+            raise DataDirectoryError(
+                f"{self._directory} has {found}, though this node has voted before",
+                hint="restore the directory; if its disk is lost, start the node with --rejoin: it then"
+                " copies the log of the other voters, and votes again once it has all of it",
+            )
+        if self._voters is None:
+            self._create_alone(directory_id, [FIRST_ENTRY])
+        else:
+            identity = Identity(self._node_id, directory_id, is_voter=False, bootstrap_voters={})
+            self.journal.create(identity, [FIRST_ENTRY], term=0, vote=None)
+
+    def _create_alone(self, directory_id: bytes, entries: list[Entry]) -> None:
+        own = {self._node_id: directory_id}
+        identity = Identity(self._node_id, directory_id, is_voter=True, bootstrap_voters=own)
+        self.journal.create(identity, entries, term=_FIRST_TERM, vote=self._node_id)
+
+    def _convert(self, directory_id: bytes) -> None:
+        """Write the state of a legacy journal as a snapshot, so that all offsets stay as they are.
+
+        The legacy files are removed last. After a crash in between the conversion is repeated.
+        """
+        offset, records = legacy_journal.read(self._filesystem, self._directory)
+        entries: list[Entry] = [FIRST_ENTRY]
+        if offset > 0:
+            entries = [(bytes((NO_OP,)), index, _FIRST_TERM) for index in (offset, offset + 1)]
+            self.snapshots.store(Snapshot(entries[0], entries[1], offset, records))
+        self._create_alone(directory_id, entries)
+        fields = Fields(path=self._directory, offset=offset)
+        _log.info("converted the metadata log of an older version %s", fields)
+
+    def _check_bootstrap_voters(self) -> None:
+        """A majority of one set of voters need not overlap with a majority of another."""
+        known = sorted(self.journal.identity.bootstrap_voters)
+        if self._voters is None and known != [self._node_id]:
+            raise DataDirectoryError(
+                f"{self._directory} holds the metadata of a node of a cluster, with the voters {known}",
+                hint="set controller.quorum.voters as it was, or use another data directory",
+            )
+        if self._voters is not None and known not in ([], [self._node_id], self._voters):
+            raise DataDirectoryError(
+                f"the voters of this cluster are the nodes {known}, and not {self._voters}",
+                hint="set controller.quorum.voters back; the voters are fixed when a cluster is bootstrapped",
+            )
+
+    def store_snapshot(self, snapshot: Snapshot, first_index: int) -> None:
+        """Store a snapshot, then drop the journal's entries before ``first_index``.
+
+        Raises DiskFullError, with the files as usable as before, and LogOfflineError.
+        """
+        self.snapshots.store(snapshot)
+        self.journal.compact(first_index)

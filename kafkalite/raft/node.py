@@ -1,0 +1,404 @@
+"""One voter at work: files, links and the Raft protocol, on the Raft loop, ticking when there is work.
+
+It handles encoded entries and their order. The records in them are for the quorum, which lives on the
+broker's loop and is notified of everything by ``post``. A change takes effect only on the state that it was
+decided on (``entries``), so offsets are Raft indices, with gaps.
+
+Any exception stops the node: it sends nothing more, and the quorum receives the error. Nothing is retried,
+because the state of the library in the midst of a failure is not known (R26).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from kafkalite.log_fields import Fields
+from kafkalite.metadata import record_codec
+from kafkalite.metadata.records import MetadataRecord
+from kafkalite.raft.adapter import LEADER, Done, RaftSettings
+from kafkalite.raft.eligibility import Eligibility
+from kafkalite.raft.entries import effective_records
+from kafkalite.raft.messages import Message
+from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, MetadataLog
+from kafkalite.raft.runner import Runner
+from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
+from kafkalite.raft.transport import RaftTransport
+from kafkalite.raft.voter import Voter
+from kafkalite.rng import Rng
+from kafkalite.storage.filesystem import FileSystem
+
+_MIN_TICK_S: Final = 0.002
+_MAX_TICK_S: Final = 0.1
+_ABSTAINS_QUIETLY_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """Of an applied command: its offset, or, if it is void, the offset of the state that it met."""
+
+    took_effect: bool
+    offset: int
+
+
+class VoterStatus(NamedTuple):
+    """The leader's view of a voter, itself included."""
+
+    node_id: int
+    match_offset: int  #: last index where its log agrees with the leader's; -1 if unknown
+    last_contact_ms: int  #: since its last response; 0 for the node itself, -1 if unknown
+
+
+class QuorumStatus(NamedTuple):
+    """The quorum as one voter sees it. ``nodes`` have match offsets only on the leader."""
+
+    node_id: int
+    leader_id: int | None
+    term: int
+    commit_offset: int
+    applied_offset: int
+    log_end_offset: int  #: exclusive
+    snapshot_offset: int
+    is_voter: bool  #: False while it abstains
+    nodes: Sequence[VoterStatus]
+
+
+class NodeListener(Protocol):
+    """Notified of everything that the node does, in order. ``post`` makes each call in the right thread."""
+
+    def on_entry(self, index: int, offset: int, records: bytes) -> None:
+        """An entry has taken effect."""
+        ...
+
+    def on_void(self, index: int) -> None:
+        """An entry without effect is committed."""
+        ...
+
+    def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
+        """A snapshot replaces the state."""
+        ...
+
+    def on_leader(self, leader_id: int | None, term: int) -> None: ...
+
+    def on_snapshot_wanted(self) -> None:
+        """The log has grown: call ``RaftNode.take_snapshot``."""
+        ...
+
+    def on_failure(self, error: BaseException) -> None:
+        """The node has stopped for good."""
+        ...
+
+
+Post = Callable[[list[tuple[Any, ...]]], None]
+"""Called on the Raft loop with [(function, argument, …), …]; makes the calls in order, in another thread."""
+
+
+class RaftNode:
+    """Used on the Raft loop only. Invariant: after a failure nothing is sent, written or applied."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        *,
+        node_id: int,
+        voters: Iterable[int],
+        runner: Runner,
+        rng: Rng,
+        settings: RaftSettings,
+        listener: NodeListener,
+        post: Post,
+        allow_new: bool = True,
+    ) -> None:
+        self._node_id = node_id
+        self._others = sorted(set(voters) - {node_id})
+        self._runner = runner
+        self._rng = rng
+        self._settings = settings
+        self._listener = listener
+        self._post = post
+        self._allow_new = allow_new
+        # The voter would take a longer pause between two ticks for a sleep of the process.
+        self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
+        self._events: list[tuple[Any, ...]] = []
+        self._is_running = False
+        self._failure: BaseException | None = None
+        self._is_tick_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        #: The quorum as of the last tick: replaced by a new value, so any thread may read it.
+        self.status = QuorumStatus(node_id, None, 0, 0, 0, 1, 0, False, ())
+        self._offset = 0  # of the last applied entry that took effect
+        self._last_leader: tuple[int | None, int] = (None, 0)
+        self._is_snapshot_requested = False
+        self._compacted_bytes = 0  # size of the log after the last compaction
+        self._snapshots = SnapshotStore(filesystem, directory, chunk_bytes=settings.chunk_bytes)
+        self._files = MetadataLog(
+            filesystem,
+            directory,
+            node_id=node_id,
+            voters=[node_id, *self._others],
+            snapshots=self._snapshots,
+        )
+        self.journal = self._files.journal
+        self.voter: Voter
+        self.transport = RaftTransport(
+            self._others,
+            on_attached=self._on_attached,
+            on_detached=self._on_detached,
+            on_message=self._on_message,
+        )
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read or create the files, and begin to tick. Posts the snapshot, if there is one.
+
+        Raises CorruptLogError, StorageError, DataDirectoryError.
+        """
+        journal, now = self.journal, self._runner.loop.time
+        self._files.open(self._rng.randbytes(DIRECTORY_ID_BYTES), allow_new=self._allow_new)
+        identity, snapshot = journal.identity, self._snapshots.current
+        self._eligibility = eligibility = Eligibility(
+            self._node_id,
+            self._others,
+            identity.directory,
+            is_voter=identity.is_voter,
+            bootstrap_voters=identity.bootstrap_voters,
+        )
+        if eligibility.was_alone:
+            journal.setRaftCommitIndex(journal.last_index)  # what a single node has synced is committed
+        self.voter = Voter(
+            self._node_id,
+            self._others,
+            self,
+            journal=journal,
+            snapshots=self._snapshots,
+            eligibility=eligibility,
+            settings=self._settings,
+            now=now,
+            rng=self._rng,
+        )
+        if snapshot is not None:
+            self._offset = snapshot.offset
+            self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
+        self._opened, self._has_warned = now(), False
+        self._is_running = True
+        for peer_id in self.transport.attached():
+            self._on_attached(peer_id)
+        self._flush()
+        self._on_timer()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Hand over to another leader, close the files, and post ``done``."""
+        if self._is_running:
+            self._work(self.voter.hand_over)
+        self._end()
+        self._post([(done,)])
+
+    def _end(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            if self._timer is not None:
+                self._timer.cancel()
+            self.journal.close()
+
+    def halt(self) -> None:
+        """Stop at once, because the broker's side has failed."""
+        self._end()
+
+    def _fail(self, error: BaseException) -> None:
+        _log.error("controller has stopped %s", Fields(node=self._node_id, error=repr(error)))
+        self._failure = error
+        self._end()
+        self._notify(self._listener.on_failure, error)
+
+    # --- work ------------------------------------------------------------------------------------------
+
+    def _work(self, call: Callable[..., object], *args: Any) -> None:
+        """Make one call of the voter. Any exception stops the node."""
+        if not self._is_running:
+            return
+        try:
+            self.voter.enter()
+            call(*args)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._notify_leader()
+        self._flush()
+
+    def _on_attached(self, peer_id: int) -> None:
+        if self._is_running:
+            self._work(self.voter.begin_link, peer_id)
+
+    def _on_detached(self, peer_id: int) -> None:
+        if self._is_running:
+            self._work(self.voter.end_link, peer_id)
+
+    def _on_message(self, peer_id: int, message: Message) -> None:
+        if self._is_running:
+            self._work(self.voter.on_message, peer_id, message)
+
+    def _notify(self, function: Callable[..., None], *args: Any) -> None:
+        self._events.append((function, *args))
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._post(events)
+
+    def _notify_leader(self) -> None:
+        leader = (self.voter.leader(), int(self.voter.raftCurrentTerm))
+        if leader != self._last_leader:
+            if leader[0] is not None:
+                _log.info("controller %s", Fields(node=self._node_id, leader=leader[0], term=leader[1]))
+            self._last_leader = leader
+            self.status = self._current_status()
+            self._notify(self._listener.on_leader, *leader)
+
+    def kick(self) -> None:
+        """``AdapterHost.kick``: schedule one tick for all calls in this turn of the loop."""
+        if not self._is_tick_due and self._is_running:
+            self._is_tick_due = True
+            self._runner.loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._is_tick_due = False
+        self._work(self.voter.doTick, 0.0)
+        if self._is_running:
+            self._request_snapshot()
+
+    def _on_timer(self) -> None:
+        if self._is_running:
+            self._tick()
+        if self._is_running:
+            self.status = self._current_status()
+            self._warn_if_abstaining()
+            loop = self._runner.loop
+            delay = min(max(self.voter.next_deadline() - loop.time(), _MIN_TICK_S), self._max_tick_s)
+            self._timer = loop.call_later(delay, self._on_timer)
+
+    def _warn_if_abstaining(self) -> None:
+        """Log once which voters are missing, for the operator who waits for the cluster to start."""
+        if self._eligibility.is_voter or self._has_warned:
+            return
+        if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
+            self._has_warned = True
+            missing = [peer for peer in self._others if peer not in self.transport.attached()]
+            fields = Fields(node=self._node_id, not_reached=missing)
+            _log.warning("controller does not vote yet: %s %s", self._why_it_abstains(), fields)
+
+    def _why_it_abstains(self) -> str:
+        if self._eligibility.was_alone:
+            return "it kept its metadata alone: it waits until all other voters have received its log"
+        return "its metadata directory is new: it waits for all voters to be there, or for the leader's log"
+
+    def propose(self, command: bytes, done: Done) -> None:
+        """Post ``done(outcome, is_known)``: (None, True) if it has no effect, (None, False) if unknown."""
+        if not self._is_running:
+            self._post([(done, None, True)])
+            return
+        self._work(self.voter.propose, command, lambda *outcome: self._notify(done, *outcome))
+
+    def read_index(self, done: Callable[[bool], None]) -> None:
+        """Post ``done(True)`` after all entries that were committed anywhere before this call."""
+        if not self._is_running:
+            self._post([(done, False)])
+            return
+        self._work(self.voter.read_index, lambda is_current: self._notify(done, is_current))
+
+    # --- the host of the adapter -----------------------------------------------------------------------
+
+    def send(self, peer_id: int, message: Message) -> bool:
+        """``AdapterHost.send``."""
+        return self.transport.send(peer_id, message)
+
+    def apply(self, index: int, change: bytes) -> Outcome:
+        """``AdapterHost.apply``: compare and append, in the order of the log."""
+        records = effective_records(change, self._offset)
+        if records is None:
+            self._notify(self._listener.on_void, index)
+            return Outcome(False, self._offset)
+        self._offset = index
+        self._notify(self._listener.on_entry, index, index, records)
+        return Outcome(True, index)
+
+    def skip(self, index: int) -> None:
+        """``AdapterHost.skip``."""
+        self._notify(self._listener.on_void, index)
+
+    def install(self, snapshot: Snapshot) -> None:
+        """``AdapterHost.install``."""
+        self._offset = snapshot.offset
+        self._compacted_bytes = self.journal.size_bytes
+        self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
+
+    # --- snapshots -------------------------------------------------------------------------------------
+
+    def _request_snapshot(self) -> None:
+        grown = self.journal.size_bytes - self._compacted_bytes
+        if not self._is_snapshot_requested and grown >= max(
+            self._settings.snapshot_min_bytes, self._snapshots.size_bytes
+        ):
+            self._is_snapshot_requested = True
+            self._post([(self._listener.on_snapshot_wanted,)])
+
+    def take_snapshot(self, index: int, offset: int, records: Iterable[MetadataRecord]) -> None:
+        """Store the state after entry ``index``, then drop the log before it except for a tail.
+
+        The records are encoded in another thread: with many partitions it takes longer than a leader may be
+        silent.
+        """
+        self._runner.offload(
+            lambda: record_codec.to_bytes(records),
+            lambda encoded: self._work(self._store_snapshot, index, offset, encoded),
+        )
+
+    def _store_snapshot(self, index: int, offset: int, encoded: bytes | BaseException) -> None:
+        self._is_snapshot_requested = False
+        if isinstance(encoded, BaseException):
+            raise encoded
+        journal, current = self.journal, self._snapshots.current
+        previous, last = journal.entry(index - 1), journal.entry(index)
+        if previous is None or last is None or (current is not None and current.last_index >= index):
+            return  # the leader has sent a newer one
+        self._files.store_snapshot(Snapshot(previous, last, offset, encoded), self._first_retained(index - 1))
+        self._compacted_bytes = journal.size_bytes
+
+    def _first_retained(self, index: int) -> int:
+        """Return the first index of the tail that is kept before a snapshot."""
+        settings, size_bytes = self._settings, 0
+        first = max(self.journal.first_index, index - settings.retained_entries)
+        for candidate in range(index, first, -1):
+            entry = self.journal.entry(candidate - 1)
+            size_bytes += len(entry[0]) if entry is not None else 0
+            if size_bytes > settings.snapshot_min_bytes:
+                return candidate
+        return first
+
+    # --- status ----------------------------------------------------------------------------------------
+
+    def _current_status(self) -> QuorumStatus:
+        voter, journal = self.voter, self.journal
+        leader_id, term = self._last_leader
+        is_leader = voter.raft_state() == LEADER
+        now = self._runner.loop.time()
+        nodes = [VoterStatus(self._node_id, journal.last_index, 0)]
+        for peer, (match, seen) in voter.matches().items():
+            contact_ms = int((now - seen) * 1000) if is_leader and seen >= 0 else -1
+            nodes.append(VoterStatus(peer, match if is_leader else -1, contact_ms))
+        snapshot = self._snapshots.current
+        return QuorumStatus(
+            node_id=self._node_id,
+            leader_id=leader_id,
+            term=term,
+            commit_offset=voter.raftCommitIndex,
+            applied_offset=voter.raftLastApplied,
+            log_end_offset=journal.last_index + 1,
+            snapshot_offset=snapshot.last_index if snapshot is not None else 0,
+            is_voter=self._eligibility.is_voter,
+            nodes=sorted(nodes),
+        )

@@ -9,29 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 MUTANTS: Final[dict[str, str]] = {
-    "R3-any-answer": "a follower takes any fetch answer, not only that of its one outstanding fetch",
-    "R3-epoch-unchecked": "a leader takes a fetch of another leader epoch",
-    "R4-truncate-to-hw": "a follower truncates to its high watermark instead of by epochs",
-    "R4-divergent-counts": "a fetch that diverges counts as progress",
-    "R7-follower-leo": "a follower reports its log end as synced",
-    "R7-leader-unsynced": "a leader counts its own unsynced tail",
-    "R8-current-isr-only": "the high watermark leaves out replicas whose admission is under way",
-    "R9-below-min-isr": "the high watermark moves with fewer in-sync replicas than min.insync.replicas",
-    "R12-no-epoch-start": "a replica joins the ISR before it has reached the start of the leader's epoch",
     "R13-no-cas": "an ISR change is accepted for an older partition epoch",
-    "R13-no-broker-epoch": "a replica's earlier incarnation joins the ISR",
-    "R14-revert": "a leader falls back to the old ISR when a change is refused",
     "R16-no-elr": "the last in-sync replica is kept, and no eligible leader replicas are remembered",
     "R20-no-fencing": "a registration does not end the leaderships of the earlier incarnation",
     "R20-unclean-stays": "a broker that may have lost unsynced records stays eligible",
-    "R22-stale-metadata": "a restarted broker acts on metadata older than its registration",
-    "R27-no-rebuild": "a new leader does not know the producers of its log",
-    "R28-ack-uncommitted": "a repeated batch is acknowledged before the first one is committed",
     "R31-no-epoch-bump": "the end of a transaction leaves the producer's epoch as it was",
     "R32-complete-early": "a transaction is complete before every partition has its marker",
     "R32-unretired-forgotten": "what was decided is forgotten of an application that may come back",
     "R32-opposite-accepted": "a repeated end of a transaction may decide the opposite",
-    "R33-index-forgotten": "a new leader does not know the aborted transactions of its log",
     "R34-init-keeps-open": "a new producer of a transactional id leaves the open transaction open",
     "R34-timeout-no-bump": "a transaction is aborted by timeout without a new epoch",
     "R35-member-unchecked": "offsets join a transaction whoever sends them",
@@ -41,7 +26,6 @@ MUTANTS: Final[dict[str, str]] = {
     "R38-expelled-stays": "an expelled member's next heartbeat is taken",
     "R39-any-epoch": "offsets of a member's earlier epoch are committed",
     "R39-any-member": "offsets are committed whoever sends them",
-    "R41-forgets-unheard": "a tombstone goes while a replica is away that has not seen it",
 }
 
 ACTIVE: set[str] = set()

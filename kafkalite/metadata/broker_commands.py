@@ -291,11 +291,14 @@ def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> li
     if request.wants_shutdown:
         if not broker.is_fenced and not (broker.is_shutting_down and may_shut_down(image, node_id)):
             changes.append(BeginShutdown(node_id, broker_epoch))
-    elif broker.is_fenced and (
-        request.metadata_offset >= broker.registration_offset or "R22-stale-metadata" in mutants.ACTIVE
-    ):
+    elif broker.is_fenced and has_replayed_registration(request, broker):
         changes.append(UnfenceBroker(node_id, broker_epoch))
     return changes
+
+
+def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerState) -> bool:
+    """Whether the broker's image has its own registration, so that it may be unfenced (R22)."""
+    return request.metadata_offset >= broker.registration_offset
 
 
 def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:

@@ -20,7 +20,7 @@ from kafkalite.metadata.decision import (
     reply,
 )
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
+from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage, partition_record
 from kafkalite.metadata.records import NO_LEADER, HighWatermarksRecord, MetadataRecord
 from kafkalite.protocol.messages.admin import (
     ElectedPartition,
@@ -81,8 +81,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest, *, tick
             edit.touch()
         except BrokerError as error:
             code, message = outcome(error)
-            if "R14-revert" not in mutants.ACTIVE:
-                edit.touch()
+            record_refusal(edit)
         changed = edit.build()
         if changed is not None:
             records.append(partition_record(proposal.topic_id, proposal.partition, changed))
@@ -122,6 +121,17 @@ def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionCh
         )
 
 
+def record_refusal(edit: PartitionEdit) -> None:
+    """Give the unchanged state a new partition epoch, so that the leader knows that its proposal was refused
+    (R14)."""
+    edit.touch()
+
+
+def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
+    """Whether a replica was seen in sync in the broker epoch that its broker has now (R13)."""
+    return epoch == broker.broker_epoch
+
+
 def _check_proposal(image: ClusterImage, state: PartitionState, proposal: PartitionChange) -> None:
     isr, epochs = proposal.isr, proposal.isr_broker_epochs
     if len(isr) != len(epochs) or len(set(isr)) != len(isr):
@@ -140,7 +150,7 @@ def _check_proposal(image: ClusterImage, state: PartitionState, proposal: Partit
         broker = image.brokers.get(node_id)
         if broker is None or not broker.is_live:
             raise broker_error(ErrorCode.INELIGIBLE_REPLICA, f"broker {node_id} is not live")
-        if epoch != broker.broker_epoch and "R13-no-broker-epoch" not in mutants.ACTIVE:
+        if not is_present_incarnation(broker, epoch):
             raise broker_error(
                 ErrorCode.INELIGIBLE_REPLICA,
                 f"broker {node_id} was in sync in its epoch {epoch}, and has epoch {broker.broker_epoch} now",

@@ -1,24 +1,34 @@
-"""The follower's account of one partition: what to ask its leader for, and what to make of the answer.
+"""The follower of one partition: what it reports to its leader, and what a response does to its log.
 
-R3  only the answer to the latest question counts, of the epoch followed: a question carries a version, and
-    whatever changes the log or the role makes a new one
-R4  a log is cut where the leader's answer and the own epochs meet, and nowhere else
-R10 high watermark := min(the leader's, the own log end)
-
-Pure: it knows offsets and epochs, not the log; ``partition`` does what it says.
+R1  batches are appended as the leader sent them
+R3  a response counts only if it answers the latest fetch in the epoch that is followed: a fetch carries a
+    version, and every change of the log or of the role makes a new one
+R4  a log is truncated where the leader's epochs and its own meet, and nowhere else
+R10 high watermark := min(the leader's, the follower's log end)
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import struct
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kafkalite import mutants
+from kafkalite.errors import CorruptBatchError, OffsetOutOfRangeError
+from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.records.gaps import joined_at
+from kafkalite.records.header import check, total_length
 from kafkalite.storage.leader_epochs import EpochEnd
+
+if TYPE_CHECKING:
+    from kafkalite.storage.log import Log
+
+_BASE_OFFSET: Final = struct.Struct(">q")
 
 
 class FetchPosition(NamedTuple):
-    """What a follower tells its leader of itself. Two are of the same ``version`` as long as neither the
-    log's batches nor the role have changed: then an answer to the one is an answer to the other."""
+    """What a follower reports in a fetch. Two positions have the same ``version`` if neither the log's
+    batches nor the role changed between them: a response to one is then valid for the other."""
 
     leader_epoch: int
     fetch_offset: int  #: the log end
@@ -28,8 +38,17 @@ class FetchPosition(NamedTuple):
     version: int
 
 
+class NextFetch(Enum):
+    """When a follower reports its position again after a response."""
+
+    NOT_DUE = auto()  #: nothing has changed
+    AFTER_SYNC = auto()  #: the log grew; its new end counts as soon as it is synced
+    NOW = auto()
+    REPEATED = auto()  #: now, and the leader must send again what it has sent already
+
+
 class FollowerStep(NamedTuple):
-    """What an answer did. With ``is_ignored`` it was not for this replica as it is now: nothing."""
+    """What a response did. If ``is_ignored``, it did not answer the latest fetch and changed nothing."""
 
     appended_bytes: int = 0
     truncated_to: int | None = None
@@ -37,39 +56,131 @@ class FollowerStep(NamedTuple):
     log_start_moved: bool = False
     is_ignored: bool = False
 
+    def next_fetch(self, *, is_synced_only: bool) -> NextFetch:
+        """``is_synced_only``: the leader counts only what is synced (``durability=fsync``)."""
+        if self.is_ignored or self.truncated_to is not None:
+            return NextFetch.REPEATED
+        if self.appended_bytes and is_synced_only:
+            return NextFetch.AFTER_SYNC
+        return NextFetch.NOW if self.appended_bytes or self.log_start_moved else NextFetch.NOT_DUE
 
-IGNORED = FollowerStep(is_ignored=True)
+
+IGNORED: Final = FollowerStep(is_ignored=True)
 
 
 class PartitionFollower:
-    """One spell of following ``leader_id`` (-1: nobody leads) in ``leader_epoch``."""
+    """Follows ``leader_id`` (-1: there is no leader) in ``leader_epoch``. Applies responses to the log."""
 
-    __slots__ = ("high_watermark", "leader_epoch", "leader_id", "version")
+    __slots__ = ("_key", "_log", "high_watermark", "leader_epoch", "leader_id", "version")
 
-    def __init__(self, *, leader_id: int, leader_epoch: int, high_watermark: int, version: int) -> None:
+    def __init__(
+        self,
+        key: TopicPartition,
+        log: Log,
+        *,
+        leader_id: int,
+        leader_epoch: int,
+        high_watermark: int,
+        version: int,
+    ) -> None:
+        self._key = key
+        self._log = log
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self.version = version
 
-    def believes(self, answer_epoch: int, asked: FetchPosition | None) -> bool:
-        """Whether an answer is for this replica as it is now (R3). Without ``asked`` the caller vouches
-        that nothing has changed here since it asked."""
-        if answer_epoch != self.leader_epoch:
-            return False
-        if asked is None or asked.version == self.version:
-            return True
-        return "R3-any-answer" in mutants.ACTIVE
+    def position(self) -> FetchPosition:
+        """Return what the next fetch must report."""
+        log = self._log
+        return FetchPosition(
+            self.leader_epoch,
+            log.log_end_offset,
+            log.latest_epoch,
+            self.reported_synced_end(),
+            log.log_start_offset,
+            self.version,
+        )
+
+    # --- rules -----------------------------------------------------------------------------------------
+
+    def accepts(self, leader_epoch: int, asked: FetchPosition | None) -> bool:
+        """Whether a response of ``leader_epoch`` to the fetch of ``asked`` is valid now (R3).
+
+        If ``asked`` is None, the caller guarantees that nothing has changed since the fetch.
+        """
+        return leader_epoch == self.leader_epoch and (asked is None or asked.version == self.version)
 
     @property
     def youngest_epoch(self) -> int | None:
-        """No batch from this leader may be younger (R3)."""
-        return None if "R3-epoch-unchecked" in mutants.ACTIVE else self.leader_epoch
+        """The greatest leader epoch that a batch from this leader may have (R3); None: any."""
+        return self.leader_epoch
+
+    def reported_synced_end(self) -> int:
+        """Up to where, exclusive, the leader may count this replica (R7)."""
+        return self._log.synced_end_offset
+
+    def truncation_offset(self, response: ReplicaFetchedPartition) -> int:
+        """Where to truncate the log after a divergence (R4)."""
+        log = self._log
+        own = log.end_offset_for_epoch(response.diverging_epoch)
+        return truncation_target(response.diverging_end_offset, own, log.log_end_offset)
+
+    # --- responses -------------------------------------------------------------------------------------
+
+    def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
+        """Whether ``apply`` makes something durable before it returns: a truncation or another log start."""
+        log = self._log
+        return bool(
+            response.error_code
+            or response.diverging_epoch != NO_EPOCH
+            or response.log_start_offset > log.log_start_offset
+            or (
+                len(batches) >= _BASE_OFFSET.size
+                and _BASE_OFFSET.unpack_from(batches)[0] < log.log_end_offset
+            )
+        )
+
+    def apply(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
+        """Append, truncate or start over as the leader's response says; its only error code may be
+        OFFSET_OUT_OF_RANGE. Raises as ``Partition.on_fetched``."""
+        if response.error_code:
+            return self._start_over_behind(response)
+        if response.diverging_epoch != NO_EPOCH:
+            return self._truncate(response)
+        return self._extend(response, batches, now_ms)
+
+    def _extend(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
+        log = self._log
+        if batches and _BASE_OFFSET.unpack_from(batches)[0] < log.log_end_offset <= response.log_start_offset:
+            # The leader's log starts inside its first batch, behind this log's end: what this log holds was
+            # deleted there.
+            self._start_over(_BASE_OFFSET.unpack_from(batches)[0])
+        before = log.log_end_offset
+        if batches:
+            if _BASE_OFFSET.unpack_from(batches)[0] < before:
+                batches = joined_at(batches, before)  # the leader has compacted beyond this log's end
+                if _BASE_OFFSET.unpack_from(batches)[0] < before:
+                    return self._join_at(response, batches)
+            try:
+                log.append_as_follower(batches, now_ms=now_ms, leader_epoch=self.youngest_epoch)
+            finally:
+                if log.log_end_offset != before:
+                    self.version += 1
+        moved = self.advance(response.high_watermark, log.log_end_offset)
+        if moved:
+            log.settle_transactions(self.high_watermark)
+        start = min(response.log_start_offset, log.log_end_offset)
+        is_deleting = start > log.log_start_offset
+        if is_deleting:
+            log.delete_before(start)
+            moved = self.advance(start, start) or moved
+        return FollowerStep(len(batches), None, moved, is_deleting)
 
     def advance(self, leader_high_watermark: int, log_end_offset: int) -> bool:
-        """Take the leader's high watermark as far as the log reaches. Returns whether the own one moved.
+        """Take the leader's high watermark as far as the log reaches (R10). Returns whether it moved.
 
-        A new leader's may lie behind for a while; what was committed stays so, hence never back.
+        A new leader's may be lower for a while. Committed records stay committed, so it never goes back.
         """
         known = min(leader_high_watermark, log_end_offset)
         if known <= self.high_watermark:
@@ -77,11 +188,57 @@ class PartitionFollower:
         self.high_watermark = known
         return True
 
+    def _join_at(self, response: ReplicaFetchedPartition, batches: memoryview) -> FollowerStep:
+        """Truncate to the beginning of the leader's first batch, inside which this log ends.
+
+        That happens if this log's end came from another leader, which had compacted the batch. The batch is
+        committed and incomplete here, so this replica is not in sync and loses nothing that counts (R8).
+        Raises CorruptBatchError.
+        """
+        log = self._log
+        header = check(batches[: total_length(batches)])
+        if not log.log_end_offset < header.next_offset <= response.high_watermark:
+            raise CorruptBatchError(
+                f"a batch with offsets from {header.base_offset} to {header.last_offset};"
+                f" the next has offset {log.log_end_offset}"
+            )
+        if header.base_offset < log.log_start_offset:
+            return self._start_over(header.base_offset)
+        self.version += 1
+        return self._ends_at(log.truncate_to(header.base_offset))
+
+    def _truncate(self, response: ReplicaFetchedPartition) -> FollowerStep:
+        target = self.truncation_offset(response)
+        if target < self._log.log_start_offset:
+            return self._start_over(response.log_start_offset)
+        self.version += 1
+        return self._ends_at(self._log.truncate_to(target))
+
+    def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
+        """Start over where the leader's log starts: it has deleted what comes next here."""
+        log = self._log
+        if response.log_start_offset <= log.log_end_offset and log.latest_epoch != NO_EPOCH:
+            raise OffsetOutOfRangeError(
+                f"{self._key} ends at {log.log_end_offset}; the leader refuses that offset although its log"
+                f" starts at {response.log_start_offset}"
+            )
+        return self._start_over(response.log_start_offset)
+
+    def _start_over(self, offset: int) -> FollowerStep:
+        self.version += 1
+        self._log.reset_to(offset)
+        return self._ends_at(offset)
+
+    def _ends_at(self, end: int) -> FollowerStep:
+        before = self.high_watermark
+        self.high_watermark = max(min(before, end), self._log.log_start_offset)
+        return FollowerStep(0, end, self.high_watermark != before)
+
 
 def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> EpochEnd | None:
     """The leader's side of R4: ``leaders`` is its lookup of the follower's last epoch.
 
-    What to answer instead of records, or None when the follower's log is a prefix of the leader's.
+    Returns what to send instead of records, or None if the follower's log is a prefix of the leader's.
     """
     if leaders.leader_epoch < last_epoch or leaders.end_offset < fetch_offset:
         return leaders
@@ -89,5 +246,5 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
 
 
 def truncation_target(leaders_end_offset: int, own: EpochEnd, log_end_offset: int) -> int:
-    """The follower's side of R4: ``own`` is its lookup of the epoch that the leader answered."""
+    """The follower's side of R4: ``own`` is its lookup of the epoch that the leader sent."""
     return min(leaders_end_offset, own.end_offset, log_end_offset)

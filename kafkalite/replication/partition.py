@@ -1,22 +1,28 @@
 """One partition on this broker: its role joined to its log.
 
-``replica.Replica`` has the role and follows; here is what a leader does for clients and for followers. Who
-does not lead answers NOT_LEADER_OR_FOLLOWER. Everything is synchronous. What can't be done is a BrokerError
-of the code that a client is to see; what the disk refuses stays a StorageError, for the dispatcher to
-translate.
+The role is that of a leader, of a follower, or none. Everything is synchronous. An operation that this role
+does not allow raises NotLeaderOrFollowerError; other refusals are BrokerErrors with the code for the client.
+StorageErrors of the log pass through, for the dispatcher to translate. Uncommitted records survive a change
+of role; only a leader's response truncates a log (R4).
 """
+
+# Long because one object is what clients, followers and the leader elsewhere see of a partition. The
+# leader's arithmetic is in `leader`, what a follower does to its log in `follower`.
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from kafkalite import mutants
 from kafkalite.errors import (
+    ErrorCode,
+    FencedLeaderEpochError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTimestampError,
+    InvalidTopicError,
     InvalidTxnStateError,
     KafkaStorageError,
     MessageTooLargeError,
@@ -26,9 +32,13 @@ from kafkalite.errors import (
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     StaleBrokerEpochError,
+    UnknownLeaderEpochError,
+    broker_error,
 )
+from kafkalite.metadata.image import PartitionState
 from kafkalite.model import (
     EARLIEST,
+    INTERNAL_PREFIX,
     LATEST,
     MAX_TIMESTAMP,
     NO_EPOCH,
@@ -37,8 +47,10 @@ from kafkalite.model import (
     NO_TIMESTAMP,
     Acks,
     OffsetAndTimestamp,
+    TimestampType,
+    TopicPartition,
 )
-from kafkalite.protocol.messages.cluster import ChangedPartition, PartitionChange
+from kafkalite.protocol.messages.cluster import PartitionChange, ReplicaFetchedPartition
 from kafkalite.records.control import build_marker
 from kafkalite.records.header import (
     CONTROL_BIT,
@@ -47,45 +59,313 @@ from kafkalite.records.header import (
     BatchHeader,
     parse_header,
 )
-from kafkalite.replication.follower import diverging_at
-from kafkalite.replication.leader import PartitionLeader, ProposedIsr, ReplicaLag
-from kafkalite.replication.replica import PartitionSettings, Replica
+from kafkalite.replication.follower import (
+    IGNORED,
+    FetchPosition,
+    FollowerStep,
+    PartitionFollower,
+    diverging_at,
+)
+from kafkalite.replication.leader import PartitionLeader
 from kafkalite.storage.leader_epochs import EpochEnd
 from kafkalite.storage.log import Appended
 
 if TYPE_CHECKING:
-    from kafkalite.storage.log import Slice
-    from kafkalite.storage.producer_state import OpenTransaction, SequencedBatch
+    from kafkalite.storage.log import Log, Slice
+    from kafkalite.storage.log_config import LogConfig
+    from kafkalite.storage.producer_state import OpenTransaction, ProducerState, SequencedBatch
     from kafkalite.storage.segment_list import BytesEnd
 
-__all__ = ["Partition", "PartitionSettings", "ReplicaFetchResult"]
+Role = Literal["leader", "follower", "none"]
 
-#: What a client's batch has only as part of a transaction, or never.
+#: A client may set these attributes only in a batch of a transaction, or never.
 _SPECIAL: Final = TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT
 _ACKS_ALL: Final = int(Acks.ALL)
+_ACKS_LEADER: Final = int(Acks.LEADER)
+_NOTHING_CAN_BE_OLDER: Final = 2**63 - 1
+_NO_BROKER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSettings:
+    """The part of a topic's configuration that is not the log's: Kafka's options of the same names."""
+
+    min_insync_replicas: int = 1
+    message_timestamp_before_max_ms: int = _NOTHING_CAN_BE_OLDER
+    message_timestamp_after_max_ms: int = 3_600_000
 
 
 class ReplicaFetchResult(NamedTuple):
-    """What a leader makes of a follower's fetch. With ``diverging`` no records may be answered (R4)."""
+    """What a follower's fetch did. If ``diverging`` is set, no records may be sent (R4)."""
 
     diverging: EpochEnd | None
     moved: bool  #: the high watermark
-    may_join: bool  #: if it is alive, ``propose_isr`` would let the follower in now, or wait for it
+    may_join: bool  #: ``propose_isr`` would admit the follower if it is live, or wait for it
 
 
-class Partition(Replica):
-    """A replica that can lead: what clients and followers may ask of it."""
+class AppendObserver(Protocol):
+    """Called after every append that is not a duplicate."""
 
-    __slots__ = ()
+    def __call__(self, last_offset: int, size_bytes: int, high_watermark: int) -> object: ...
 
-    # --- data ------------------------------------------------------------------------------------------
+
+class Partition:
+    """A partition's log in its present role.
+
+    Invariant: log start offset <= high watermark <= log end offset.
+    """
+
+    __slots__ = (
+        "_after_max_ms",
+        "_before_max_ms",
+        "_broker_id",
+        "_counts_synced",
+        "_follower",
+        "_is_create_time",
+        "_leader",
+        "_max_message_bytes",
+        "_resigned_high_watermark",
+        "_version",
+        "is_internal",
+        "key",
+        "log",
+        "observer",
+        "partition_epoch",
+        "settings",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        key: TopicPartition,
+        topic_id: str,
+        log: Log,
+        *,
+        broker_id: int,
+        settings: PartitionSettings | None = None,
+    ) -> None:
+        self.key = key
+        self.topic_id = topic_id
+        self.is_internal = key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
+        self.log = log  #: of this room and of the partition's owner; others use the operations below
+        self.observer: AppendObserver | None = None
+        self.partition_epoch = NO_EPOCH
+        self._broker_id = broker_id
+        self._leader: PartitionLeader | None = None
+        self._follower: PartitionFollower | None = None
+        self._version = 0  # of the latest FetchPosition of earlier roles
+        self._resigned_high_watermark = log.log_start_offset
+        self._take_settings(settings or PartitionSettings())
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+    def _take_settings(self, settings: PartitionSettings) -> None:
+        config = self.log.config
+        self.settings = settings
+        self._before_max_ms = settings.message_timestamp_before_max_ms
+        self._after_max_ms = settings.message_timestamp_after_max_ms
+        self._counts_synced = self.counts_only_synced(config)
+        self._is_create_time = config.timestamp_type is TimestampType.CREATE_TIME
+        self._max_message_bytes = config.max_message_bytes
+
+    def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> bool:
+        """Take the topic's changed configuration. Returns whether the high watermark moved."""
+        self.log.reconfigure(config)
+        self._take_settings(settings)
+        if self._leader is None:
+            return False
+        moved = self._leader.set_min_insync_replicas(settings.min_insync_replicas)
+        return self.on_synced() or moved
+
+    @staticmethod
+    def counts_only_synced(config: LogConfig) -> bool:
+        """Whether the leader's own progress is its synced end rather than its log end (R7)."""
+        return config.synced_only
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        return self._leader is not None
+
+    @property
+    def role(self) -> Role:
+        if self._leader is not None:
+            return "leader"
+        return "none" if self._follower is None else "follower"
+
+    @property
+    def leader_id(self) -> int:
+        """The broker that this replica knows as leader: itself, the one it follows, or -1."""
+        if self._leader is not None:
+            return self._broker_id
+        return _NO_BROKER if self._follower is None else self._follower.leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch this replica leads or follows in; NO_EPOCH without a role."""
+        if self._leader is not None:
+            return self._leader.leader_epoch
+        return NO_EPOCH if self._follower is None else self._follower.leader_epoch
+
+    @property
+    def in_sync_replicas(self) -> frozenset[int]:
+        """As far as this leader knows; empty when it does not lead."""
+        return frozenset() if self._leader is None else self._leader.isr
+
+    @property
+    def high_watermark(self) -> int:
+        """Consumers read below it: exclusive. The last known one when this replica has no role."""
+        if self._leader is not None:
+            return self._leader.high_watermark
+        return self._resigned_high_watermark if self._follower is None else self._follower.high_watermark
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    @property
+    def offline_reason(self) -> str | None:
+        """Why the log takes no more; None as long as it does."""
+        return self.log.offline_reason
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where read_committed ends, exclusive: at the first transaction that is open or whose marker is not
+        committed, or at the high watermark (R33). Raises the log's StorageErrors: headers may have to be read
+        for it."""
+        return self.log.last_stable_offset(self.high_watermark)
+
+    @property
+    def known_stable_offset(self) -> int:
+        """As ``last_stable_offset`` if it is known without reading headers, else the high watermark."""
+        return self.log.known_stable_offset(self.high_watermark)
+
+    @property
+    def low_watermark(self) -> int:
+        """The offset below which no replica in sync has records, so that they stay deleted whichever of them
+        leads next. The log start when this replica does not lead."""
+        start = self.log.log_start_offset
+        return start if self._leader is None else self._leader.low_watermark(start)
+
+    def acknowledged_end(self, acks: int) -> int:
+        """Up to where, exclusive, batches are acknowledged to a producer with these ``acks`` (1 or all)."""
+        if acks == _ACKS_LEADER:
+            log = self.log
+            return log.synced_end_offset if log.config.synced_only else log.log_end_offset
+        return self.high_watermark
+
+    # --- role ------------------------------------------------------------------------------------------
+
+    def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
+        """Lead in the epoch of ``state``, or take its in-sync set when leading in that epoch already.
+
+        ``known_high_watermark`` is the one that the metadata knows. A first leadership on an empty disk, or
+        after a restart, starts from what the log itself has for sure. A state older than a known one changes
+        nothing. Returns whether the high watermark moved.
+        """
+        assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
+        leader = self._leader
+        if leader is not None and leader.leader_epoch == state.leader_epoch:
+            moved = leader.take_state(state.partition_epoch, state.isr)
+            self.partition_epoch = leader.partition_epoch
+            return moved
+        return self._begin_leading(state, now_ms, known_high_watermark)
+
+    def _begin_leading(self, state: PartitionState, now_ms: int, known_high_watermark: int) -> bool:
+        """Lead in a new epoch, with the producers and aborted transactions of the log (R27, R33)."""
+        assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
+        log = self.log
+        certain = max(
+            self.high_watermark, log.log_start_offset, min(known_high_watermark, log.log_end_offset)
+        )
+        # No batch is older than epoch 0, so it needs no entry (R2).
+        if state.leader_epoch > 0 and log.offline_reason is None:
+            log.start_epoch(state.leader_epoch)
+        self.resign()
+        self.partition_epoch = state.partition_epoch
+        self._leader = PartitionLeader(
+            self._broker_id,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+            epoch_start_offset=log.log_end_offset,
+            high_watermark=certain,
+            min_insync_replicas=self.settings.min_insync_replicas,
+            now_ms=now_ms,
+        )
+        return self.on_synced()
+
+    def become_follower(self, state: PartitionState) -> None:
+        """Follow ``state.leader``; if it is -1, wait for a leader. Uncommitted records stay until the new
+        leader's response shows where the logs diverge (R4)."""
+        assert state.leader != self._broker_id, f"{self.key} is led here"
+        follower = self._follower
+        if follower is not None and (follower.leader_epoch, follower.leader_id) == (
+            state.leader_epoch,
+            state.leader,
+        ):
+            self.partition_epoch = max(self.partition_epoch, state.partition_epoch)
+            return
+        assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
+        high_watermark = self.high_watermark
+        self.resign()
+        self.partition_epoch = state.partition_epoch
+        if self.log.offline_reason is None:
+            self.log.forget_empty_epoch()
+        self._follower = PartitionFollower(
+            self.key,
+            self.log,
+            leader_id=state.leader,
+            leader_epoch=state.leader_epoch,
+            high_watermark=min(high_watermark, self.log.log_end_offset),
+            version=self._version,
+        )
+
+    def resign(self) -> None:
+        """Have no role: every request is refused with NOT_LEADER_OR_FOLLOWER from now on."""
+        self._resigned_high_watermark = self.high_watermark
+        self._version = 1 + (self._version if self._follower is None else self._follower.version)
+        self._leader = self._follower = None
+
+    def check_leader_epoch(self, current_leader_epoch: int) -> None:
+        """Fence a request by the leader epoch it was made for; NO_EPOCH: any (R3).
+
+        Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the request's is older),
+        UnknownLeaderEpochError (it is newer: this broker is behind).
+        """
+        leader_epoch = self._leading().leader_epoch
+        if current_leader_epoch in (leader_epoch, NO_EPOCH):
+            return
+        kind = FencedLeaderEpochError if current_leader_epoch < leader_epoch else UnknownLeaderEpochError
+        raise kind(f"{self.key} is led in epoch {leader_epoch}, the request knows {current_leader_epoch}")
+
+    def _leading(self) -> PartitionLeader:
+        if self._leader is None:
+            raise NotLeaderOrFollowerError(f"broker {self._broker_id} does not lead {self.key}")
+        return self._leader
+
+    def on_synced(self) -> bool:
+        """Take the log's synced end, which may have moved. Returns whether the high watermark moved."""
+        if self._leader is None:
+            return False
+        log = self.log
+        progress = log.synced_end_offset if self._counts_synced else log.log_end_offset
+        return self._leader.on_progress(self._broker_id, progress)
+
+    # --- leading: appends ------------------------------------------------------------------------------
 
     def append(
         self,
         batch: bytearray | memoryview,
         header: BatchHeader,
         now_ms: int,
-        *,
         acks: int = _ACKS_ALL,
         is_verified: bool = False,
     ) -> Appended:
@@ -94,18 +374,21 @@ class Partition(Replica):
         ``header`` is what ``records.header.check`` returned for it, ``now_ms`` the wall clock. With
         ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise at once.
         ``is_verified``: the coordinator has added this partition to the batch's transaction (R31).
-        Raises NotLeaderOrFollowerError, KafkaStorageError (log offline), MessageTooLargeError,
-        InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError (acks=all, R6), for batches of
-        idempotent producers what ``ProducerStates.check`` and ``check_open`` raise, for transactional ones
-        also InvalidRequiredAcksError and InvalidTxnStateError, and the log's StorageErrors.
+        Raises InvalidTopicError (an internal topic), NotLeaderOrFollowerError, KafkaStorageError (log
+        offline), MessageTooLargeError, InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError
+        (acks=all, R6), for batches of idempotent producers what ``ProducerStates.check`` and ``check_open``
+        raise, for transactional ones also InvalidRequiredAcksError and InvalidTxnStateError, and the log's
+        StorageErrors.
         """
+        if self.is_internal:
+            raise InvalidTopicError(f"{self.key} is internal: only brokers write to it")
         leader = self._leader or self._leading()
         log = self.log
         if log.offline_reason is not None:
             raise self._offline()
         if header.length_bytes > self._max_message_bytes:
             raise MessageTooLargeError(
-                f"a batch of {header.length_bytes} bytes for {self.topic_partition},"
+                f"a batch of {header.length_bytes} bytes for {self.key},"
                 f" whose max.message.bytes is {self._max_message_bytes}"
             )
         if header.attributes & _SPECIAL:
@@ -123,28 +406,80 @@ class Partition(Replica):
             repeated = producers.check(header)
             if repeated is not None:
                 return self._appended_before(repeated)
-        appended = log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
+        return self._write(leader, batch, header, now_ms)
+
+    def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
+        """Append a coordinator's own batch, as with acks=all.
+
+        A transactional one belongs to a transaction that is known to include this partition, and has no
+        sequence. Raises NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError,
+        InvalidRecordError (a control batch), what ``ProducerStates.check_open`` raises, and the log's
+        StorageErrors.
+        """
+        leader = self._appending()
+        if header.is_control:
+            raise InvalidRecordError(f"markers are appended by append_marker: {header}")
+        if header.producer_id != NO_PRODUCER_ID:
+            self.log.producers.check_open(header)
+        return self._write(leader, batch, header, now_ms)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, now_ms: int
+    ) -> Appended:
+        """Append the marker that ends the producer's transaction here, as with acks=all (R33).
+
+        ``producer_epoch`` is the one after the transaction's, and from now on the producer's (R31). If the
+        log has the marker already, nothing is appended; the result then ends with the log, so that it counts
+        as committed only when the marker certainly is. Raises NotLeaderOrFollowerError, KafkaStorageError,
+        NotEnoughReplicasError, TransactionCoordinatorFencedError (R32), InvalidProducerEpochError, and the
+        log's StorageErrors.
+        """
+        leader = self._appending()
+        log = self.log
+        if not log.producers.check_marker(producer_id, producer_epoch, coordinator_epoch):
+            last_offset = log.log_end_offset - 1
+            return Appended(last_offset, last_offset, NO_TIMESTAMP, log.log_end_offset, is_duplicate=True)
+        log.settle_transactions(leader.high_watermark)
+        batch = build_marker(producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms)
+        return self._write(leader, batch, parse_header(batch), now_ms)
+
+    def _appending(self) -> PartitionLeader:
+        """Return this leadership. Raises unless it may append as with acks=all."""
+        leader = self._leading()
+        if self.log.offline_reason is not None:
+            raise self._offline()
+        if not leader.has_enough_in_sync:
+            raise self._not_enough_replicas(leader)
+        return leader
+
+    def _write(
+        self, leader: PartitionLeader, batch: bytearray | memoryview, header: BatchHeader, now_ms: int
+    ) -> Appended:
+        appended = self.log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
         if not self._counts_synced:
             leader.on_progress(self._broker_id, appended.log_end_offset)
+        if self.observer is not None:
+            self.observer(appended.last_offset, len(batch), leader.high_watermark)
         return appended
 
     def _appended_before(self, batch: SequencedBatch) -> Appended:
-        """R28: the batch's first offsets. They are acknowledged when they are committed, as any."""
+        """Return the offsets of a repeated batch (R28). It is acknowledged when it is committed, as any."""
         time_ms = NO_TIMESTAMP if self._is_create_time else batch.max_timestamp_ms
-        last_offset = NO_OFFSET if "R28-ack-uncommitted" in mutants.ACTIVE else batch.last_offset
-        return Appended(batch.base_offset, last_offset, time_ms, self.log.log_end_offset, is_duplicate=True)
+        return Appended(
+            batch.base_offset, batch.last_offset, time_ms, self.log.log_end_offset, is_duplicate=True
+        )
 
     def _offline(self) -> KafkaStorageError:
-        return KafkaStorageError(f"{self.topic_partition} is offline: {self.log.offline_reason}")
+        return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}")
 
     def _not_enough_replicas(self, leader: PartitionLeader) -> NotEnoughReplicasError:
         return NotEnoughReplicasError(
-            f"{self.topic_partition} has {len(leader.isr)} replicas in sync,"
+            f"{self.key} has {len(leader.isr)} replicas in sync,"
             f" and min.insync.replicas is {self.settings.min_insync_replicas}"
         )
 
     def _check_attributes(self, header: BatchHeader, acks: int, is_verified: bool) -> None:
-        """Refuse what clients may not send; let part of a transaction pass that is known to be one."""
+        """Raise for attributes that clients may not set, and for an unverified batch of a transaction."""
         if header.is_control:
             raise InvalidRecordError(f"clients can't write control batches: {header}")
         if header.attributes & TIMESTAMP_TYPE_BIT:
@@ -156,26 +491,47 @@ class Partition(Replica):
         if not is_verified and self.needs_verification(header):
             raise InvalidTxnStateError(
                 f"producer {header.producer_id} in epoch {header.producer_epoch} has no transaction open in"
-                f" {self.topic_partition}, and its coordinator did not confirm one"
+                f" {self.key}, and its coordinator did not confirm one"
             )
 
     def _refuse_timestamps(self, header: BatchHeader, now_ms: int) -> None:
-        """KIP-937. Of the records only the batch's base and largest timestamp are looked at."""
+        """Raise InvalidTimestampError (KIP-937), unless the batch has no timestamps."""
         if header.base_timestamp_ms == NO_TIMESTAMP and header.max_timestamp_ms == NO_TIMESTAMP:
             return
         raise InvalidTimestampError(
-            f"a batch for {self.topic_partition} has timestamps from {header.base_timestamp_ms} to"
+            f"a batch for {self.key} has timestamps from {header.base_timestamp_ms} to"
             f" {header.max_timestamp_ms} ms; by the broker's clock, {now_ms} ms, they may lie"
             f" {self._before_max_ms} ms before and {self._after_max_ms} ms after it",
             hint="see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
         )
 
+    def needs_verification(self, header: BatchHeader) -> bool:
+        """Whether the coordinator must add this partition to the batch's transaction before it is appended,
+        because the batch would be the transaction's first one here (R31). Raises NotLeaderOrFollowerError."""
+        self._leading()
+        if not header.is_transactional or header.is_control or header.producer_id < 0:
+            return False
+        return self.log.producers.needs_verification(header.producer_id, header.producer_epoch)
+
+    @property
+    def acknowledgement_error(self) -> NotEnoughReplicasAfterAppendError | None:
+        """The error for requests that wait for acks=all while the high watermark cannot move (R6, R9)."""
+        leader = self._leader
+        if leader is None or leader.has_enough_in_sync:
+            return None
+        return NotEnoughReplicasAfterAppendError(
+            f"{self.key} has {len(leader.isr)} replicas in sync since the batch was appended,"
+            f" and min.insync.replicas is {self.settings.min_insync_replicas}; the batch is in the log"
+        )
+
+    # --- leading: reads --------------------------------------------------------------------------------
+
     def read(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
-        """Whole batches from the one that holds ``offset`` on, below the high watermark (R11).
+        """Return whole batches from the one that holds ``offset`` on, below the high watermark (R11).
 
         ``is_committed_only``: below the last stable offset, so that every transaction's outcome is known;
-        ``Log.aborted_between`` tells which were aborted. Empty when there are none yet. The first batch comes
-        whole even if it alone has more than ``max_bytes``. Raises OffsetOutOfRangeError,
+        ``aborted_between`` returns those that were aborted. Empty when there are none yet. The first batch is
+        returned whole even if it alone has more than ``max_bytes``. Raises OffsetOutOfRangeError,
         NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         leader = self._leader or self._leading()
@@ -188,176 +544,100 @@ class Partition(Replica):
         return log.read(offset, max_bytes=max_bytes, up_to=end)
 
     def readable_end(self, offset: int, is_committed_only: bool = False) -> int:
-        """Where a ``read`` from ``offset`` on would have to stop, exclusive. Raises as ``read``."""
+        """Return where a ``read`` from ``offset`` on would have to stop, exclusive. Raises as ``read``."""
         leader = self._leader or self._leading()
         log = self.log
         if offset > log.log_end_offset and not leader.is_settled:
             raise self._unsettled()
-        log.read(offset, max_bytes=0, up_to=offset)  # nothing to read, but whether one may is told
+        log.read(offset, max_bytes=0, up_to=offset)  # reads nothing, but raises for an offset out of range
         end = leader.high_watermark
         return log.last_stable_offset(end) if is_committed_only else end
+
+    def _settled_end(self, is_committed_only: bool) -> int:
+        """As ``readable_end``; raises OffsetNotAvailableError while it may go back (R10)."""
+        leader = self._leading()
+        if not leader.is_settled:
+            raise self._unsettled()
+        end = leader.high_watermark
+        return self.log.last_stable_offset(end) if is_committed_only else end
+
+    def _unsettled(self) -> OffsetNotAvailableError:
+        return OffsetNotAvailableError(
+            f"{self.key}: the new leader does not know yet what is on all in-sync replicas"
+        )
+
+    def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return (producer id, first offset) of the aborted transactions with offsets in
+        [``first``, ``end``), by first offset."""
+        return self.log.aborted_between(first, end)
 
     def offset_for_bytes(
         self, start_offset: int, end_offset: int, max_bytes: int, is_committed_only: bool = False
     ) -> BytesEnd:
         """As ``Log.offset_for_bytes``, up to the high watermark or the last stable offset.
 
-        Raises InvalidRequestError for a range that is none, OffsetOutOfRangeError when it begins above what
-        is readable, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        Raises InvalidRequestError for an invalid range, OffsetOutOfRangeError when it begins above what is
+        readable, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
-        leader = self._leading()
+        self._leading()
         if not 0 <= start_offset <= end_offset:
             raise InvalidRequestError(f"[{start_offset}, {end_offset}) is no range of offsets")
-        if not leader.is_settled:
-            raise self._unsettled()
-        log = self.log
-        end = leader.high_watermark
-        if is_committed_only:
-            end = log.last_stable_offset(end)
+        end = self._settled_end(is_committed_only)
         if start_offset > end:
-            raise OffsetOutOfRangeError(f"{self.topic_partition} is readable up to {end}, not {start_offset}")
-        return log.offset_for_bytes(start_offset, min(end_offset, end), max_bytes)
-
-    def _unsettled(self) -> OffsetNotAvailableError:
-        return OffsetNotAvailableError(
-            f"{self.topic_partition}: the new leader does not know yet what is on all in-sync replicas"
-        )
+            raise OffsetOutOfRangeError(f"{self.key} is readable up to {end}, not {start_offset}")
+        return self.log.offset_for_bytes(start_offset, min(end_offset, end), max_bytes)
 
     def list_offset(self, timestamp_ms: int, is_committed_only: bool = False) -> OffsetAndTimestamp:
-        """The offset for a timestamp, or for EARLIEST, LATEST, MAX_TIMESTAMP; see ``ListedOffset``.
+        """Return the offset for a timestamp, or for EARLIEST, LATEST, MAX_TIMESTAMP; see ``ListedOffset``.
 
         With ``is_committed_only`` the readable part ends at the last stable offset. NO_OFFSET when every
         readable record is older. Raises InvalidRequestError for another negative number,
         NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
-        leader = self._leading()
+        epoch = self._leading().leader_epoch
         log = self.log
         if timestamp_ms == EARLIEST:
-            return OffsetAndTimestamp(log.log_start_offset, NO_TIMESTAMP, leader.leader_epoch)
-        if not leader.is_settled:
-            raise self._unsettled()
-        end = leader.high_watermark
-        if is_committed_only:
-            end = log.last_stable_offset(end)
+            return OffsetAndTimestamp(log.log_start_offset, NO_TIMESTAMP, epoch)
+        end = self._settled_end(is_committed_only)
         if timestamp_ms == LATEST:
-            return OffsetAndTimestamp(end, NO_TIMESTAMP, leader.leader_epoch)
+            return OffsetAndTimestamp(end, NO_TIMESTAMP, epoch)
         if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
             raise InvalidRequestError(f"no offset is defined for the timestamp {timestamp_ms}")
         found = (
             log.max_timestamp() if timestamp_ms == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp_ms)
         )
         if found is None or found[1] >= end:
-            return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, leader.leader_epoch)
-        return OffsetAndTimestamp(found[1], found[0], leader.leader_epoch)
+            return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, epoch)
+        return OffsetAndTimestamp(found[1], found[0], epoch)
 
-    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """(largest known epoch not above ``leader_epoch``, where it ends, exclusive): R4."""
+    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
+        """Return the largest known epoch not above ``leader_epoch``, and its end, exclusive (R4)."""
         self._leading()
         return self.log.end_offset_for_epoch(leader_epoch)
 
-    def delete_records(self, before_offset: int) -> int:
-        """Make ``before_offset`` the log start; LATEST means the high watermark. Returns the log start.
-
-        An offset below the log start changes nothing. Raises as ``deletion_end``, and the log's errors.
-        """
-        before_offset = self.deletion_end(before_offset)
-        if before_offset <= self.log.log_start_offset:
-            return self.log.log_start_offset
-        return self.log.delete_before(before_offset)
-
     def deletion_end(self, before_offset: int) -> int:
-        """Where a DeleteRecords before that offset deletes up to, exclusive; LATEST means the high watermark.
-
-        Raises OffsetOutOfRangeError above the high watermark, NotLeaderOrFollowerError.
-        """
+        """Return up to where a DeleteRecords before that offset deletes, exclusive; LATEST means the high
+        watermark. Raises OffsetOutOfRangeError above the high watermark, NotLeaderOrFollowerError."""
         high_watermark = self._leading().high_watermark
         if before_offset == LATEST:
             before_offset = high_watermark
         if not 0 <= before_offset <= high_watermark:
             raise OffsetOutOfRangeError(
-                f"records of {self.topic_partition} can be deleted up to its high watermark,"
+                f"records of {self.key} can be deleted up to its high watermark,"
                 f" {high_watermark}, not {before_offset}"
             )
         return before_offset
 
-    # --- transactions and coordinators -----------------------------------------------------------------
-
-    def needs_verification(self, header: BatchHeader) -> bool:
-        """Whether the coordinator must add this partition to the batch's transaction before it is appended,
-        because it would be the transaction's first one here (R31). Raises NotLeaderOrFollowerError."""
-        self._leading()
-        if not header.is_transactional or header.is_control or header.producer_id < 0:
-            return False
-        return self.log.producers.needs_verification(header.producer_id, header.producer_epoch)
-
-    def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
-        """Append a coordinator's own batch, as with acks=all.
-
-        A transactional one is of a transaction known to include this partition, and has no sequence. Raises
-        NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError, InvalidRecordError (a control
-        batch), what ``ProducerStates.check_open`` raises, and the log's StorageErrors.
-        """
-        leader = self._appending()
-        if header.is_control:
-            raise InvalidRecordError(f"markers are appended by append_marker: {header}")
-        if header.producer_id != NO_PRODUCER_ID:
-            self.log.producers.check_open(header)
-        return self._append_own(leader, batch, header, now_ms)
-
-    def append_marker(
-        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, now_ms: int
-    ) -> Appended:
-        """Append the marker that ends the producer's transaction here, as with acks=all (R33).
-
-        ``producer_epoch`` is the one after that of the transaction, and from now on the producer's (R31).
-        When the marker stands in the log already, nothing is appended: what is returned ends with the log,
-        so that it counts as committed when the marker surely is. Raises NotLeaderOrFollowerError,
-        KafkaStorageError, NotEnoughReplicasError, TransactionCoordinatorFencedError (R32),
-        InvalidProducerEpochError, and the log's StorageErrors.
-        """
-        leader = self._appending()
-        log = self.log
-        if not log.producers.check_marker(producer_id, producer_epoch, coordinator_epoch):
-            last_offset = log.log_end_offset - 1
-            return Appended(last_offset, last_offset, NO_TIMESTAMP, log.log_end_offset, is_duplicate=True)
-        log.settle_transactions(leader.high_watermark)
-        batch = build_marker(producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms)
-        return self._append_own(leader, batch, parse_header(batch), now_ms)
-
-    def _appending(self) -> PartitionLeader:
-        """This leadership, if it may append as with acks=all."""
-        leader = self._leading()
-        if self.log.offline_reason is not None:
-            raise self._offline()
-        if not leader.has_enough_in_sync:
-            raise self._not_enough_replicas(leader)
-        return leader
-
-    def _append_own(
-        self, leader: PartitionLeader, batch: bytearray | memoryview, header: BatchHeader, now_ms: int
-    ) -> Appended:
-        appended = self.log.append(batch, now_ms=now_ms, leader_epoch=leader.leader_epoch, header=header)
-        if not self._counts_synced:
-            leader.on_progress(self._broker_id, appended.log_end_offset)
-        return appended
+    def producers(self) -> list[tuple[int, ProducerState]]:
+        """Return (producer id, state) of the log's idempotent producers. Raises the log's StorageErrors."""
+        return list(self.log.producers)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Those without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
+        """Return those without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
         self._leading()
         return self.log.producers.open_transactions()
 
     # --- leading: followers ----------------------------------------------------------------------------
-
-    @property
-    def acknowledgement_error(self) -> NotEnoughReplicasAfterAppendError | None:
-        """Why what waits for acks=all must be told now, since the high watermark stands still (R6, R9)."""
-        leader = self._leader
-        if leader is None or leader.has_enough_in_sync:
-            return None
-        return NotEnoughReplicasAfterAppendError(
-            f"{self.topic_partition} has {len(leader.isr)} replicas in sync since the batch was appended,"
-            f" and min.insync.replicas is {self.settings.min_insync_replicas}; the batch is in the log"
-        )
 
     def on_replica_fetch(
         self,
@@ -371,57 +651,46 @@ class Partition(Replica):
         log_start_offset: int,
         now_ms: int,
     ) -> ReplicaFetchResult:
-        """Take what a follower tells of itself (R3, R4, R7, R8).
+        """Take the position that a follower reports (R3, R4, R7, R8).
 
-        A fetch that diverges, or is refused, counts as nothing. Raises NotLeaderOrFollowerError (also for
-        a stranger), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (of an earlier
-        life of that broker), OffsetOutOfRangeError: the follower ends before this log starts.
+        A fetch that diverges, or is refused, does not count. Raises NotLeaderOrFollowerError (also for a
+        broker without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an
+        earlier incarnation of that broker), OffsetOutOfRangeError (the follower ends before this log starts).
         """
         leader = self._leading()
-        if leader_epoch != leader.leader_epoch and "R3-epoch-unchecked" not in mutants.ACTIVE:
+        if leader_epoch != leader.leader_epoch:
             self.check_leader_epoch(leader_epoch)
         if not leader.is_follower(replica_id):
-            raise NotLeaderOrFollowerError(f"broker {replica_id} has no replica of {self.topic_partition}")
+            raise NotLeaderOrFollowerError(f"broker {replica_id} has no replica of {self.key}")
         if broker_epoch < leader.seen_broker_epoch(replica_id):
             raise StaleBrokerEpochError(
-                f"broker {replica_id} fetched {self.topic_partition} with a later epoch than {broker_epoch}"
+                f"broker {replica_id} fetched {self.key} with a later epoch than {broker_epoch}"
             )
         log = self.log
-        diverging: EpochEnd | None = None
         if last_epoch != NO_EPOCH:
             diverging = diverging_at(last_epoch, fetch_offset, log.end_offset_for_epoch(last_epoch))
-        if diverging is not None and "R4-divergent-counts" not in mutants.ACTIVE:
-            return ReplicaFetchResult(diverging, moved=False, may_join=False)
-        if diverging is None and not log.log_start_offset <= fetch_offset <= log.log_end_offset:
+            if diverging is not None:
+                return ReplicaFetchResult(diverging, moved=False, may_join=False)
+        if not log.log_start_offset <= fetch_offset <= log.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"{self.topic_partition} has offsets from {log.log_start_offset} to {log.log_end_offset};"
+                f"{self.key} has offsets from {log.log_start_offset} to {log.log_end_offset};"
                 f" broker {replica_id} asks for {fetch_offset}"
             )
         moved = leader.on_fetch(
             replica_id,
             broker_epoch=broker_epoch,
-            progress=min(fetch_offset, synced_end_offset) if self.log.config.synced_only else fetch_offset,
-            log_end_offset=fetch_offset,
-            synced_end_offset=synced_end_offset,
+            progress=min(fetch_offset, synced_end_offset) if log.config.synced_only else fetch_offset,
             log_start_offset=log_start_offset,
             leader_end_offset=log.log_end_offset,
             now_ms=now_ms,
         )
         may_join = leader.may_join(replica_id) or leader.is_close(replica_id, now_ms)
-        return ReplicaFetchResult(diverging, moved, may_join)
+        return ReplicaFetchResult(None, moved, may_join)
 
     def forget_follower(self, replica_id: int) -> None:
-        """A follower says that it fetches no more, or anew. Until it fetches again it does not count."""
+        """The follower stops fetching or opens a new session: it does not count until it fetches again."""
         if self._leader is not None:
             self._leader.forget_follower(replica_id)
-
-    def note_idle_fetch(self, replica_id: int, now_ms: int) -> None:
-        """A follower's request left this partition out: it stands where it stood (R15).
-
-        Not needed for one that has everything: ``propose_isr`` sees that by itself.
-        """
-        if self._leader is not None:
-            self._leader.on_idle(replica_id, self.log.log_end_offset, now_ms)
 
     def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
         """As ``read``, up to the log end (R11)."""
@@ -431,10 +700,10 @@ class Partition(Replica):
     def propose_isr(
         self, now_ms: int, *, lag_time_max_ms: int, live: Callable[[int], int | None]
     ) -> PartitionChange | None:
-        """The change of the in-sync set to ask the controller for, or None (R12, R15).
+        """Return the change of the in-sync set to request from the controller, or None (R12, R15).
 
-        ``live`` tells a node's current broker epoch if it is unfenced and not shutting down. While an answer
-        is due, there is nothing more to ask. Every proposal must be followed by ``on_partition_changed``.
+        ``live`` returns a node's broker epoch if it is unfenced and not shutting down. None while a decision
+        is due. A proposal whose fate is unknown must be reported with ``on_undecided``.
         """
         leader = self._leader
         if leader is None:
@@ -442,67 +711,73 @@ class Partition(Replica):
         proposed = leader.propose(
             now_ms, lag_time_max_ms=lag_time_max_ms, leader_end_offset=self.log.log_end_offset, live=live
         )
-        return None if proposed is None else self._change(leader, proposed)
-
-    @property
-    def is_awaiting_replica(self) -> bool:
-        """Whether the high watermark waits for a replica about to join: call ``end_waits`` soon."""
-        return self._leader is not None and self._leader.is_waiting
-
-    def end_waits(self, now_ms: int) -> bool:
-        """Wait no more for who joined, or did not in time. Returns whether the high watermark moved."""
-        return self._leader is not None and self._leader.end_waits(now_ms)
-
-    def _change(self, leader: PartitionLeader, proposed: ProposedIsr) -> PartitionChange:
+        if proposed is None:
+            return None
         return PartitionChange(
             self.topic_id,
-            self.topic_partition.partition,
+            self.key.partition,
             leader.leader_epoch,
             proposed.partition_epoch,
             list(proposed.isr),
             list(proposed.broker_epochs),
         )
 
-    def on_partition_changed(self, answer: ChangedPartition | None) -> bool:
-        """The controller's answer to a proposal; None for an error or a timeout of the whole request (R14).
+    def on_undecided(self) -> None:
+        """The proposal was refused or its response was lost: ``propose_isr`` returns it again (R14)."""
+        if self._leader is not None:
+            self._leader.on_undecided()
 
-        Only a state of a greater partition epoch settles it; otherwise it stands, and the next
-        ``propose_isr`` gives it again. Returns whether the high watermark moved.
+    @property
+    def is_awaiting_replica(self) -> bool:
+        """Whether the high watermark waits for a replica that is about to join: call ``end_waits`` soon."""
+        return self._leader is not None and self._leader.is_waiting
+
+    def end_waits(self, now_ms: int) -> bool:
+        """Stop waiting for replicas that have joined or whose time is over. Returns whether the high
+        watermark moved."""
+        return self._leader is not None and self._leader.end_waits(now_ms)
+
+    # --- following -------------------------------------------------------------------------------------
+
+    def fetch_position(self) -> FetchPosition:
+        """Return what to report in the next fetch, and to pass to ``on_fetched`` with its response.
+
+        Raises NotLeaderOrFollowerError when not following, KafkaStorageError when the log is offline.
         """
-        leader = self._leader
-        if leader is None:
-            return False
-        if answer is not None and answer.error_code and "R14-revert" in mutants.ACTIVE:
-            return leader.forget_proposal()
-        if (
-            answer is None
-            or (answer.leader_id, answer.leader_epoch) != (self._broker_id, leader.leader_epoch)
-            or answer.partition_epoch <= leader.partition_epoch
-        ):
-            leader.on_unanswered()
-            return False
-        moved = leader.take_state(answer.partition_epoch, answer.isr)
-        self.partition_epoch = leader.partition_epoch
-        return moved
+        return self._following().position()
 
-    @property
-    def in_sync_replicas(self) -> frozenset[int]:
-        """As far as this leader knows; empty when it does not lead."""
-        return frozenset() if self._leader is None else self._leader.isr
+    def _following(self) -> PartitionFollower:
+        if self._follower is None:
+            raise NotLeaderOrFollowerError(f"broker {self._broker_id} does not follow {self.key}")
+        if self.log.offline_reason is not None:
+            raise self._offline()
+        return self._follower
 
-    @property
-    def low_watermark(self) -> int:
-        """What was deleted below it stays deleted whoever of the in-sync replicas leads next: what a
-        DeleteRecords may wait for. The log start when this replica does not lead."""
-        start = self.log.log_start_offset
-        return start if self._leader is None else self._leader.low_watermark(start)
+    def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
+        """Whether ``on_fetched`` syncs before it returns: it truncates, or moves the log start."""
+        return self._follower is not None and self._follower.waits_for_disk(response, batches)
 
-    def follower_lags(self, now_ms: int) -> dict[int, ReplicaLag]:
-        """How far each follower is, by its node id; empty when this replica does not lead."""
-        if self._leader is None:
-            return {}
-        end = self.log.log_end_offset
-        lags = self._leader.lags()
-        for replica_id in lags:
-            self._leader.on_idle(replica_id, end, now_ms)
-        return self._leader.lags()
+    def on_fetched(
+        self,
+        response: ReplicaFetchedPartition,
+        batches: memoryview,
+        *,
+        now_ms: int,
+        asked: FetchPosition | None = None,
+    ) -> FollowerStep:
+        """Apply the leader's response: append its batches as they are (R1), or truncate (R4).
+
+        ``asked`` is the position that the fetch reported; if this replica has changed since, the response is
+        ignored (R3). A truncation is durable on return. ``now_ms`` is the wall clock. Raises the BrokerError
+        of the response's error code, CorruptBatchError for bytes damaged on the way, and the log's
+        StorageErrors; the caller fetches again later.
+        """
+        follower = self._follower
+        if follower is None or (asked is not None and not follower.accepts(asked.leader_epoch, asked)):
+            return IGNORED
+        self._following()
+        if response.error_code and response.error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise broker_error(response.error_code, response.error_message or "")
+        if not follower.accepts(response.leader_epoch, asked):
+            return IGNORED
+        return follower.apply(response, batches, now_ms)

@@ -20,7 +20,10 @@ class Stage(World):
 
     def drain(self) -> None:
         while self.network:
-            self.deliver(self.network.pop(0))
+            message = self.network.pop(0)
+            self.deliver(message)
+            if message.kind == "altered":  # the metadata of the decision follows
+                self.publish(self.brokers[message.to], len(self.images) - 1)
             self.check()
 
     def take(self, kind: str) -> Message:

@@ -100,7 +100,7 @@ class RandomWorld(World):
     def _step_timeout(self) -> None:
         broker = self._any()
         if broker.leads:
-            broker.partition.on_partition_changed(None)
+            broker.partition.on_undecided()
             self.propose(broker, NEVER_MS)
 
     def _step_fence(self) -> None:
@@ -147,7 +147,8 @@ class RandomWorld(World):
     def _step_delete(self) -> None:
         broker = self._any()
         if broker.leads:
-            broker.partition.delete_records(self.rng.randint(0, broker.partition.high_watermark))
+            offset = self.rng.randint(0, broker.partition.high_watermark)
+            broker.log.delete_before(broker.partition.deletion_end(offset))
 
 
 def run_core_seed(seed: int, *, fsync: bool, steps: int = STEPS) -> str | None:

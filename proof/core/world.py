@@ -275,8 +275,9 @@ class World:
         self.network.append(Message("altered", source, life, (changed,)))
 
     def on_altered(self, broker: Broker, answer: ChangedPartition | None) -> None:
-        if broker.partition.on_partition_changed(answer):
-            self.acknowledge(broker)
+        """The new state itself arrives with the metadata (R14)."""
+        if answer is None or answer.partition_epoch <= broker.partition.partition_epoch:
+            broker.partition.on_undecided()
 
     # --- clients ---------------------------------------------------------------------------------------
 
@@ -496,7 +497,7 @@ class World:
             for broker in self.brokers.values():
                 if broker.leads:
                     if number % 4 == 3:
-                        broker.partition.on_partition_changed(None)
+                        broker.partition.on_undecided()
                     self.propose(broker, NEVER_MS)
             self.check()
             if self._is_whole():

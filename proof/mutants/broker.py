@@ -16,15 +16,19 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+async def _at_once(*_: Any) -> None:
+    """Do not wait."""
+
+
 def _may_send_an_end(shard: Any, response: Any, original: Any) -> bool:
     is_end = isinstance(getattr(response, "message", None), EndTxnResponse | EndTxnGroupResponse)
     return is_end or original(shard, response)
 
 
 def _append_unverified(
-    waiting: Any, hosted: Any, batch: Any, header: Any, _transactional_id: str, acks: int, _then: Any
+    waiting: Any, partition: Any, batch: Any, header: Any, _transactional_id: str, acks: int, _then: Any
 ) -> Any:
-    return hosted.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
+    return partition.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
 
 
 _SHARD: Final = "kafkalite.broker.coordination.shard:Shard"
@@ -34,6 +38,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R21-marker-unregistered",
         "a session that never registered leaves a clean-shutdown marker",
         {"kafkalite.broker.broker:Broker.may_leave_marker": _yes},
+    ),
+    Mutant(
+        "R22-stale-metadata",
+        "a restarted broker acts on metadata older than its registration",
+        {
+            "kafkalite.broker.partitions.partitions:Partitions.may_take_roles": _yes,
+            "kafkalite.broker.cluster.registration:Registration.replay": _at_once,
+            "kafkalite.metadata.broker_commands:has_replayed_registration": _yes,
+        },
     ),
     Mutant(
         "R31-unverified",
@@ -64,5 +77,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R36-serve-unloaded",
         "a coordinator serves before it has replayed its partition",
         {f"{_SHARD}.may_serve": _yes},
+    ),
+    Mutant(
+        "R41-forgets-unheard",
+        "a tombstone is removed while a replica is away that does not have it",
+        {"kafkalite.broker.partitions.cleaner:Cleaner.may_forget": _yes},
     ),
 )

@@ -98,7 +98,7 @@ def replayed(machine: Any, hosted: Any, now: Any) -> Any:
     """``machine`` after all that is in the log of ``hosted``, from its start to its end."""
     from kafkalite.broker.coordination.loader import replay_batches
 
-    log = hosted.log
+    log = hosted.partition.log
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         chunk = log.read(offset, max_bytes=READ_BYTES, up_to=log.log_end_offset)

@@ -149,13 +149,13 @@ class Coordination:
             if broker is None or not node.is_broker:
                 continue
             for shard in broker.coordinators.shards(kind):
-                key, epoch = shard.hosted.key, shard.coordinator_epoch
+                key, epoch = shard.partition.key, shard.coordinator_epoch
                 if epoch >= self._epochs.get(key, 0):
                     self._epochs[key] = epoch
                     latest[key.partition] = shard
         for number in sorted(latest):
             shard = latest[number]
-            if shard.is_loaded and shard.coordinator_epoch == self._epochs[shard.hosted.key]:
+            if shard.is_loaded and shard.coordinator_epoch == self._epochs[shard.partition.key]:
                 yield shard
 
     def _group(self, group_id: str) -> Any:
@@ -220,7 +220,7 @@ class Coordination:
                     self.workload.simulation.probe("member-expelled")
 
     def _note_failover(self, shard: Any) -> None:
-        what = ("coordinator", shard.hosted.key)
+        what = ("coordinator", shard.partition.key)
         before = self._reached.get(what)
         if before is not None and shard.coordinator_epoch > before:
             self.workload.simulation.probe("coordinator-failover")
@@ -293,17 +293,18 @@ class Coordination:
             if broker is None or not node.is_broker:
                 continue
             for hosted in broker.partitions:
-                if hosted.partition.is_leader and hosted.key.topic in topics:
-                    yield hosted
+                if hosted.is_leader and hosted.key.topic in topics:
+                    yield hosted.partition
 
     def open_transactions(self) -> str | None:
         """A transaction that nobody has ended, or what readers wait behind; None when all is at rest (L4)."""
         for machine in self._machines(TRANSACTION):
             for pending in machine.pending_markers():
                 return f"markers of {pending.name!r} are not written in {pending.partitions}"
-        for hosted in self._led(OUTPUT, LEDGER, "__consumer_offsets"):
-            if hosted.last_stable_offset < hosted.high_watermark:
-                return f"{hosted.key} is held back at {hosted.last_stable_offset} of {hosted.high_watermark}"
+        for partition in self._led(OUTPUT, LEDGER, "__consumer_offsets"):
+            stable, high_watermark = partition.last_stable_offset, partition.high_watermark
+            if stable < high_watermark:
+                return f"{partition} is held back at {stable} of {high_watermark}"
         return None
 
     def check_rest(self) -> None:
@@ -312,8 +313,8 @@ class Coordination:
             for shard in self._shards(kind):
                 known = _durable(shard.machine)
                 for node in self.nodes:
-                    hosted = node.live.partitions.find(shard.hosted.key) if node.live is not None else None
-                    if hosted is None or hosted.log.log_end_offset != shard.end_offset:
+                    hosted = node.live.partitions.find(shard.partition.key) if node.live is not None else None
+                    if hosted is None or hosted.log_end_offset != shard.end_offset:
                         continue
                     machine = replayed(type(shard.machine)(), hosted, shard.now())
                     if _durable(machine) != known:

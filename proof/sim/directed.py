@@ -305,7 +305,7 @@ def _values(node: SimNode, key: bytes) -> list[bytes | None]:
     """All that a reader of that replica's log is told of the key."""
     assert node.live is not None
     (hosted,) = (one for one in node.live.partitions if one.key == KEY)
-    batches = read_batches(hosted.log, hosted.log.log_start_offset, hosted.log.log_end_offset)
+    batches = read_batches(hosted.partition.log, hosted.log_start_offset, hosted.log_end_offset)
     records = (record for batch in batches if not batch.header.is_control for record in batch)
     return [record.value for record in records if record.key == key]
 

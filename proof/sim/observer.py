@@ -108,7 +108,7 @@ class Observer:
             if node.is_excused or not node.is_broker:
                 continue
             for hosted in broker.partitions:
-                if hosted.log.offline_reason is None:
+                if hosted.partition.log.offline_reason is None:
                     self._check_replica(node, (*hosted.key, hosted.partition.topic_id), hosted.partition)
         self._check_image(self._image)
         for node, broker in live:
@@ -284,10 +284,14 @@ class Observer:
             if node.node_id not in (*state.isr, *getattr(state, "elr", ())):
                 continue
             hosted = broker.partitions._hosted.get(key[:2])
-            if hosted is None or hosted.partition.topic_id != key[2] or hosted.log.offline_reason is not None:
+            if (
+                hosted is None
+                or hosted.partition.topic_id != key[2]
+                or hosted.partition.log.offline_reason is not None
+            ):
                 continue
             wanted = max(self._committed_end.get(key, 0), self._acknowledged_end.get(key, 0))
-            log = hosted.log
+            log = hosted.partition.log
             name = "I1" if state.leader == node.node_id else "I2"
             where = f"{key[0]}-{key[1]} on {node.node_id}"
             if log.log_end_offset < wanted:
@@ -316,9 +320,9 @@ class Observer:
             if broker is None or not node.is_broker:
                 continue
             for hosted in broker.partitions:
-                if hosted.log.offline_reason is None:
-                    self._check_epochs(node, (*hosted.key, ""), hosted.log)
-                    self._check_producers(node, (*hosted.key, ""), hosted.log)
+                if hosted.partition.log.offline_reason is None:
+                    self._check_epochs(node, (*hosted.key, ""), hosted.partition.log)
+                    self._check_producers(node, (*hosted.key, ""), hosted.partition.log)
 
     def _check_producers(self, node: SimNode, key: Key, log: Any) -> None:
         """I9. Only of producers that are known: one that has been silent for long may be forgotten."""
@@ -386,9 +390,9 @@ class Observer:
                 hosted = replica.broker.partitions._hosted.get(key[:2])
                 if hosted is None:
                     return f"{key[0]}-{key[1]} is not on {node_id}"
-                if hosted.log.offline_reason is not None:
-                    return f"{key[0]}-{key[1]} is offline on {node_id}: {hosted.log.offline_reason}"
-                ends[node_id] = (hosted.high_watermark, hosted.log.log_end_offset)
+                if hosted.partition.log.offline_reason is not None:
+                    return f"{key[0]}-{key[1]} is offline on {node_id}: {hosted.partition.log.offline_reason}"
+                ends[node_id] = (hosted.high_watermark, hosted.partition.log.log_end_offset)
             if not alike:
                 continue
             if len({*ends.values()}) > 1 or any(first != second for first, second in ends.values()):

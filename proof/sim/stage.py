@@ -123,10 +123,11 @@ class Stage:
         """A partition in which readers of committed records wait behind something; None: nowhere (L4)."""
         for node in self.nodes:
             for hosted in node.live.partitions if node.live is not None else ():
-                if hosted.key.topic != topic or not hosted.partition.is_leader:
+                if hosted.key.topic != topic or not hosted.is_leader:
                     continue
-                if hosted.last_stable_offset < hosted.log.log_end_offset:
-                    return f"{hosted.key} at {hosted.last_stable_offset} of {hosted.log.log_end_offset}"
+                stable = hosted.partition.last_stable_offset
+                if stable < hosted.log_end_offset:
+                    return f"{hosted.key} at {stable} of {hosted.log_end_offset}"
         return None
 
     async def read_committed(self, *keys: TopicPartition) -> list[str]:

@@ -39,7 +39,7 @@ def hosted_of(broker: Broker, topic: str = "t") -> HostedPartition:
 
 def content(hosted: HostedPartition) -> list[tuple[int, bytes | None, bytes | None]]:
     """(offset, key, value) of every record there."""
-    log = hosted.log
+    log = hosted.partition.log
     found: list[tuple[int, bytes | None, bytes | None]] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -92,15 +92,15 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
             await send(wire, number)
         hosted = hosted_of(broker)
         before = state(hosted)
-        size_bytes = hosted.log.size_bytes
+        size_bytes = hosted.partition.log.size_bytes
         if not is_on_disk:
             await cleaner_of(broker).clean()
-            assert hosted.log.size_bytes == size_bytes, "what is not synced yet is left alone"
+            assert hosted.partition.log.size_bytes == size_bytes, "what is not synced yet is left alone"
             broker.housekeeping.checkpoint()  # syncs what nobody waits for
             await asyncio.sleep(0.01)
         await cleaner_of(broker).clean()
         assert state(hosted) == before
-        assert hosted.log.size_bytes < size_bytes / 4
+        assert hosted.partition.log.size_bytes < size_bytes / 4
         assert cleaner_of(broker).pass_count >= 1
         assert cleaner_of(broker).bytes_freed > size_bytes / 2
         (answer,) = (await wire.call(fetch(0))).partitions  # from the middle of what is gone, too
@@ -111,7 +111,7 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
     if directory is not None:
         async with Broker(listeners="inproc://", log_dirs=directory) as broker:
             assert content(hosted_of(broker)) == found
-            points = Path(hosted_of(broker).log.directory, "compaction").read_bytes()
+            points = Path(hosted_of(broker).partition.log.directory, "compaction").read_bytes()
             assert decode_compaction(points, "compaction").compacted_to > 0
 
 
@@ -128,7 +128,7 @@ async def test_requests_are_answered_while_a_log_is_compacted(tmp_path: Path, ne
             batch = build_batch([b"v%d" % number] * 1000, keys)
             asked = data.ProducePartition("t", 0, len(batch))
             await wire.call(data.ProduceRequest(-1, 5_000, None, [asked]), batch)
-        end = hosted.log.log_end_offset
+        end = hosted.partition.log.log_end_offset
         work = asyncio.create_task(cleaner_of(broker).clean())
         waits: list[float] = []
         while not work.done():
@@ -139,7 +139,7 @@ async def test_requests_are_answered_while_a_log_is_compacted(tmp_path: Path, ne
         await work
         assert len(waits) > 20
         assert sorted(waits)[len(waits) // 2] < 0.01
-        assert hosted.log.log_end_offset > end
+        assert hosted.partition.log.log_end_offset > end
         assert cleaner_of(broker).pass_count >= 1
 
 
@@ -217,12 +217,12 @@ async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
         assert state(leader) == before
         await cluster.restart(away)
         back = hosted_of(cluster.brokers[away])
-        await until(lambda: back.log.log_end_offset == leader.log.log_end_offset)
+        await until(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
         assert state(back) == before
-        assert back.log.leader_epochs == leader.log.leader_epochs
+        assert back.partition.log.leader_epochs == leader.partition.log.leader_epochs
         async with WireClient(cluster.brokers[leader_id].address) as wire:
             await send(wire, 100)
-        await until(lambda: back.log.log_end_offset == leader.log.log_end_offset)
+        await until(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
         await cleaner_of(cluster.brokers[away]).clean()
         assert state(back) == state(leader)
 
@@ -243,7 +243,9 @@ async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it
                 for number in range(15):
                     await send(wire, number)
                 broker.housekeeping.checkpoint()  # syncs what nobody waits for
-                await until(lambda: hosted.log.synced_end_offset == hosted.log.log_end_offset)
+                await until(
+                    lambda: hosted.partition.log.synced_end_offset == hosted.partition.log.log_end_offset
+                )
                 before = cleaner_of(broker).pass_count
                 await cleaner_of(broker).clean()
                 assert cleaner_of(broker).pass_count > before
@@ -284,7 +286,7 @@ async def test_a_damaged_log_is_left_alone_and_told_once(
             for number in range(60):
                 await send(wire, number)
         hosted = hosted_of(broker)
-        first = Path(hosted.log.directory) / f"{0:020d}.log"
+        first = Path(hosted.partition.log.directory) / f"{0:020d}.log"
         with first.open("r+b") as file:
             file.seek(100)
             byte = file.read(1)
@@ -296,4 +298,4 @@ async def test_a_damaged_log_is_left_alone_and_told_once(
         told = [one for one in caplog.records if "can't be compacted" in one.message]
         assert len(told) == 1
         assert sorted(first.parent.iterdir()) == names
-        assert hosted.log.offline_reason is None
+        assert hosted.partition.log.offline_reason is None

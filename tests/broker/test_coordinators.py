@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,7 +190,7 @@ async def test_an_append_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPa
         def refuse(*_: Any) -> None:
             raise NotEnoughReplicasError("1 of 2")
 
-        monkeypatch.setattr(type(shard.hosted.partition), "append_state", refuse)
+        monkeypatch.setattr(type(shard.partition), "append_state", refuse)
         answer = shard.submit(("set", b"k", b"1"), CALLER)
         assert isinstance(answer, Refusal)
         assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -264,8 +263,8 @@ async def test_transactions_in_the_log_are_pending_until_their_marker(batch_of: 
         for producer_id, key in ((1, b"committed"), (2, b"aborted"), (3, b"open")):
             await shard.ask(("txn", producer_id, 0, key, b"v"))
         for producer_id, is_commit in ((1, True), (2, False)):
-            shard.hosted.append_marker(producer_id, 1, 0, is_commit, shard.now().wall_ms)
-            broker.coordinators.on_marker(shard.hosted, producer_id, is_commit)
+            shard.partition.append_marker(producer_id, 1, 0, is_commit, shard.now().wall_ms)
+            broker.coordinators.on_marker(shard.partition, producer_id, is_commit)
         assert shard.machine.values == {b"committed": b"v"}
         assert isinstance(shard.submit(("get", b"committed"), CALLER), Pending)
         assert await shard.ask(("get", b"committed")) == b"v"
@@ -401,7 +400,7 @@ async def test_what_was_answered_survives_every_crash(seed: int) -> None:
             stuck_at = rng.randrange(12)
             for turn in range(12):
                 if turn == stuck_at:  # from here on nothing is synced
-                    shard.hosted._scheduler = SimpleNamespace(mark=lambda hosted: None)  # type: ignore[assignment]
+                    shard.partition.observer = None
                 number += 1
                 key = b"%d" % rng.randrange(3)
                 command = ("get", key) if rng.random() < 0.4 else ("set", key, b"%d" % number)
@@ -431,7 +430,7 @@ async def test_an_answer_that_is_never_committed_is_given_up(monkeypatch: pytest
     monkeypatch.setattr("kafkalite.broker.coordination.shard.COMMIT_TIMEOUT_MS", 30)
     async with a_broker() as broker:
         shard = await loaded(broker)
-        monkeypatch.setattr(shard.hosted, "_scheduler", SimpleNamespace(mark=lambda hosted: None))
+        shard.partition.observer = None
         answers = [shard.submit(("set", b"k", b"%d" % number), CALLER) for number in range(3)]
         for answer in answers:
             with pytest.raises(CoordinatorNotAvailableError, match="may be yet"):
@@ -455,16 +454,16 @@ async def test_a_tick_that_cant_be_written_is_tried_again(monkeypatch: pytest.Mo
     monkeypatch.setattr("kafkalite.broker.coordination.shard.TICK_RETRY_MS", 20)
     async with a_broker() as broker:
         shard = await loaded(broker)
-        append_state = type(shard.hosted.partition).append_state
+        append_state = type(shard.partition).append_state
 
         def refuse(*_: Any) -> None:
             raise NotEnoughReplicasError("1 of 2")
 
-        monkeypatch.setattr(type(shard.hosted.partition), "append_state", refuse)
+        monkeypatch.setattr(type(shard.partition), "append_state", refuse)
         await shard.ask(("later", b"k", 0))
         shard.tick_soon()
         await asyncio.sleep(0.005)
         assert shard.machine.values == {}
-        monkeypatch.setattr(type(shard.hosted.partition), "append_state", append_state)
+        monkeypatch.setattr(type(shard.partition), "append_state", append_state)
         await asyncio.sleep(0.05)
         assert shard.machine.values == {b"k": b"rang"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kafkalite.broker.partitions.hosted_partition import FetchListener
 from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
 from kafkalite.clock import SystemClock
 from kafkalite.errors import (
@@ -16,13 +17,14 @@ from kafkalite.errors import (
     CorruptBatchError,
     FetchSessionIdNotFoundError,
     NotLeaderOrFollowerError,
+    StorageError,
 )
 from kafkalite.protocol.messages.cluster import (
     ReplicaFetchedPartition,
     ReplicaFetchRequest,
     ReplicaFetchResponse,
 )
-from kafkalite.replication.follower import FetchPosition, FollowerStep
+from kafkalite.replication.follower import FetchPosition, NextFetch
 
 EMPTY = memoryview(b"")
 
@@ -30,26 +32,34 @@ EMPTY = memoryview(b"")
 class FakeHosted:
     """A follower whose next steps a test decides."""
 
-    def __init__(self, number: int, *, synced_only: bool = True) -> None:
+    def __init__(self, number: int) -> None:
         self.key = SimpleNamespace(partition=number)
+        self.topic_id = "t"
+        self.leader_epoch = 4
+        self.offline_reason: str | None = None
+        self.listener: FetchListener | None = None
         self.offset = 0
-        self.log = SimpleNamespace(offline_reason=None, config=SimpleNamespace(synced_only=synced_only))
-        self.partition = SimpleNamespace(topic_id="t", leader_epoch=4, fetch_position=self._position)
-        self.on_follower_synced: Callable[[], None] | None = None
         self.is_busy = False
-        self.outcome: FollowerStep | Exception = FollowerStep()
+        self.outcome: NextFetch | Exception | None = NextFetch.NOT_DUE
         self.taken: list[ReplicaFetchedPartition] = []
 
-    def _position(self) -> FetchPosition:
+    def fetch_position(self) -> FetchPosition | None:
+        if self.is_busy:
+            return None
         return FetchPosition(4, self.offset, 3, self.offset, 0, self.offset)
 
-    def on_fetched(self, answer: Any, batches: memoryview, asked: Any, wall_ms: int, then: Any) -> None:
-        self.taken.append(answer)
+    def on_fetched(self, response: Any, batches: memoryview, asked: Any, wall_ms: int) -> NextFetch | None:
+        self.taken.append(response)
         if isinstance(self.outcome, Exception):
-            then(None, self.outcome)
-            return
-        self.offset += self.outcome.appended_bytes
-        then(self.outcome, None)
+            raise self.outcome
+        if self.outcome in (NextFetch.AFTER_SYNC, NextFetch.NOW):
+            self.offset += len(batches)
+        return self.outcome
+
+    def progress(self, outcome: NextFetch | Exception = NextFetch.NOW) -> None:
+        """A sync has ended, or disk work."""
+        assert self.listener is not None
+        self.listener.on_progress(outcome)
 
 
 class FakeConnection:
@@ -147,8 +157,7 @@ async def test_a_request_waits_at_the_leader_and_only_news_send_another(
     connection = await opened(fetcher, leader, one, other)
     await asyncio.sleep(0.03)
     assert len(connection.requests) == 2
-    assert other.on_follower_synced is not None
-    other.on_follower_synced()
+    other.progress()
     await until(lambda: len(connection.requests) == 3)
     assert [listed.partition for listed in connection.requests[2].partitions] == [1]
     connection.answer()  # of the earlier one, which the leader has ended
@@ -160,11 +169,10 @@ async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
 ) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    one.outcome = FollowerStep(100)
+    one.outcome = NextFetch.AFTER_SYNC
     connection.answer(news(0, 100))
     assert len(connection.requests) == 2
-    assert one.on_follower_synced is not None
-    one.on_follower_synced()
+    one.progress()
     await until(lambda: len(connection.requests) == 3)
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
@@ -172,19 +180,23 @@ async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
 async def test_a_sync_that_takes_long_holds_nothing_up(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    one.outcome = FollowerStep(100)
+    one.outcome = NextFetch.AFTER_SYNC
     connection.answer(news(0, 100))
     await until(lambda: len(connection.requests) == 3)
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
 
-@pytest.mark.parametrize(("size", "synced_only"), [(2**20, True), (100, False)], ids=["large", "page-cache"])
-async def test_more_is_asked_for_at_once(
-    fetcher: Fetcher, leader: Leader, size: int, synced_only: bool
+@pytest.mark.parametrize(
+    ("size", "outcome"),
+    [(2**20, NextFetch.AFTER_SYNC), (100, NextFetch.NOW)],
+    ids=["large", "page-cache"],
+)
+async def test_more_is_fetched_at_once(
+    fetcher: Fetcher, leader: Leader, size: int, outcome: NextFetch
 ) -> None:
-    one = FakeHosted(0, synced_only=synced_only)
+    one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    one.outcome = FollowerStep(size)
+    one.outcome = outcome
     connection.answer(news(0, size))
     assert [listed.fetch_offset for listed in connection.requests[2].partitions] == [size]
 
@@ -220,7 +232,7 @@ async def test_a_partition_that_failed_is_forgotten_too_when_it_is_followed_no_m
 async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    one.outcome = FollowerStep(truncated_to=0)
+    one.outcome = NextFetch.REPEATED
     connection.answer(news(0, diverging_epoch=2, diverging_end_offset=0))
     assert len(connection.requests[2].forgotten) == len(connection.requests[2].partitions) == 1
 
@@ -235,48 +247,53 @@ async def test_what_one_request_cannot_list_follows_without_an_answer(
     assert listed == list(range(7))
 
 
-async def busy_with_log_start(
-    fetcher: Fetcher, leader: Leader
-) -> tuple[FakeHosted, FakeConnection, list[Any]]:
-    """A replica whose disk has another log start to make; what ends that, and each answer after it."""
+async def busy_with_log_start(fetcher: Fetcher, leader: Leader) -> tuple[FakeHosted, FakeConnection]:
+    """A replica whose disk is busy with another log start."""
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    finish: list[Any] = []
-    one.on_fetched = lambda *arguments: finish.append(arguments[-1])  # type: ignore[method-assign]
+    one.outcome = None
     one.is_busy = True
     connection.answer(news(0, log_start_offset=2))
-    return one, connection, finish
+    return one, connection
 
 
-async def test_a_sync_that_ends_while_the_disk_is_busy_is_told_afterwards(
+async def test_a_sync_that_ends_while_the_disk_is_busy_is_reported_afterwards(
     fetcher: Fetcher, leader: Leader
 ) -> None:
-    """Else the high watermark stands still until the next record comes."""
-    one, connection, finish = await busy_with_log_start(fetcher, leader)
-    assert one.on_follower_synced is not None
-    one.on_follower_synced()
+    """Otherwise the high watermark would not move before the next record."""
+    one, connection = await busy_with_log_start(fetcher, leader)
+    one.progress()
     await asyncio.sleep(0.01)
     assert not any(request.partitions for request in connection.requests[1:])
     one.is_busy = False
-    finish[0](FollowerStep(log_start_moved=True), None)
+    one.progress()
     await until(lambda: connection.requests[-1].partitions)
     assert not connection.requests[-1].forgotten
 
 
-@pytest.mark.parametrize("step", [FollowerStep(log_start_moved=True), FollowerStep()])
-async def test_an_answer_that_came_while_the_disk_was_busy_is_asked_for_again(
-    fetcher: Fetcher, leader: Leader, step: FollowerStep
+async def test_a_response_that_came_while_the_disk_was_busy_is_fetched_again(
+    fetcher: Fetcher, leader: Leader
 ) -> None:
-    """The leader takes it for answered, and would be silent for ever (L1)."""
-    one, connection, finish = await busy_with_log_start(fetcher, leader)
-    fetcher.note(fetcher._followed["t", 0])
+    """The leader takes it for delivered, and would never send it again (L1)."""
+    one, connection = await busy_with_log_start(fetcher, leader)
+    one.progress()
     await until(lambda: bool(connection.waiting))
+    one.outcome = NextFetch.REPEATED
     connection.answer(news(0, 10))
-    finish[1](FollowerStep(is_ignored=True), None)
     one.is_busy = False
-    finish[0](step, None)
+    one.progress()
     await until(lambda: connection.requests[-1].partitions)
     assert len(connection.requests[-1].forgotten) == len(connection.requests[-1].partitions) == 1
+
+
+async def test_disk_work_that_fails_is_retried_after_a_pause(fetcher: Fetcher, leader: Leader) -> None:
+    one, connection = await busy_with_log_start(fetcher, leader)
+    one.is_busy = False
+    one.progress(StorageError("the disk is full"))
+    one.progress()
+    assert not any(request.partitions for request in connection.requests[1:])
+    await until(lambda: connection.requests[-1].partitions)
+    assert len(connection.requests[-1].forgotten) == 1
 
 
 async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetcher, leader: Leader) -> None:
@@ -296,7 +313,7 @@ async def test_a_lost_session_is_opened_again_on_the_same_connection(
     """R3: what the lost session still answers is nobody's."""
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
-    fetcher.note(fetcher._followed["t", 0])
+    one.progress()
     await until(lambda: len(connection.waiting) == 2)
     connection.fail(FetchSessionIdNotFoundError("who?"))
     connection.answer(news(0, 10))
@@ -313,7 +330,7 @@ async def test_what_is_no_longer_followed_is_forgotten_and_its_answers_ignored(
     fetcher.remove(one)  # type: ignore[arg-type]
     connection.answer(news(0, 10), news(1))
     assert (one.taken, len(other.taken)) == ([], 1)
-    assert one.on_follower_synced is None
+    assert one.listener is None
     await until(lambda: any(request.forgotten for request in connection.requests))
     fetcher.remove(other)  # type: ignore[arg-type]
     await until(lambda: len(fetcher) == 0 and not fetcher._forgotten)
@@ -331,7 +348,7 @@ async def test_the_same_again_changes_nothing_but_another_epoch_does(
     fetcher.add(one)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     assert len(connection.requests) == 2
-    one.partition.leader_epoch = 5
+    one.leader_epoch = 5
     fetcher.add(one)  # type: ignore[arg-type]
     await until(lambda: len(connection.requests) == 3)
     assert len(connection.requests[2].partitions) == 1
@@ -341,6 +358,6 @@ async def test_an_offline_log_is_left_alone(fetcher: Fetcher, leader: Leader) ->
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = CorruptBatchError("x")
-    one.log.offline_reason = "the disk is gone"
+    one.offline_reason = "the disk is gone"
     connection.answer(news(0, 10))
     assert len(fetcher) == 0

@@ -532,7 +532,7 @@ async def test_too_few_replicas_in_sync_is_a_passing_refusal() -> None:
         )
         await caller.call(commit(0, NO_EPOCH, offset(0, 2)))
         shard = cluster.brokers[before].coordinators.groups("g")
-        shard.hosted.partition._leader.set_min_insync_replicas(3)
+        shard.partition._leader.set_min_insync_replicas(3)
         async with WireClient(cluster.brokers[before].address) as wire:
             with pytest.raises(CoordinatorNotAvailableError):
                 checked(await wire.call(commit(0, NO_EPOCH, offset(0, 3))))
@@ -589,11 +589,11 @@ async def test_a_compacted_log_loads_to_the_same_state() -> None:
         await caller.call(heartbeat(2, -1))
         await caller.call(in_transaction(identity, offset(2, 777), member=1, epoch=epoch))
         shard = cluster.broker.coordinators.groups("g")
-        expected, size_bytes = shard.machine.durable(), shard.hosted.log.size_bytes
+        expected, size_bytes = shard.machine.durable(), shard.partition.log.size_bytes
         cleaner = cluster.broker.housekeeping.cleaner
         assert cleaner is not None
         await cleaner.clean()
-        assert shard.hosted.log.size_bytes < size_bytes / 2
+        assert shard.partition.log.size_bytes < size_bytes / 2
         await cluster.restart()
         await caller.call(fetch())
         again = cluster.broker.coordinators.groups("g")

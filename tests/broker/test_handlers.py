@@ -141,7 +141,7 @@ async def test_all_with_too_few_in_sync_is_refused_and_one_is_not(
     answer = await wire.call(produce(batch, acks=1), batch)
     assert (answer.partitions[0].error_code, answer.partitions[0].base_offset) == (0, 0)
     (hosted,) = broker.partitions
-    assert (hosted.log.synced_end_offset, hosted.high_watermark) == (1, 0)
+    assert (hosted.partition.log.synced_end_offset, hosted.high_watermark) == (1, 0)
 
 
 async def test_a_producer_that_waits_too_long_is_told(

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.errors import DiskFullError, NotLeaderOrFollowerError
@@ -15,7 +17,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import stamp
-from kafkalite.replication.follower import FollowerStep
+from kafkalite.replication.follower import NextFetch
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log
@@ -44,7 +46,20 @@ class BusyDisk:
     def finish(self) -> None:
         job, future = self.jobs.pop()
         future.set_running_or_notify_cancel()
-        future.set_result(job())
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)
+
+
+class Listener:
+    """The fetcher's."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[NextFetch | Exception] = []
+
+    def on_progress(self, outcome: NextFetch | Exception) -> None:
+        self.outcomes.append(outcome)
 
 
 def record(offset: int) -> memoryview:
@@ -60,19 +75,16 @@ async def test_what_was_written_before_the_disk_was_full_is_synced() -> None:
     partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
     hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
     hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
-    errors: list[Exception | None] = []
 
     def take(part: bytes) -> None:
         position = partition.fetch_position()
-        hosted.on_fetched(
-            answer(len(part), 0), memoryview(part), position, 1, lambda _, error: errors.append(error)
-        )
+        assert hosted.on_fetched(answer(len(part), 0), memoryview(part), position, 1) is NextFetch.AFTER_SYNC
 
     take(bytes(record(0)))
     disk.marked.clear()
     filesystem.capacity_bytes = filesystem.used_bytes() + len(record(1)) + 10
-    take(bytes(record(1)) + bytes(record(2)))
-    assert isinstance(errors[1], DiskFullError)
+    with pytest.raises(DiskFullError):
+        take(bytes(record(1)) + bytes(record(2)))
     assert (log.log_end_offset, log.offline_reason) == (2, None)
     assert disk.marked == [hosted]
 
@@ -81,31 +93,53 @@ def answer(size_bytes: int, log_start_offset: int) -> ReplicaFetchedPartition:
     return ReplicaFetchedPartition("id", 0, 0, None, 0, 9, log_start_offset, -1, -1, size_bytes)
 
 
-async def test_an_answer_that_comes_while_the_disk_has_the_log_is_asked_for_again() -> None:
+async def test_a_response_that_comes_while_the_disk_has_the_log_must_be_repeated() -> None:
     log = Log.create(MemoryFileSystem(), "/t-0", LogConfig())
     disk = BusyDisk()
     partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
     hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
     hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
-    steps: list[FollowerStep | None] = []
+    listener = hosted.listener = Listener()
 
-    def take(part: memoryview, log_start_offset: int) -> None:
-        news, position = answer(len(part), log_start_offset), partition.fetch_position()
-        hosted.on_fetched(news, part, position, 1, lambda step, _: steps.append(step))
+    def take(part: memoryview, log_start_offset: int) -> NextFetch | None:
+        response, position = answer(len(part), log_start_offset), partition.fetch_position()
+        return hosted.on_fetched(response, part, position, 1)
 
     for offset in range(3):
         take(record(offset), 0)
-    take(memoryview(b""), 2)  # the leader has deleted records: that syncs
+    assert take(memoryview(b""), 2) is None  # the leader has deleted records: that syncs
     assert hosted.is_busy
+    assert hosted.fetch_position() is None
     log.log_start_offset = 2  # the thread is half done
-    take(record(3), 2)
+    assert take(record(3), 2) is NextFetch.REPEATED
     assert log.log_end_offset == 3
-    assert steps[-1] is not None and steps[-1].is_ignored
     log.log_start_offset = 0
+    assert listener.outcomes == []
     disk.finish()
-    assert steps[-1] is not None and steps[-1].log_start_moved
+    assert listener.outcomes == [NextFetch.NOW]
     take(record(3), 2)
     assert log.log_end_offset == 4
+
+
+async def test_disk_work_waits_for_a_sync_and_reports_its_error() -> None:
+    log = Log.create(MemoryFileSystem(), "/t-0", LogConfig())
+    disk = BusyDisk()
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    hosted.follow(PartitionState((1, 2), (1, 2), 1, 0, 0))
+    listener = hosted.listener = Listener()
+    hosted.on_fetched(answer(len(record(0)), 0), record(0), partition.fetch_position(), 1)
+    work = hosted.begin_sync()
+    assert work is not None
+    refused = answer(0, 0)._replace(error_code=6)
+    assert hosted.on_fetched(refused, memoryview(b""), partition.fetch_position(), 1) is None
+    assert (hosted.is_busy, disk.jobs, hosted.begin_sync()) == (True, [], None)
+    work.run()
+    hosted.finish_sync(work, None)
+    assert listener.outcomes == [NextFetch.NOW]
+    disk.finish()
+    assert isinstance(listener.outcomes[1], NotLeaderOrFollowerError)
+    assert not hosted.is_busy
 
 
 def compactable(disk: BusyDisk) -> tuple[HostedPartition, Log, SwapWork, Any]:
@@ -135,12 +169,11 @@ async def test_a_swap_and_what_else_removes_come_one_after_the_other() -> None:
     disk = BusyDisk()
     hosted, log, swap, _steps = compactable(disk)
     errors: list[Exception | None] = []
-    steps: list[FollowerStep | None] = []
     hosted.swap(swap, errors.append)
-    assert hosted.is_deleting
+    assert hosted.idle_log() is None
     position = hosted.partition.fetch_position()
-    hosted.on_fetched(answer(0, 5), memoryview(b""), position, 1, lambda step, _: steps.append(step))
-    assert steps[0] is not None and steps[0].is_ignored  # a log start to be moved: asked for again
+    again = hosted.on_fetched(answer(0, 5), memoryview(b""), position, 1)
+    assert again is NextFetch.REPEATED  # another log start: fetched again later
     hosted.delete_before(8, errors.append)
     assert len(disk.jobs) == 1
     disk.finish()
@@ -150,13 +183,13 @@ async def test_a_swap_and_what_else_removes_come_one_after_the_other() -> None:
     assert log.log_start_offset == 8
 
 
-async def test_a_swap_waits_for_an_errand_and_is_given_up_if_that_truncates() -> None:
+async def test_a_swap_waits_for_exclusive_work_and_is_given_up_if_that_truncates() -> None:
     disk = BusyDisk()
     hosted, log, swap, _steps = compactable(disk)
     errors: list[Exception | None] = []
     diverging = ReplicaFetchedPartition("id", 0, 0, None, 0, 9, 0, 0, 2, 0)
     position = hosted.partition.fetch_position()
-    hosted.on_fetched(diverging, memoryview(b""), position, 1, lambda *_: None)
+    hosted.on_fetched(diverging, memoryview(b""), position, 1)
     assert hosted.is_busy
     hosted.swap(swap, errors.append)
     assert len(disk.jobs) == 1
@@ -169,6 +202,6 @@ async def test_a_change_of_role_waits_for_a_swap_under_way() -> None:
     hosted, log, swap, _steps = compactable(disk)
     errors: list[Exception | None] = []
     hosted.swap(swap, errors.append)
-    hosted.settle()  # the thread had not begun
+    hosted.complete_work()  # the thread had not begun
     assert isinstance(errors[0], NotLeaderOrFollowerError)
     assert (swap.is_decided, log.segment_count > 2) == (False, True)

@@ -171,5 +171,5 @@ async def test_preallocation_and_durability_follow_the_topic(
 ) -> None:
     await wire.call(new_topic("t", durability="page-cache"))
     (hosted,) = broker.partitions
-    assert not hosted.log.config.synced_only
+    assert not hosted.partition.log.config.synced_only
     assert str(hosted) == "t-0"

@@ -153,7 +153,7 @@ class Node:
         return self.partitions.by_id(topic_id, partition)
 
     def log_bytes(self, topic: str = "t", partition: int = 0) -> bytes:
-        log = self.hosted(topic, partition).log
+        log = self.hosted(topic, partition).partition.log
         read = log.read(log.log_start_offset, max_bytes=2**30, up_to=log.log_end_offset)
         return b"".join(bytes(buffer) for buffer in read.buffers)
 
@@ -254,7 +254,7 @@ async def test_acks_all_is_on_every_replica_byte_for_byte(net: Net) -> None:
         produced = await produce(net.leader(), b"value-%d" % number)
         assert (produced.error_code, produced.base_offset) == (0, number)
         for node in net.nodes.values():
-            assert node.hosted().log.synced_end_offset > number
+            assert node.hosted().partition.log.synced_end_offset > number
     assert len({node.log_bytes() for node in net.nodes.values()}) == 1
     await until(lambda: all(node.hosted().high_watermark == 20 for node in net.nodes.values()))
 
@@ -300,7 +300,7 @@ async def test_too_few_in_sync_refuses_and_tells_those_who_wait(net: Net) -> Non
     await produce(leader, b"before")
     one.is_cut = other.is_cut = True
     waiting = asyncio.create_task(produce(leader, b"in the log"))
-    await until(lambda: leader.hosted().log.log_end_offset == 2)
+    await until(lambda: leader.hosted().partition.log.log_end_offset == 2)
     await net.fence(one)
     await net.fence(other)
     assert (await waiting).error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
@@ -333,13 +333,13 @@ async def test_a_cut_off_leader_is_replaced_and_its_tail_is_cut(net: Net) -> Non
         await produce(old, b"%d" % number)
     old.is_cut = True
     lonely = batch_of(b"lost")
-    old.hosted().append(lonely, _header(lonely), net.clock.wall_ms(), 1)
+    old.hosted().partition.append(lonely, _header(lonely), net.clock.wall_ms(), 1)
     net.controller.publishers.remove(old.partitions.publish)
     await net.fence(old)
     new = net.leader()
     assert new is not old
     assert (await produce(new, b"kept")).base_offset == 7
-    assert old.hosted().log.log_end_offset == 8
+    assert old.hosted().partition.log.log_end_offset == 8
     old.is_cut = False
     old = await _come_back(net, old)
     await until(lambda: old.node_id in net.state().isr)
@@ -383,7 +383,7 @@ async def test_what_waits_at_a_leader_that_is_one_no_more_is_told(net: Net) -> N
     for follower in net.followers():
         follower.is_cut = True
     waiting = asyncio.create_task(produce(leader, b"value"))
-    await until(lambda: leader.hosted().log.log_end_offset == 1)
+    await until(lambda: leader.hosted().partition.log.log_end_offset == 1)
     await net.fence(leader)
     assert (await waiting).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     for follower in net.followers():
@@ -414,7 +414,7 @@ async def test_a_large_log_is_caught_up_in_large_answers(net: Net) -> None:
 async def test_idle_sessions_ask_seldom_and_little(net: Net) -> None:
     await net.create(partitions=200)
     await until(
-        lambda: all(not f._news for node in net.nodes.values() for f in node.manager._fetchers.values())
+        lambda: all(not f._due for node in net.nodes.values() for f in node.manager._fetchers.values())
     )
     await asyncio.sleep(0.3)
     before = [node.services.metrics.requests[ApiKey.REPLICA_FETCH] for node in net.nodes.values()]
@@ -444,7 +444,7 @@ async def test_deleted_records_and_deleted_topics_reach_the_followers(net: Net) 
     async with WireClient(net.leader().address) as wire:
         answer = await wire.call(data.DeleteRecordsRequest(1000, [data.DeleteRecordsPartition("t", 0, 3)]))
         assert answer.partitions[0].log_start_offset == 3
-    await until(lambda: all(node.hosted().log_start_offset == 3 for node in net.nodes.values()))
+    await until(lambda: all(node.hosted().partition.log_start_offset == 3 for node in net.nodes.values()))
     await net.controller.submit(admin.DeleteTopicsRequest(1000, ["t"]))
     assert all(not len(node.partitions) for node in net.nodes.values())
     await net.create()
@@ -458,7 +458,7 @@ async def test_a_damaged_replica_is_fetched_anew_and_its_bytes_are_kept(net: Net
         await produce(net.leader(), b"%d" % number)
     victim = net.followers()[0]
     await victim.stop()
-    directory = victim.hosted().log.directory
+    directory = victim.hosted().partition.log.directory
     victim.filesystem.write_atomically(f"{directory}/log-state", b"garbage")
     victim.filesystem.unlink("/data/clean-shutdown")
     await net.fence(victim)
@@ -476,7 +476,7 @@ async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
     owner = net.leader()
     await produce(owner, b"0")
     await owner.stop()
-    directory = owner.hosted().log.directory
+    directory = owner.hosted().partition.log.directory
     owner.filesystem.write_atomically(f"{directory}/log-state", b"garbage")
     owner.filesystem.unlink("/data/clean-shutdown")
     again = await net.restart(owner)
@@ -492,16 +492,16 @@ async def test_an_empty_log_is_never_taken_for_the_one_before_it(net: Net) -> No
     await net.create()
     await produce(net.leader(), b"0")
     leader, victim = net.leader(), net.followers()[0]
-    log = victim.hosted().log
+    log = victim.hosted().partition.log
     log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
     (damaged,) = victim.partitions.damaged()
     victim.is_cut = True  # nobody hears that it begins anew
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     assert victim.node_id not in net.state().isr
-    assert victim.hosted().log is log
+    assert victim.hosted().partition.log is log
     victim.is_cut = False
     await net.fence(leader)
-    assert victim.hosted().log is not log
+    assert victim.hosted().partition.log is not log
     await net.unfence(leader)
     await until(lambda: len(net.state().isr) == 3)
     assert victim.log_bytes() == net.leader().log_bytes()
@@ -513,7 +513,9 @@ async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -
     for number in range(5):
         await produce(net.leader(), b"%d" % number)
     leader, victim = net.leader(), net.followers()[0]
-    victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
+    victim.hosted().partition.log._read_failed(
+        CorruptLogError(path="0.log", position=0, expected="", actual="")
+    )
     (damaged,) = victim.partitions.damaged()
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     epoch = net.state().partition_epoch
@@ -532,7 +534,9 @@ async def test_where_a_replica_stood_in_a_lost_session_is_not_believed(net: Net)
     await produce(net.leader(), b"0")
     leader, victim = net.leader(), net.followers()[0]
     fetcher = victim.manager._fetchers[leader.node_id]
-    victim.hosted().log._read_failed(CorruptLogError(path="0.log", position=0, expected="", actual=""))
+    victim.hosted().partition.log._read_failed(
+        CorruptLogError(path="0.log", position=0, expected="", actual="")
+    )
     (damaged,) = victim.partitions.damaged()
     fetcher._start_over(ConnectionFailedError("lost"), keep_connection=False)
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
@@ -554,7 +558,7 @@ async def test_truncations_run_beside_the_loop() -> None:
             old.is_cut = True
             for value in (b"lost", b"too"):
                 lonely = batch_of(value)
-                old.hosted().append(lonely, _header(lonely), net.clock.wall_ms(), 1)
+                old.hosted().partition.append(lonely, _header(lonely), net.clock.wall_ms(), 1)
             net.controller.publishers.remove(old.partitions.publish)
             await net.fence(old)
             new = net.leader()

@@ -16,7 +16,6 @@ import pytest_asyncio
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.handlers import HANDLERS
 from kafkalite.broker.handlers.transactions import describe_producers
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
 from kafkalite.protocol.api import ApiKey
@@ -24,6 +23,7 @@ from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import data, transactions
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
+from kafkalite.replication.partition import Partition
 from kafkalite.testing.wire import WireClient
 
 Make = Callable[..., Any]
@@ -33,15 +33,15 @@ SOON_S = 5.0
 class Writer:
     """Writes to one partition of the broker, as its handlers would."""
 
-    def __init__(self, hosted: HostedPartition) -> None:
-        self.hosted = hosted
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def plain(self, size: int = 5) -> None:
         batch = build_batch([b"v" * size], timestamps_ms=self.now_ms())
-        self.hosted.append(batch, check(batch), self.now_ms(), -1)
+        self.partition.append(batch, check(batch), self.now_ms(), -1)
 
     def part(self, producer: int, sequence: int = 0, *, epoch: int = 0, size: int = 5) -> Any:
         batch = build_batch(
@@ -52,10 +52,10 @@ class Writer:
             base_sequence=sequence,
             transactional=True,
         )
-        return self.hosted.append(batch, check(batch), self.now_ms(), -1, is_verified=True)
+        return self.partition.append(batch, check(batch), self.now_ms(), -1, is_verified=True)
 
     def marker(self, producer: int, *, is_commit: bool, epoch: int = 1) -> Any:
-        return self.hosted.append_marker(producer, epoch, 0, is_commit, self.now_ms())
+        return self.partition.append_marker(producer, epoch, 0, is_commit, self.now_ms())
 
 
 @pytest_asyncio.fixture
@@ -174,14 +174,13 @@ async def test_a_marker_is_waited_for_as_any_batch(broker: Broker, wire: WireCli
     await wire.call(new_topic("t", durability="fsync"))
     writer = Writer(broker.partitions.leader("t", 0))
     writer.part(1)
-    appended, acknowledged_end = writer.marker(1, is_commit=True)
-    assert acknowledged_end <= appended.last_offset
+    appended = writer.marker(1, is_commit=True)
+    assert writer.partition.high_watermark <= appended.last_offset
     committed = asyncio.get_running_loop().create_future()
-    broker._services.waiters.committed(writer.hosted.key, appended.last_offset + 1, committed.set_result)
+    broker._services.waiters.committed(writer.partition.key, appended.last_offset + 1, committed.set_result)
     assert await asyncio.wait_for(committed, SOON_S) is None
-    assert writer.hosted.last_stable_offset == 2
-    again, acknowledged_end = writer.marker(1, is_commit=True)
-    assert (again.is_duplicate, acknowledged_end) == (True, 2)
+    assert writer.partition.last_stable_offset == 2
+    assert writer.marker(1, is_commit=True).is_duplicate
 
 
 async def test_state_of_a_coordinator_is_synced_and_told_as_any_batch(
@@ -193,8 +192,8 @@ async def test_state_of_a_coordinator_is_synced_and_told_as_any_batch(
     while not len(broker._services.waiters):
         await asyncio.sleep(0)
     batch = build_batch([b"v"], [b"k"], timestamps_ms=0)
-    appended, acknowledged_end = writer.hosted.append_state(batch, check(batch), 0)
-    assert (appended.base_offset, acknowledged_end) == (0, 0)
+    appended = writer.partition.append_state(batch, check(batch), 0)
+    assert (appended.base_offset, writer.partition.high_watermark) == (0, 0)
     (partition,) = (await asyncio.wait_for(waiting, SOON_S)).partitions
     assert partition.high_watermark == 1
 
@@ -221,8 +220,8 @@ async def test_operators_see_whose_transaction_is_open(wire: WireClient, writer:
 
 
 async def test_after_a_restart_the_records_date_a_producer(wire: WireClient, writer: Writer) -> None:
-    appended, _ = writer.part(9)
-    writer.hosted.log._producers.states = None  # as a restart leaves it
+    appended = writer.part(9)
+    writer.partition.log._producers.states = None  # as a restart leaves it
     ((producer,),) = ((await wire.call(describe(("t", 0)))).partitions[0].producers,)
     assert abs(producer.last_timestamp_ms - writer.now_ms()) < 60_000
     assert appended.base_offset == producer.transaction_start_offset == 0

@@ -715,7 +715,7 @@ async def test_a_decision_that_is_committed_late_is_carried_out() -> None:
         shard = broker.coordinators.transactions("txn")
         assert shard.high_watermark < shard.end_offset
         error = NotEnoughReplicasAfterAppendError("alone for a moment")
-        broker._services.waiters.on_uncommittable(shard.hosted.key, error)
+        broker._services.waiters.on_uncommittable(shard.partition.key, error)
         with pytest.raises(BrokerError) as caught:
             await answered
         assert caught.value.code == ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -44,7 +44,6 @@ class FakeHosted:
 
     def __init__(self, number: int = 0) -> None:
         self.key = TopicPartition("t", number)
-        self.partition = self
         self.log: list[tuple[int, int, int]] = []
         self.open: set[tuple[int, int]] = set()
         self.errors: list[Exception] = []
@@ -60,7 +59,7 @@ class FakeHosted:
         assert is_verified or not self.needs_verification(header)
         self.open.add((header.producer_id, header.producer_epoch))
         self.log.append((header.producer_id, header.producer_epoch, header.base_sequence))
-        return SimpleNamespace(base_offset=len(self.log) - 1), 0
+        return SimpleNamespace(base_offset=len(self.log) - 1)
 
 
 class World:

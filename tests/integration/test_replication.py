@@ -29,7 +29,7 @@ def hosted(cluster: Cluster, node_id: int, topic: str = "t", partition: int = 0)
 
 
 def log_bytes(cluster: Cluster, node_id: int, topic: str = "t", partition: int = 0) -> bytes:
-    log = hosted(cluster, node_id, topic, partition).log
+    log = hosted(cluster, node_id, topic, partition).partition.log
     read = log.read(log.log_start_offset, max_bytes=2**30, up_to=log.log_end_offset)
     return b"".join(bytes(buffer) for buffer in read.buffers)
 
@@ -69,7 +69,7 @@ async def settled(cluster: Cluster, topic: str = "t", partitions: int = 1) -> No
             replicas = [hosted(cluster, node_id, topic, number) for node_id in cluster.brokers]
             if len(isr(cluster, topic, number)) < len(replicas):
                 return False
-            if len({(one.log.log_end_offset, one.high_watermark) for one in replicas}) > 1:
+            if len({(one.partition.log.log_end_offset, one.high_watermark) for one in replicas}) > 1:
                 return False
         return True
 
@@ -92,8 +92,12 @@ async def test_acknowledged_by_all_is_on_all(storage: Any, durability: str) -> N
             leader = hosted(cluster, cluster.leader("t", partition), "t", partition)
             for node_id in cluster.brokers:
                 one = hosted(cluster, node_id, "t", partition)
-                end = one.log.synced_end_offset if durability == "fsync" else one.log.log_end_offset
-                assert end >= leader.high_watermark == leader.log.log_end_offset
+                end = (
+                    one.partition.log.synced_end_offset
+                    if durability == "fsync"
+                    else one.partition.log.log_end_offset
+                )
+                assert end >= leader.high_watermark == leader.partition.log.log_end_offset
         await settled(cluster, partitions=6)
         assert_identical(cluster, partitions=6)
         assert sorted(record.value or b"" for record in await cluster.records("t")) == sorted(values)
@@ -152,7 +156,7 @@ async def test_below_min_insync_replicas_nothing_is_acknowledged_by_all(batch_of
         cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=leader)
         await asyncio.sleep(0.6)  # the poll that waits there is answered by then
         waiting = asyncio.create_task(produce(cluster, leader, batch_of(b"2")))
-        await cluster.wait_until(lambda: hosted(cluster, leader).log.log_end_offset == 3)
+        await cluster.wait_until(lambda: hosted(cluster, leader).partition.log.log_end_offset == 3)
         # Two of three controllers are gone with the next kill: so it leaves in good order.
         await asyncio.gather(cluster.stop(last), cluster.start(follower))
         cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=leader)
@@ -198,9 +202,7 @@ async def test_a_leader_cut_off_is_fenced_and_its_tail_gives_way(batch_of: Make)
         waiting = asyncio.create_task(produce(cluster, old, batch_of(b"never"), timeout_ms=60_000))
         await cluster.wait_until(lambda: cluster.leader("t") not in {old, -1})
         new = cluster.leader("t")
-        await cluster.wait_until(
-            lambda: hosted(cluster, new).partition.is_leader, what=f"{new} to know it leads"
-        )
+        await cluster.wait_until(lambda: hosted(cluster, new).is_leader, what=f"{new} to know it leads")
         kept = await produce(cluster, new, batch_of(b"kept"))
         assert (kept.error_code, kept.base_offset) == (0, 7)
         assert hosted(cluster, old).high_watermark == 7
@@ -288,7 +290,7 @@ async def test_a_replica_damaged_on_the_disk_is_fetched_anew(is_leader: bool) ->
         await cluster.produce("t", values)
         leader = cluster.leader("t")
         victim = leader if is_leader else others(cluster, leader)[0]
-        directory = hosted(cluster, victim).log.directory
+        directory = hosted(cluster, victim).partition.log.directory
         await cluster.kill(victim)
         disk = cluster.nodes[victim].filesystem
         assert disk is not None

@@ -139,8 +139,6 @@ class TestOneThatIsAlwaysAMomentBehind:
             replica_id,
             broker_epoch=7,
             progress=end,
-            log_end_offset=end,
-            synced_end_offset=end,
             log_start_offset=0,
             leader_end_offset=at_end,
             now_ms=now_ms,

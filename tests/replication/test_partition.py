@@ -118,7 +118,7 @@ def test_a_replica_without_a_role_refuses_everything(new_leader):
         lambda: partition.read(0, 1),
         lambda: partition.list_offset(LATEST),
         lambda: partition.end_offset_for_epoch(0),
-        lambda: partition.delete_records(0),
+        lambda: partition.deletion_end(0),
         lambda: partition.check_leader_epoch(NO_EPOCH),
     ):
         with pytest.raises(NotLeaderOrFollowerError, match="broker 1 does not lead orders-0"):
@@ -322,13 +322,12 @@ def test_records_are_deleted_up_to_the_high_watermark(new_leader):
     leader.sync()
     leader.append(b"unsynced")
     partition = leader.partition
-    assert partition.delete_records(2) == 2
-    assert partition.delete_records(1) == 2
+    leader.log.delete_before(partition.deletion_end(2))
     assert partition.list_offset(EARLIEST).offset == 2
     for offset in (5, -2):
         with pytest.raises(OffsetOutOfRangeError, match="up to its high watermark, 4"):
-            partition.delete_records(offset)
-    assert partition.delete_records(LATEST) == 4
+            partition.deletion_end(offset)
+    leader.log.delete_before(partition.deletion_end(LATEST))
     with pytest.raises(OffsetOutOfRangeError):
         partition.read(3, 1_000)
 

@@ -320,7 +320,7 @@ def _led_by_the_fallen(
 def _leads(node: SimNode, topic: str) -> bool:
     broker = node.live
     return broker is not None and any(
-        hosted.partition.is_leader and hosted.key.topic == topic for hosted in broker.partitions
+        hosted.is_leader and hosted.key.topic == topic for hosted in broker.partitions
     )
 
 

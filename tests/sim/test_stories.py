@@ -69,7 +69,7 @@ class Stage:
 
     def log_end(self, node: SimNode) -> int:
         assert node.broker is not None
-        return next(hosted.log.log_end_offset for hosted in node.broker.partitions)
+        return next(hosted.partition.log.log_end_offset for hosted in node.broker.partitions)
 
     async def send(self, value: str, bootstrap: list[str], *, timeout_ms: int = 3_000) -> int:
         """Not idempotent: a broker that is cut off has no producer ids to give."""

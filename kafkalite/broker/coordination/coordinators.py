@@ -26,7 +26,6 @@ from kafkalite.broker.coordination.internal_topics import (
 )
 from kafkalite.broker.coordination.loader import load
 from kafkalite.broker.coordination.shard import Machine, Shard
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
@@ -35,6 +34,7 @@ from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, 
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
+from kafkalite.replication.partition import Partition
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.controller_channel import ControllerChannel
@@ -153,42 +153,42 @@ class Coordinators:
         """Have ``callback(shard)`` called when a shard has ended."""
         self._on_close[kind].append(callback)
 
-    def on_marker(self, hosted: HostedPartition, producer_id: int, is_commit: bool) -> None:
-        """A transaction's marker was just appended to ``hosted``: what was pending takes effect (R35)."""
-        shard = self._shards.get(hosted.key)
-        if shard is not None and shard.hosted is hosted:
+    def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
+        """A transaction's marker was just appended to ``partition``: what was pending takes effect (R35)."""
+        shard = self._shards.get(partition.key)
+        if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
 
     # --- what Partitions calls: roles
 
-    def on_leading(self, hosted: HostedPartition) -> None:
-        """This broker leads ``hosted``, or goes on doing so with another in-sync set."""
-        kind = KINDS.get(hosted.key.topic)
+    def on_leading(self, partition: Partition) -> None:
+        """This broker leads ``partition``, or goes on doing so with another in-sync set."""
+        kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return
-        shard = self._shards.get(hosted.key)
+        shard = self._shards.get(partition.key)
         if shard is not None:
-            if shard.hosted is hosted and shard.coordinator_epoch == hosted.partition.leader_epoch:
+            if shard.partition is partition and shard.coordinator_epoch == partition.leader_epoch:
                 return
             self._close(shard)
-        self._begin(kind, hosted)
+        self._begin(kind, partition)
 
-    def on_not_leading(self, hosted: HostedPartition) -> None:
-        """Stop serving ``hosted``, which this broker no longer leads: another one coordinates (R36).
+    def on_not_leading(self, partition: Partition) -> None:
+        """Stop serving ``partition``, which this broker no longer leads: another one coordinates (R36).
 
         Has no effect if it did not lead it.
         """
-        shard = self._shards.get(hosted.key)
-        if shard is not None and shard.hosted is hosted:
+        shard = self._shards.get(partition.key)
+        if shard is not None and shard.partition is partition:
             self._close(shard)
 
-    def _begin(self, kind: int, hosted: HostedPartition) -> None:
-        shard = Shard(hosted, self._machines[kind](), self, self._waiters, self._clock)
-        self._shards[hosted.key] = shard
-        self._tasks.start(self._load(kind, shard), name=f"load {hosted.key}")
+    def _begin(self, kind: int, partition: Partition) -> None:
+        shard = Shard(partition, self._machines[kind](), self, self._waiters, self._clock)
+        self._shards[partition.key] = shard
+        self._tasks.start(self._load(kind, shard), name=f"load {partition.key}")
 
     def _close(self, shard: Shard) -> None:
-        key = shard.hosted.key
+        key = shard.partition.key
         del self._shards[key]
         self._due_ms.pop(shard, None)
         self._changed.pop(shard, None)
@@ -198,7 +198,7 @@ class Coordinators:
             callback(shard)
 
     async def _load(self, kind: int, shard: Shard) -> None:
-        key, began_ms = shard.hosted.key, self._clock.monotonic_ms()
+        key, began_ms = shard.partition.key, self._clock.monotonic_ms()
         try:
             record_count = await load(shard)
         except AssertionError:
@@ -215,7 +215,7 @@ class Coordinators:
                 await self._clock.sleep_ms(LOAD_RETRY_MS)
                 if not shard.is_closed:
                     self._close(shard)
-                    self._begin(kind, shard.hosted)
+                    self._begin(kind, shard.partition)
             return
         if shard.is_loaded:
             logger.log(
@@ -253,7 +253,7 @@ class Coordinators:
 
     def on_changed(self, shard: Shard) -> None:
         """``ShardOwner.on_changed``"""
-        if not self._on_change[KINDS[shard.hosted.key.topic]]:
+        if not self._on_change[KINDS[shard.partition.key.topic]]:
             return
         if not self._changed:
             self._waiters.loop.call_soon(self._tell_changes)
@@ -264,7 +264,7 @@ class Coordinators:
         for shard in changed:
             if shard.is_closed:
                 continue
-            for callback in self._on_change[KINDS[shard.hosted.key.topic]]:
+            for callback in self._on_change[KINDS[shard.partition.key.topic]]:
                 callback(shard)
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:

@@ -30,16 +30,17 @@ async def load(shard: Shard) -> int:
     what it has, and answers wait until it is committed. Returns early when the shard is closed meanwhile.
     Raises StorageError, OSError, and whatever the machine raises for records it can't read.
     """
-    hosted, log = shard.hosted, shard.hosted.log
-    offset = log.log_start_offset
+    partition = shard.partition
+    offset = partition.log_start_offset
     record_count = 0
     while not shard.is_closed:
-        if offset >= log.log_end_offset:
+        if offset >= partition.log_end_offset:
             shard.finish_loading()
             break
-        found = hosted.partition.read_for_replica(max(offset, log.log_start_offset), SLICE_BYTES)
+        found = partition.read_for_replica(max(offset, partition.log_start_offset), SLICE_BYTES)
         if found.next_offset <= offset:
-            raise StorageError(f"{hosted.key} has nothing at {offset}, below its end {log.log_end_offset}")
+            end = partition.log_end_offset
+            raise StorageError(f"{partition} has nothing at {offset}, below its end {end}")
         now = shard.now()
         for buffer in found.buffers:
             record_count += replay_batches(shard.machine, buffer, now)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.error_responses import translate
@@ -22,11 +21,12 @@ from kafkalite.protocol.messages.transactions import (
     WriteTxnMarkersResponse,
     WrittenMarker,
 )
+from kafkalite.replication.partition import Partition
 
 #: A marker that takes longer is in the log by then; the coordinator sends it again.
 COMMIT_TIMEOUT_MS: Final = 1_000
 
-OnMarker = Callable[[HostedPartition, int, bool], None]
+OnMarker = Callable[[Partition, int, bool], None]
 """Called with a partition, a producer id, and whether its transaction is committed."""
 
 
@@ -75,23 +75,23 @@ class MarkerWriter:
         producer_id, producer_epoch, coordinator_epoch, is_commit, _ = marker
         result: TxnPartitionResult = waiting.results[index]
         try:
-            hosted = self._partitions.leader(result.topic, result.partition)
-            appended, acknowledged_end = hosted.append_marker(
+            partition = self._partitions.leader(result.topic, result.partition)
+            appended = partition.append_marker(
                 producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms
             )
         except Exception as error:
             waiting.results[index] = _failed(result, error)
             return
         if not appended.is_duplicate:
-            self._on_marker(hosted, producer_id, is_commit)
+            self._on_marker(partition, producer_id, is_commit)
         end_offset = appended.last_offset + 1
-        if not self.is_committed(end_offset, acknowledged_end):
-            waiting.wait(index, self._waiters.committed, hosted.key, end_offset)
+        if not self.is_committed(end_offset, partition.high_watermark):
+            waiting.wait(index, self._waiters.committed, partition.key, end_offset)
 
     @staticmethod
-    def is_committed(end_offset: int, acknowledged_end: int) -> bool:
+    def is_committed(end_offset: int, high_watermark: int) -> bool:
         """Whether a marker is committed: its transaction may be complete only then (R33)."""
-        return end_offset <= acknowledged_end
+        return end_offset <= high_watermark
 
 
 def _failed(result: TxnPartitionResult, error: Exception) -> TxnPartitionResult:

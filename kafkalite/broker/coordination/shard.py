@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.responses import Pending, Reply, Response, settled
@@ -38,6 +37,7 @@ from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import parse_header
+from kafkalite.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -122,15 +122,15 @@ class Shard:
 
     def __init__(
         self,
-        hosted: HostedPartition,
+        partition: Partition,
         machine: Machine,
         owner: ShardOwner,
         waiters: Waiters,
         clock: Clock,
     ) -> None:
-        self.hosted = hosted
+        self.partition = partition
         self.machine: Any = machine
-        self.coordinator_epoch = hosted.partition.leader_epoch  #: the leader epoch it serves in
+        self.coordinator_epoch = partition.leader_epoch  #: the leader epoch it serves in
         self.is_loaded = False
         self.is_closed = False
         self.failure: Exception | None = None  #: why it was not loaded, and will not be
@@ -147,17 +147,17 @@ class Shard:
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "loaded" if self.is_loaded else "loading"
-        return f"<Shard of {self.hosted.key} epoch {self.coordinator_epoch} {state}>"
+        return f"<Shard of {self.partition.key} epoch {self.coordinator_epoch} {state}>"
 
     @property
     def end_offset(self) -> int:
         """The log's end (exclusive): with the state of this moment."""
-        return self.hosted.log.log_end_offset
+        return self.partition.log_end_offset
 
     @property
     def high_watermark(self) -> int:
         """What lies below it is committed, whoever coordinates next."""
-        return self.hosted.high_watermark
+        return self.partition.high_watermark
 
     def now(self) -> Instant:
         return Instant(self._clock.monotonic_ms(), self._clock.wall_ms())
@@ -165,14 +165,14 @@ class Shard:
     def check(self) -> None:
         """Raises NotCoordinatorError, CoordinatorLoadInProgressError, CoordinatorNotAvailableError."""
         if self.is_closed:
-            raise NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more")
+            raise NotCoordinatorError(f"this broker does not coordinate {self.partition.key} any more")
         if not self.may_serve():
             if self.failure is not None:
                 raise CoordinatorNotAvailableError(
-                    f"{self.hosted.key} could not be loaded: {self.failure}",
+                    f"{self.partition.key} could not be loaded: {self.failure}",
                     hint="the broker's log has the traceback",
                 )
-            raise CoordinatorLoadInProgressError(f"{self.hosted.key} is being loaded; ask again soon")
+            raise CoordinatorLoadInProgressError(f"{self.partition.key} is being loaded; ask again soon")
 
     def may_serve(self) -> bool:
         """Whether the whole log was replayed. An earlier state may lack committed records (R36)."""
@@ -230,7 +230,7 @@ class Shard:
         While no controller is reached, another one may long coordinate (R23), and what this one has committed
         may be old. The answer that follows waits for the record like for any other.
         """
-        if len(self.hosted.partition.in_sync_replicas) > 1:
+        if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
@@ -251,22 +251,22 @@ class Shard:
             for record in decision.records:
                 replay(record, now, producer_id=producer_id)
         except Exception as error:
-            message = f"a record that was appended to {self.hosted.key} can't be replayed: {error!r}"
+            message = f"a record that was appended to {self.partition.key} can't be replayed: {error!r}"
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
         """Raises what a client is to hear of an error of the log."""
         try:
-            self.hosted.append_state(batch, parse_header(batch), now.wall_ms)
+            self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
         """What a client hears of an error of the log; others as they are."""
         if isinstance(error, _GONE):
-            return NotCoordinatorError(f"this broker does not lead {self.hosted.key} any more")
+            return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
-            return CoordinatorNotAvailableError(f"{self.hosted.key} takes no records now: {error}")
+            return CoordinatorNotAvailableError(f"{self.partition.key} takes no records now: {error}")
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
@@ -302,7 +302,7 @@ class Shard:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
         if self.high_watermark < end_offset:
-            self._waiter = self._waiters.committed(self.hosted.key, end_offset, self._on_reached)
+            self._waiter = self._waiters.committed(self.partition.key, end_offset, self._on_reached)
 
     def _on_reached(self, error: Exception | None) -> None:
         self._waiter = None
@@ -338,7 +338,7 @@ class Shard:
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(
-            f"not committed to {self.hosted.key} within {COMMIT_TIMEOUT_MS} ms; it may be yet"
+            f"not committed to {self.partition.key} within {COMMIT_TIMEOUT_MS} ms; it may be yet"
         )
         while held and (held[0][1] <= now_s or held[0][3].is_done):
             held.popleft()[3].resolve(refusal(error))
@@ -369,7 +369,7 @@ class Shard:
             return
         except Exception as error:
             is_ours = not isinstance(error, (BrokerError, StorageError, OSError))
-            reason = Fields(partition=self.hosted.key, reason=repr(error))
+            reason = Fields(partition=self.partition.key, reason=repr(error))
             logger.warning("coordinator's tick failed %s", reason, exc_info=is_ours)
             self._wake_at(now.monotonic_ms + TICK_RETRY_MS)
             return
@@ -418,4 +418,4 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._fail(NotCoordinatorError(f"this broker does not coordinate {self.hosted.key} any more"))
+        self._fail(NotCoordinatorError(f"this broker does not coordinate {self.partition.key} any more"))

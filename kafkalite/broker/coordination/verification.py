@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, KafkaliteError, NotLeaderOrFollowerError
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import BatchHeader
+from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
 
-Then: TypeAlias = "Callable[[tuple[Appended, int] | None, Exception | None], None]"
-"""What became of a batch: what ``HostedPartition.append`` returned, or what was raised instead."""
+Then: TypeAlias = "Callable[[Appended | None, Exception | None], None]"
+"""What became of a batch: what ``Partition.append`` returned, or what was raised instead."""
 
 Verify: TypeAlias = Callable[[str, int, int, Sequence[TopicPartition]], Awaitable[None]]
 """Has the coordinator add partitions to (transactional id, producer id, producer epoch). Raises
@@ -33,7 +33,7 @@ BrokerError."""
 class Leaders(Protocol):
     """``Partitions``, as far as it matters here."""
 
-    def leader(self, topic: str, partition: int) -> HostedPartition: ...
+    def leader(self, topic: str, partition: int) -> Partition: ...
 
 
 class Owner(NamedTuple):
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
 
 class _Waiting(NamedTuple):
     owner: Owner
-    hosted: HostedPartition
+    partition: Partition
     batch: memoryview
     header: BatchHeader
     acks: int
@@ -78,27 +78,27 @@ class Verifications:
 
     def append(
         self,
-        hosted: HostedPartition,
+        partition: Partition,
         batch: memoryview,
         header: BatchHeader,
         transactional_id: str,
         acks: int,
         then: Then,
-    ) -> tuple[Appended, int] | None:
-        """``HostedPartition.append``, or None: then ``then`` is called later, once.
+    ) -> Appended | None:
+        """``Partition.append``, or None: then ``then`` is called later, once.
 
-        ``batch`` must stay as it is till then. Raises as ``HostedPartition.append``.
+        ``batch`` must stay as it is till then. Raises as ``Partition.append``.
         """
-        place = (hosted.key, header.producer_id)
+        place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
         owner = Owner(transactional_id, header.producer_id, header.producer_epoch)
         if queue is not None:
-            queue.append(_Waiting(owner, hosted, batch, header, acks, then))
+            queue.append(_Waiting(owner, partition, batch, header, acks, then))
             return None
-        if not hosted.partition.needs_verification(header):
-            return hosted.append(batch, header, self._clock.wall_ms(), acks)
-        self._queues[place] = deque([_Waiting(owner, hosted, batch, header, acks, then)])
-        self._gather(owner, hosted.key)
+        if not partition.needs_verification(header):
+            return partition.append(batch, header, self._clock.wall_ms(), acks)
+        self._queues[place] = deque([_Waiting(owner, partition, batch, header, acks, then)])
+        self._gather(owner, partition.key)
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
@@ -149,12 +149,12 @@ class Verifications:
         else:
             del self._queues[place]
 
-    def _append(self, waiting: _Waiting) -> tuple[Appended, int]:
-        hosted = self._leaders.leader(*waiting.hosted.key)
-        if hosted is not waiting.hosted:
-            raise NotLeaderOrFollowerError(f"{hosted.key} is another one now; ask for its metadata again")
+    def _append(self, waiting: _Waiting) -> Appended:
+        partition = self._leaders.leader(*waiting.partition.key)
+        if partition is not waiting.partition:
+            raise NotLeaderOrFollowerError(f"{partition.key} is another one now; ask for its metadata again")
         now_ms = self._clock.wall_ms()
-        return hosted.append(waiting.batch, waiting.header, now_ms, waiting.acks, is_verified=True)
+        return partition.append(waiting.batch, waiting.header, now_ms, waiting.acks, is_verified=True)
 
     def _forget(self, place: _Place) -> None:
         """The broker stops: whoever waits has lost the connection, or is told so by it."""

@@ -12,7 +12,6 @@ from kafkalite.broker.coordination.internal_topics import refuse_internal
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.handlers.fetch import is_read_committed
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.client import Client
@@ -39,6 +38,7 @@ from kafkalite.protocol.messages.data import (
     OffsetsForLeaderEpochRequest,
     OffsetsForLeaderEpochResponse,
 )
+from kafkalite.replication.partition import Partition
 from kafkalite.transactions.commands import InitProducerId
 
 #: How long the coordinator waits for the end of a transaction before it responds CONCURRENT_TRANSACTIONS.
@@ -79,8 +79,8 @@ def list_offsets(services: DataServices, request: Request, _client: Client) -> R
 def _list(services: DataServices, asked: ListOffsetsPartition, is_committed_only: bool) -> ListedOffset:
     topic, number, leader_epoch, timestamp_ms = asked
     try:
-        hosted = services.partitions.leader(topic, number, leader_epoch)
-        offset, found_ms, found_epoch = hosted.partition.list_offset(timestamp_ms, is_committed_only)
+        partition = services.partitions.leader(topic, number, leader_epoch)
+        offset, found_ms, found_epoch = partition.list_offset(timestamp_ms, is_committed_only)
         return ListedOffset(topic, number, 0, None, found_ms, offset, found_epoch)
     except Exception as error:
         return ListedOffset(topic, number, *translate(error), NO_TIMESTAMP, NO_OFFSET, NO_EPOCH)
@@ -101,8 +101,8 @@ def offsets_for_leader_epoch(services: DataServices, request: Request, _client: 
 def _epoch_end(services: DataServices, asked: EpochPartition) -> EpochEnd:
     topic, number, current_leader_epoch, leader_epoch = asked
     try:
-        hosted = services.partitions.leader(topic, number, current_leader_epoch)
-        epoch, end_offset = hosted.partition.end_offset_for_epoch(leader_epoch)
+        partition = services.partitions.leader(topic, number, current_leader_epoch)
+        epoch, end_offset = partition.end_offset_for_epoch(leader_epoch)
         return EpochEnd(topic, number, 0, None, epoch, end_offset)
     except Exception as error:
         return EpochEnd(topic, number, *translate(error), NO_EPOCH, NO_OFFSET)
@@ -135,7 +135,7 @@ def _offset_for_bytes(
 ) -> OffsetForBytes:
     topic, number, leader_epoch, start_offset, end_offset, max_bytes = asked
     try:
-        partition = services.partitions.leader(topic, number, leader_epoch).partition
+        partition = services.partitions.leader(topic, number, leader_epoch)
         found = partition.offset_for_bytes(start_offset, end_offset, max_bytes, is_committed_only)
         return OffsetForBytes(topic, number, 0, None, *found)
     except Exception as error:
@@ -164,11 +164,10 @@ def delete_records(services: DataServices, request: Request, _client: Client) ->
         waiting.expect(index)
         try:
             refuse_internal(asked.topic)
-            hosted = services.partitions.leader(asked.topic, asked.partition)
-            offset = hosted.partition.deletion_end(asked.before_offset)
-            hosted.delete_before(
-                offset, partial(_on_deleted, services.waiters, waiting, index, hosted, offset)
-            )
+            partition = services.partitions.leader(asked.topic, asked.partition)
+            offset = partition.deletion_end(asked.before_offset)
+            then = partial(_on_deleted, services.waiters, waiting, index, partition, offset)
+            services.partitions.delete_before(partition, offset, then)
         except Exception as error:
             waiting.set_error(index, error)
     return waiting.begin(
@@ -180,7 +179,7 @@ def _on_deleted(
     waiters: Waiters,
     waiting: PendingResults,
     index: int,
-    hosted: HostedPartition,
+    partition: Partition,
     offset: int,
     error: Exception | None,
 ) -> None:
@@ -188,12 +187,12 @@ def _on_deleted(
     if error is not None:
         waiting.set_error(index, error)
     elif waiting.is_expected(index):
-        result = DeletedRecords(*hosted.key, 0, None, hosted.log_start_offset)
-        if hosted.partition.low_watermark >= offset:
+        result = DeletedRecords(*partition.key, 0, None, partition.log_start_offset)
+        if partition.low_watermark >= offset:
             waiting.set(index, result)
         else:
             waiting.results[index] = result
-            waiting.wait(index, waiters.deleted, hosted.key, offset)
+            waiting.wait(index, waiters.deleted, partition.key, offset)
 
 
 def _deletion_error(result: DeletedRecords, error: Exception) -> DeletedRecords:

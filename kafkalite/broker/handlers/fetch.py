@@ -183,23 +183,22 @@ def _read_partition(
     Unless this is the first data in the response, no batch may exceed ``left_bytes``.
     """
     topic, number, leader_epoch, fetch_offset, max_bytes = asked
-    hosted = services.partitions.leader(topic, number, leader_epoch)
-    log = hosted.log
-    read = hosted.partition.read(fetch_offset, min(max_bytes, left_bytes), is_committed_only)
-    high_watermark = hosted.high_watermark
+    partition = services.partitions.leader(topic, number, leader_epoch)
+    read = partition.read(fetch_offset, min(max_bytes, left_bytes), is_committed_only)
+    high_watermark = partition.high_watermark
     length_bytes, buffers = read.size_bytes, read.buffers
     if earlier_bytes and length_bytes > left_bytes:
         length_bytes, buffers = 0, []
     aborted: list[AbortedTransaction] = []
     if is_committed_only:
-        stable = log.last_stable_offset(high_watermark)
+        stable = partition.last_stable_offset
         if buffers:
-            found = log.aborted_between(fetch_offset, read.next_offset)
+            found = partition.aborted_between(fetch_offset, read.next_offset)
             aborted = [AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in found]
     else:
-        stable = log.known_stable_offset(high_watermark)
+        stable = partition.known_stable_offset
     result = FetchedPartition(
-        topic, number, 0, None, high_watermark, stable, hosted.log_start_offset, length_bytes, aborted
+        topic, number, 0, None, high_watermark, stable, partition.log_start_offset, length_bytes, aborted
     )
     return result, buffers
 
@@ -209,11 +208,12 @@ def _watch_partition(
 ) -> tuple[FetchedPartition, bool]:
     """Return the partition's offsets, and whether a batch could be read from ``fetch_offset`` on."""
     topic, number, leader_epoch, fetch_offset, _ = asked
-    hosted = services.partitions.leader(topic, number, leader_epoch)
-    end = hosted.partition.readable_end(fetch_offset, is_committed_only)
-    high_watermark = hosted.high_watermark
-    stable = end if is_committed_only else hosted.log.known_stable_offset(high_watermark)
-    result = FetchedPartition(topic, number, 0, None, high_watermark, stable, hosted.log_start_offset, 0, [])
+    partition = services.partitions.leader(topic, number, leader_epoch)
+    end = partition.readable_end(fetch_offset, is_committed_only)
+    stable = end if is_committed_only else partition.known_stable_offset
+    result = FetchedPartition(
+        topic, number, 0, None, partition.high_watermark, stable, partition.log_start_offset, 0, []
+    )
     return result, fetch_offset < end
 
 
@@ -221,8 +221,8 @@ def _refused(services: FetchServices, asked: FetchPartition, error: Exception) -
     code, message = translate(error)
     log_start_offset = high_watermark = NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-        hosted = services.partitions.leader(asked.topic, asked.partition)
-        log_start_offset, high_watermark = hosted.log_start_offset, hosted.high_watermark
+        partition = services.partitions.leader(asked.topic, asked.partition)
+        log_start_offset, high_watermark = partition.log_start_offset, partition.high_watermark
     return FetchedPartition(
         asked.topic, asked.partition, code, message, high_watermark, high_watermark, log_start_offset, 0, []
     )

@@ -6,7 +6,6 @@ from typing import Final, Protocol
 
 from kafkalite.broker.coordination.internal_topics import refuse_internal
 from kafkalite.broker.coordination.transactions import Transactions
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.client import Client
@@ -24,6 +23,7 @@ from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, ProduceResponse
 from kafkalite.records import header as batch_header
+from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
 
 _ACKS: Final = frozenset(int(acks) for acks in Acks)
@@ -81,21 +81,21 @@ def produce(services: ProduceServices, request: Request, _client: Client) -> Rep
         batch = payload[start:end]
         start = end
         try:
-            hosted = find(topic, number)
-            appended, acknowledged_end = append(hosted, batch, now_ms, acks)
+            partition = find(topic, number)
+            appended = append(partition, batch, now_ms, acks)
         except Exception as error:
             results.append(_refused(topic, number, error))
             continue
         metrics.appended_batches += 1
         metrics.appended_bytes += length_bytes
         base_offset, last_offset, append_time_ms, _, _ = appended
-        if acks and acknowledged_end <= last_offset:
+        if acks and partition.acknowledged_end(acks) <= last_offset:
             waiters = services.waiters
             if waiting is None:
                 waiting = PendingResults(waiters.loop, results, _failed, _reply)
             register = waiters.committed if acks == _ACKS_ALL else waiters.synced
-            waiting.wait(len(results), register, hosted.key, last_offset + 1)
-        log_start_offset = hosted.log.log_start_offset
+            waiting.wait(len(results), register, partition.key, last_offset + 1)
+        log_start_offset = partition.log_start_offset
         results.append(
             ProducedPartition(topic, number, 0, None, base_offset, append_time_ms, log_start_offset)
         )
@@ -120,9 +120,9 @@ def _produce_transactional(
         waiting.expect(index)
         try:
             refuse_internal(topic)  # before its coordinator adds the partition to the transaction
-            hosted = services.partitions.leader(topic, number)
+            partition = services.partitions.leader(topic, number)
             _append_transactional(
-                services, waiting, index, hosted, payload[start:end], transactional_id, acks
+                services, waiting, index, partition, payload[start:end], transactional_id, acks
             )
         except Exception as error:
             waiting.set_error(index, error)
@@ -134,7 +134,7 @@ def _append_transactional(
     services: ProduceServices,
     waiting: PendingResults,
     index: int,
-    hosted: HostedPartition,
+    partition: Partition,
     batch: memoryview,
     transactional_id: str,
     acks: int,
@@ -144,7 +144,7 @@ def _append_transactional(
     Raises as ``append``.
     """
 
-    def on_appended(appended: tuple[Appended, int] | None, error: Exception | None) -> None:
+    def on_appended(appended: Appended | None, error: Exception | None) -> None:
         if appended is None:
             assert error is not None, "one of the two"
             waiting.set_error(index, error)
@@ -153,33 +153,30 @@ def _append_transactional(
         services.metrics.appended_bytes += len(batch)
         if not waiting.is_expected(index):
             return
-        (base_offset, last_offset, append_time_ms, _, _), acknowledged_end = appended
+        base_offset, last_offset, append_time_ms, _, _ = appended
         result = ProducedPartition(
-            *hosted.key, 0, None, base_offset, append_time_ms, hosted.log.log_start_offset
+            *partition.key, 0, None, base_offset, append_time_ms, partition.log_start_offset
         )
-        if acknowledged_end > last_offset:
+        if partition.acknowledged_end(acks) > last_offset:
             waiting.set(index, result)
         else:
             waiting.results[index] = result
             register = services.waiters.committed if acks == _ACKS_ALL else services.waiters.synced
-            waiting.wait(index, register, hosted.key, last_offset + 1)
+            waiting.wait(index, register, partition.key, last_offset + 1)
 
     appended = services.transactions.verifications.append(
-        hosted, batch, check(batch), transactional_id, acks, on_appended
+        partition, batch, check(batch), transactional_id, acks, on_appended
     )
     if appended is not None:
         on_appended(appended, None)
 
 
-def append(hosted: HostedPartition, batch: memoryview, now_ms: int, acks: int) -> tuple[Appended, int]:
-    """Check and append one batch. Return the result and the acknowledged end offset (exclusive).
-
-    Raises the errors of ``produce``.
-    """
+def append(partition: Partition, batch: memoryview, now_ms: int, acks: int) -> Appended:
+    """Check and append one batch. Raises the errors of ``produce``."""
     header = check(batch)
     if header.attributes & batch_header.TRANSACTIONAL_BIT:
         raise InvalidRecordError("a transactional batch needs its producer's transactional id in the request")
-    return hosted.append(batch, header, now_ms, acks)
+    return partition.append(batch, header, now_ms, acks)
 
 
 def check(batch: memoryview) -> batch_header.BatchHeader:

@@ -154,15 +154,14 @@ def _forget(replica: FetchedReplica) -> None:
     """Stop counting the follower's position until it lists the partition again."""
     hosted: HostedPartition | None = replica.hosted
     if hosted is not None:
-        hosted.partition.forget_follower(replica.session.node_id)
+        hosted.forget_follower(replica.session.node_id)
     _unwatch(replica)
 
 
 def _unwatch(replica: FetchedReplica) -> None:
     hosted: HostedPartition | None = replica.hosted
-    node_id = replica.session.node_id
-    if hosted is not None and hosted.watchers.get(node_id) is replica:
-        del hosted.watchers[node_id]
+    if hosted is not None:
+        hosted.unwatch(replica.session.node_id, replica)
     replica.hosted = None
 
 
@@ -172,16 +171,7 @@ def _take(services: ReplicaFetchServices, followers: Followers, replica: Fetched
     hosted: HostedPartition | None = None
     try:
         hosted = services.partitions.by_id(asked.topic_id, asked.partition)
-        result = hosted.partition.on_replica_fetch(
-            session.node_id,
-            broker_epoch=session.broker_epoch,
-            leader_epoch=asked.leader_epoch,
-            fetch_offset=asked.fetch_offset,
-            last_epoch=asked.last_epoch,
-            synced_end_offset=asked.synced_end_offset,
-            log_start_offset=asked.log_start_offset,
-            now_ms=now_ms,
-        )
+        result = hosted.on_replica_fetch(session.node_id, session.broker_epoch, asked, replica, now_ms)
     except AssertionError:
         raise
     except Exception as error:
@@ -193,13 +183,9 @@ def _take(services: ReplicaFetchServices, followers: Followers, replica: Fetched
     if replica.hosted is not hosted:
         _unwatch(replica)
         replica.hosted = hosted
-        hosted.watchers[session.node_id] = replica
-    if result.moved:
-        hosted.on_high_watermark_moved()
-    hosted.on_low_watermark()
     if not replica.is_answered:
         replica.diverging = result.diverging
-        if result.diverging is not None or hosted.log.log_end_offset > asked.fetch_offset:
+        if result.diverging is not None or hosted.log_end_offset > asked.fetch_offset:
             session.ready[replica] = None
         else:
             session.ready.pop(replica, None)
@@ -217,7 +203,7 @@ def _refusal(
     code, text = translate(error)
     leader_epoch, log_start = NO_EPOCH, NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE and hosted is not None:
-        leader_epoch, log_start = hosted.partition.leader_epoch, hosted.log_start_offset
+        leader_epoch, log_start = hosted.leader_epoch, hosted.log_start_offset
     return ReplicaFetchedPartition(
         *replica.key, code, text, leader_epoch, NO_OFFSET, log_start, NO_EPOCH, NO_OFFSET, 0
     )
@@ -268,14 +254,13 @@ class _Updates:
         return 0
 
     def _add_records(self, replica: FetchedReplica, hosted: HostedPartition, max_bytes: int) -> int:
-        partition = hosted.partition
         diverging = replica.diverging
         if diverging is not None:
             self.has_urgent = True
             self._append(replica, hosted, diverging.leader_epoch, diverging.end_offset, 0)
             self._settled.append(replica)
             return 0
-        read = partition.read_for_replica(replica.asked.fetch_offset, max_bytes)
+        read = hosted.read_for_replica(replica.asked.fetch_offset, max_bytes)
         size_bytes = read.size_bytes
         if not size_bytes:  # the listing stays open
             del self._session.ready[replica]
@@ -304,7 +289,7 @@ class _Updates:
                 number,
                 0,
                 None,
-                hosted.partition.leader_epoch,
+                hosted.leader_epoch,
                 high_watermark,
                 log_start,
                 diverging_epoch,

@@ -213,7 +213,7 @@ def describe_producers(services: TransactionServices, request: Request, _client:
 def _describe_producers(services: TransactionServices, asked: TxnPartition) -> DescribedProducers:
     topic, number = asked
     try:
-        states = services.partitions.leader(topic, number).log.producers
+        states = services.partitions.leader(topic, number).producers()
         producers = [_active(producer_id, state) for producer_id, state in sorted(states)]
         return DescribedProducers(topic, number, 0, None, producers)
     except Exception as error:
@@ -248,15 +248,15 @@ async def abort_transaction(services: TransactionServices, request: Request, _cl
     open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
     """
     topic, number, producer_id, start_offset = request.message
-    hosted = services.partitions.leader(topic, number)
-    found = [one for one in hosted.partition.open_transactions() if one.producer_id == producer_id]
+    partition = services.partitions.leader(topic, number)
+    found = [one for one in partition.open_transactions() if one.producer_id == producer_id]
     if not found or found[0].start_offset != start_offset:
         raise InvalidTxnStateError(
-            f"producer {producer_id} has no transaction open in {hosted.key} since offset {start_offset}",
+            f"producer {producer_id} has no transaction open in {partition} since offset {start_offset}",
             hint="'kl txn find-hanging' lists the open transactions",
         )
     epoch = found[0].producer_epoch + 1
-    states = dict(hosted.log.producers)
+    states = dict(partition.producers())
     coordinator_epoch = max(states[producer_id].coordinator_epoch, NO_EPOCH)
     marker = TxnMarker(producer_id, epoch, coordinator_epoch, False, [TxnPartition(topic, number)])
     response = await settled(services.marker_writer.write([marker]))

@@ -1,10 +1,10 @@
-"""Compaction of this broker's logs, one at a time: which comes next, and running it beside everything else.
+"""Compacts this broker's logs, one at a time and beside everything else.
 
 A pass computes on the loop, a few milliseconds at a time, and then sleeps for about as long: a thread would
-take the interpreter from the loop for longer at a time. What waits for the disk runs in the executor.
-Leaders and followers compact on their own, each below the high watermark that it knows. While a replica is
-not in sync they keep tombstones and markers: it may have the records that those end, and asks only for what
-comes after (R41).
+take the interpreter from the loop for longer at a time. Disk work runs in the executor. Leaders and followers
+compact on their own, each below the high watermark that it knows. While a replica is not in sync they keep
+tombstones and markers: it may have records that those end, and fetches only the records after its log end
+(R41).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
@@ -26,19 +25,19 @@ from kafkalite.log_fields import Fields
 from kafkalite.storage.compaction import BYTES_PER_KEY
 from kafkalite.storage.compaction_pass import CHUNK_BYTES, CompactionPass
 from kafkalite.storage.compaction_swap import SwapWork
+from kafkalite.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-#: Logs looked at in one turn of the loop, when the next one is sought.
+#: Logs examined in one turn of the loop, in search of the next one to compact.
 LOGS_PER_TURN: Final = 20
-#: The loop is left alone for so long after each CHUNK_BYTES, 1 to 4 ms of work. A step that reads nothing
-#: counts for a little, too.
+#: The pause after each CHUNK_BYTES, 1 to 4 ms of work. A step that reads nothing counts as STEP_BYTES.
 REST_MS: Final = 2
 STEP_BYTES: Final = 4 * KIB
 
 
 class Cleaner:
-    """Compacts what is to be compacted, the dirtiest log first."""
+    """Compacts logs, the dirtiest first."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class Cleaner:
         buffer_bytes: int,
         is_isolated: Callable[[], bool],
     ) -> None:
-        """``buffer_bytes`` are for the keys of one pass. ``is_isolated``: whether what the partitions know of
-        their replicas may be old (R23)."""
+        """``buffer_bytes`` are for the keys of one pass. ``is_isolated``: whether the image may be
+        outdated, because no controller was reached (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
@@ -63,12 +62,12 @@ class Cleaner:
         self.bytes_freed = 0
 
     async def clean_forever(self) -> None:
-        """Look for work every ``log.cleaner.backoff.ms``, while there is a log to be compacted."""
+        """Look for work every ``log.cleaner.backoff.ms``, while there is a compacted topic."""
         has_compacted = self._partitions.has_compacted
         while True:
             await has_compacted.wait()
             await self._clock.sleep_ms(self._backoff_ms)
-            if any(hosted.log.config.is_compacted for hosted in self._partitions):
+            if any(hosted.is_compacted for hosted in self._partitions):
                 await self.clean()
             else:
                 has_compacted.clear()
@@ -81,13 +80,13 @@ class Cleaner:
                 done.add(hosted)
 
     async def _dirtiest(self, done: set[HostedPartition]) -> HostedPartition | None:
-        """The log with the largest part that was never compacted, of those where it is large enough."""
+        """Return the log with the largest part that was never compacted, if that part is large enough."""
         hosts = list(self._partitions)
         self._uncleanable = {hosted: None for hosted in hosts if hosted in self._uncleanable}
         best: tuple[float, HostedPartition] | None = None
         seen = 0
         for hosted in hosts:
-            if not hosted.log.config.is_compacted or hosted in done or hosted in self._uncleanable:
+            if not hosted.is_compacted or hosted in done or hosted in self._uncleanable:
                 continue
             seen += 1
             if seen % LOGS_PER_TURN == 0:
@@ -98,26 +97,26 @@ class Cleaner:
         return None if best is None else best[1]
 
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
-        """0 if there is nothing to be done."""
-        log = hosted.log
-        if hosted.is_busy or hosted.is_deleting or log.offline_reason is not None:
+        """Return 0 if there is nothing to do."""
+        log = hosted.idle_log()
+        if log is None:
             return 0.0
         try:
             cleanable = log.cleanable(self._clock.wall_ms(), hosted.high_watermark)
         except (StorageError, OSError) as error:
-            if hosted.log.is_damaged:
+            if log.is_damaged:
                 self._give_up(hosted, error)
-            else:  # it may pass
+            else:  # the error may pass
                 logger.warning("compaction put off %s", Fields(partition=hosted.key, error=error))
             return 0.0
         ratio = cleanable.dirty_ratio
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """One pass. Returns whether another one should follow for the keys that it had no memory for."""
+        """Run one pass. Returns whether another should follow, for keys that this one had no memory for."""
         begun_ms = self._clock.monotonic_ms()
-        log = hosted.log
-        if hosted.is_busy or hosted.is_deleting:
+        log = hosted.idle_log()
+        if log is None:
             return False
         work: CompactionPass | None = None
         try:
@@ -125,11 +124,11 @@ class Cleaner:
                 self._clock.wall_ms(),
                 hosted.high_watermark,
                 self._max_keys,
-                may_forget=self._may_forget(hosted),
+                may_forget=self.may_forget(hosted),
             )
             if work is None:
                 return False
-            await self._run(hosted, work)
+            await self._run(hosted, log, work)
             if hosted.is_busy or not work.is_complete:
                 return False
             save = log.finish_compaction(work, self._clock.wall_ms())
@@ -138,13 +137,13 @@ class Cleaner:
         except CorruptLogError as error:
             if work is None or (log.fits(work) and not hosted.is_busy):
                 self._give_up(hosted, error)
-            return False  # otherwise it was being truncated while it was read
+            return False  # otherwise the log was truncated while it was read
         except (StorageError, BrokerError, OSError) as error:  # the disk is full, or its role changes
             logger.warning("compaction ended early %s", Fields(partition=hosted.key, error=error))
             return False
         except AssertionError:
             raise
-        except Exception as error:  # whatever a batch may hold: the log is as it was
+        except Exception as error:  # a batch that can't be read; the log is unchanged
             logger.exception("compaction failed %s", Fields(partition=hosted.key))
             self._give_up(hosted, error)
             return False
@@ -164,20 +163,18 @@ class Cleaner:
         )
         return work.has_more
 
-    def _may_forget(self, hosted: HostedPartition) -> bool:
-        """Whether every replica has what this one may call committed (R41)."""
-        if "R41-forgets-unheard" in mutants.ACTIVE:
-            return True
-        return not self._is_isolated() and self._partitions.is_whole(hosted.key)
+    def may_forget(self, hosted: HostedPartition) -> bool:
+        """Whether tombstones and markers may be removed: every replica has all committed records (R41)."""
+        return not self._is_isolated() and self._partitions.is_fully_in_sync(hosted.key)
 
     def _give_up(self, hosted: HostedPartition, error: Exception) -> None:
         self._uncleanable[hosted] = None
         logger.error("log can't be compacted any more %s", Fields(partition=hosted.key, error=error))
-        if hosted.log.offline_reason is not None:
+        if hosted.offline_reason is not None:
             hosted.on_offline()
 
-    async def _run(self, hosted: HostedPartition, work: CompactionPass) -> None:
-        """Raises what the steps raise, and what refuses a swap."""
+    async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
+        """Run the steps of a pass. Raises their errors, and those of a swap."""
         steps = work.steps()
         try:
             result: bytes | None = None
@@ -188,7 +185,7 @@ class Cleaner:
                 except StopIteration:
                     return
                 if isinstance(step, SwapWork):
-                    await self._swap(hosted, step)
+                    await self._swap(hosted, log, step)
                     result = None
                 else:
                     result = await self._wait(self._scheduler.submit(step))
@@ -198,7 +195,7 @@ class Cleaner:
                     await self._clock.sleep_ms(REST_MS)
                 else:
                     await asyncio.sleep(0)
-                if not self._is_hosted(hosted) or not hosted.log.fits(work):
+                if not self._is_hosted(hosted) or not log.fits(work):
                     return
         except (StorageError, BrokerError, OSError):
             if not self._is_hosted(hosted):
@@ -210,11 +207,11 @@ class Cleaner:
     def _is_hosted(self, hosted: HostedPartition) -> bool:
         return self._partitions.find(hosted.key) is hosted
 
-    async def _swap(self, hosted: HostedPartition, swap: SwapWork) -> None:
+    async def _swap(self, hosted: HostedPartition, log: Log, swap: SwapWork) -> None:
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         def then(error: Exception | None) -> None:
-            hosted.log.give_up_swap(swap)
+            log.give_up_swap(swap)
             if not done.done():
                 done.set_result(error)
 
@@ -222,13 +219,13 @@ class Cleaner:
         try:
             error = await done
         except asyncio.CancelledError:
-            hosted.settle()
+            hosted.complete_work()
             raise
         if error is not None:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """The job's result; a job that was begun is waited for even when this task is cancelled."""
+        """Return the job's result. If this task is cancelled, wait for a job that has begun."""
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

@@ -1,72 +1,77 @@
-"""One partition of this broker, with those who wait for it, those who replicate it, and what syncs it."""
+"""The owner of one partition on this broker: changes its role, runs its disk work, notifies waiting requests.
+
+Clients and coordinators use the ``Partition`` itself. Its owner is for replication, housekeeping and
+deletions. ``disk_work`` decides when work starts; here it is run in the executor.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from kafkalite.broker.partitions.disk_work import DiskWork
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler, SyncWork
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.errors import (
-    BrokerError,
-    InvalidTopicError,
-    LogOfflineError,
-    NotLeaderOrFollowerError,
-    StorageError,
-)
+from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import PartitionState
-from kafkalite.model import INTERNAL_PREFIX, NO_EPOCH, Acks
-from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
-from kafkalite.records.control import MARKER_BYTES
-from kafkalite.records.header import BatchHeader
-from kafkalite.replication.follower import IGNORED, FetchPosition, FollowerStep
-from kafkalite.replication.partition import Partition
+from kafkalite.model import NO_EPOCH
+from kafkalite.protocol.messages.cluster import (
+    PartitionChange,
+    ReplicaFetchedPartition,
+    ReplicaFetchPartition,
+)
+from kafkalite.replication.follower import FetchPosition, FollowerStep, NextFetch
+from kafkalite.replication.partition import Partition, PartitionSettings, ReplicaFetchResult
 from kafkalite.storage.compaction_swap import SwapWork as SegmentSwap
-from kafkalite.storage.log import Appended
+from kafkalite.storage.log import Log, Slice
+from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.sync_work import StateWork
 
 logger = logging.getLogger(__name__)
 
-_ACKS_LEADER: Final = int(Acks.LEADER)
+_REFUSALS: Final = (BrokerError, StorageError, OSError)
 
 
 class Watcher(Protocol):
-    """A follower elsewhere that is to hear of what happens to this partition."""
+    """A follower elsewhere that fetches this partition."""
 
     def on_appended(self, size_bytes: int) -> None: ...
 
     def on_moved(self) -> None:
-        """The high watermark or the log start is another one."""
+        """The high watermark or the log start has moved."""
         ...
 
     def on_role_changed(self) -> None: ...
 
 
-class _Errand:
-    """What is done to a follower's log in another thread."""
+class FetchListener(Protocol):
+    """Fetches for this partition from its leader."""
 
-    __slots__ = ("future", "job", "then")
-
-    def __init__(
-        self,
-        job: Callable[[], FollowerStep],
-        then: Callable[[FollowerStep | None, Exception | None], None],
-    ) -> None:
-        self.job = job
-        self.then = then
-        self.future: Future[FollowerStep] | None = None  #: None: a sync of the log has to end first
+    def on_progress(self, outcome: NextFetch | Exception) -> None:
+        """A sync has ended, or the disk work of a response: with what it was, or with its error."""
+        ...
 
 
-class _Removal:
-    """A log start to be moved, or segments to be replaced by a compacted one: one at a time, beside the loop.
+class _Exclusive:
+    """A response to a follower that truncates its log or moves the log start."""
 
-    ``begin`` gives what is to be run, or None; ``finish`` takes its outcome. Both may raise, and are the
-    loop's. ``then`` is called with what went wrong.
+    __slots__ = ("future", "response", "run")
+
+    def __init__(self, response: ReplicaFetchedPartition, run: Callable[[], FollowerStep]) -> None:
+        self.response = response
+        self.run = run
+        self.future: Future[FollowerStep] | None = None  #: None until it has begun
+
+
+class _Deletion:
+    """A log start to be moved, or segments to be replaced by a compacted one.
+
+    ``begin`` returns the work to run, or None if there is none; ``finish`` takes its outcome. Both run on
+    the loop and may raise. ``then`` is called with the error, if there was one.
     """
 
     __slots__ = ("begin", "finish", "future", "then", "work")
@@ -85,241 +90,215 @@ class _Removal:
 
 
 class HostedPartition:
-    """A partition here.
+    """A partition of this broker.
 
-    Invariants: only one with the role of leader has watchers; only a follower is busy; while it is, nobody
-    but the errand's thread touches the log.
+    Invariants: only a leader has watchers; only a follower has exclusive work, and while it has, only that
+    work uses the log.
     """
 
     __slots__ = (
-        "_errand",
-        "_is_syncing",
-        "_removals",
+        "_disk",
         "_scheduler",
         "_unread_bytes",
         "_waiters",
-        "is_internal",
+        "_watchers",
         "key",
-        "log",
-        "on_follower_synced",
+        "listener",
         "partition",
         "replica_count",
-        "told_epoch",
-        "watchers",
+        "reported_epoch",
+        "topic_id",
     )
 
     def __init__(
         self, partition: Partition, waiters: Waiters, scheduler: SyncScheduler[HostedPartition]
     ) -> None:
-        self.partition = partition
-        self.log = partition.log
-        self.key = partition.topic_partition
-        self.is_internal = self.key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
+        self.partition = partition  #: for clients' requests; replication and maintenance use this owner
+        partition.observer = self._on_appended
+        self.key = partition.key
+        self.topic_id = partition.topic_id
         self.replica_count = 1
-        self.watchers: dict[int, Watcher] = {}  #: by the follower's node id
-        self.on_follower_synced: Callable[[], None] | None = None  #: the fetcher's, while following
-        self.told_epoch = NO_EPOCH  #: the leader epoch in which a leader was last told where this one stands
+        self.listener: FetchListener | None = None  #: the fetcher's, while following
+        self.reported_epoch = NO_EPOCH  #: the latest leader epoch in which a leader received a position of it
+        self._watchers: dict[int, Watcher] = {}  # by the follower's node id
         self._waiters = waiters
         self._scheduler = scheduler
         self._unread_bytes = 0  # appended since the high watermark was last at the log end
-        self._is_syncing = False
-        self._errand: _Errand | None = None
-        self._removals: deque[_Removal] = deque()  # the first one is under way
+        self._disk: DiskWork[_Exclusive, _Deletion] = DiskWork()
 
     def __str__(self) -> str:
         return str(self.key)
+
+    # --- state
+
+    @property
+    def is_leader(self) -> bool:
+        return self.partition.is_leader
+
+    @property
+    def leader_id(self) -> int:
+        return self.partition.leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.partition.leader_epoch
+
+    @property
+    def partition_epoch(self) -> int:
+        return self.partition.partition_epoch
 
     @property
     def high_watermark(self) -> int:
         return self.partition.high_watermark
 
     @property
-    def last_stable_offset(self) -> int:
-        """``Partition.last_stable_offset``."""
-        return self.partition.last_stable_offset
+    def log_start_offset(self) -> int:
+        return self.partition.log_start_offset
 
     @property
-    def log_start_offset(self) -> int:
-        return self.log.log_start_offset
+    def log_end_offset(self) -> int:
+        return self.partition.log_end_offset
+
+    @property
+    def offline_reason(self) -> str | None:
+        return self.partition.offline_reason
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.partition.log.is_damaged
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.partition.log.config.is_compacted
+
+    @property
+    def min_insync_replicas(self) -> int:
+        return self.partition.settings.min_insync_replicas
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether only its exclusive work may use the log."""
+        return self._disk.is_exclusive
+
+    def idle_log(self) -> Log | None:
+        """Return the log for maintenance; None while it is offline or other work removes records from it."""
+        if self._disk.is_exclusive or self._disk.is_deleting or self.partition.offline_reason is not None:
+            return None
+        return self.partition.log
+
+    def stored(self) -> StoredPartition:
+        """What it has on the disk; if the log can't be read, only the reason."""
+        log = self.partition.log
+        try:
+            size_bytes, segment_count = log.size_bytes, log.segment_count
+        except StorageError as error:
+            return StoredPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
+        start, end = log.log_start_offset, log.log_end_offset
+        return StoredPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
 
     # --- leading
 
-    def append(
-        self,
-        batch: bytearray | memoryview,
-        header: BatchHeader,
-        now_ms: int,
-        acks: int,
-        is_verified: bool = False,
-    ) -> tuple[Appended, int]:
-        """``Partition.append``; tells followers and readers, at once or when the batch is on the disk.
-
-        Returns with it up to where the log counts as acknowledged now for a producer with these ``acks``.
-        Raises InvalidTopicError for a partition of an internal topic.
-        """
-        if self.is_internal:
-            raise InvalidTopicError(f"{self.key} is internal: only brokers write to it")
-        appended = self.partition.append(batch, header, now_ms, acks=acks, is_verified=is_verified)
-        high_watermark = self._on_appended(appended, len(batch))
-        if acks == _ACKS_LEADER:
-            log = self.log
-            return appended, log.synced_end_offset if log.config.synced_only else log.log_end_offset
-        return appended, high_watermark
-
-    def append_state(
-        self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int
-    ) -> tuple[Appended, int]:
-        """``Partition.append_state``; the rest as ``append``, with acks=all."""
-        appended = self.partition.append_state(batch, header, now_ms)
-        return appended, self._on_appended(appended, len(batch))
-
-    def append_marker(
-        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, now_ms: int
-    ) -> tuple[Appended, int]:
-        """``Partition.append_marker``; the rest as ``append``, with acks=all."""
-        appended = self.partition.append_marker(
-            producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms
-        )
-        return appended, self._on_appended(appended, MARKER_BYTES)
-
-    def _on_appended(self, appended: Appended, size_bytes: int) -> int:
-        """Tell whoever waits for records, and have them synced. Returns the high watermark."""
-        high_watermark = self.partition.high_watermark
-        if not appended.is_duplicate:
-            if high_watermark > appended.last_offset:
-                self._unread_bytes = 0
-                self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
-            else:
-                self._unread_bytes += size_bytes
-                if self.log.config.synced_only:
-                    self._scheduler.mark(self)
-            if self.watchers:
-                for watcher in self.watchers.values():
-                    watcher.on_appended(size_bytes)
-        return high_watermark
+    def _on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
+        """Notify those who wait for records, and have the batch synced."""
+        if high_watermark > last_offset:
+            self._unread_bytes = 0
+            self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
+        else:
+            self._unread_bytes += size_bytes
+            if self.partition.log.config.synced_only:
+                self._scheduler.mark(self)
+        if self._watchers:
+            for watcher in self._watchers.values():
+                watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Tell whoever waits for it. The bytes told may be more than can be read: readers look again."""
+        """Notify those who wait for it. The bytes may be more than can be read: readers look again."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
-        if high_watermark >= self.log.log_end_offset:
+        if high_watermark >= self.partition.log_end_offset:
             self._unread_bytes = 0
         self._waiters.on_high_watermark(self.key, high_watermark, readable_bytes)
-        for watcher in self.watchers.values():
+        for watcher in self._watchers.values():
             watcher.on_moved()
 
-    def on_in_sync_changed(self, *, moved: bool) -> None:
-        """The in-sync set or its minimum is another one; ``moved``: and so is the high watermark."""
+    def _on_in_sync_changed(self, *, moved: bool) -> None:
+        """The in-sync set or its minimum has changed; ``moved``: so has the high watermark."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error
         if error is not None:
             self._waiters.on_uncommittable(self.key, error)
-        self.on_low_watermark()
+        self._on_low_watermark()
 
-    def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
-        """Move the log start up to ``offset``, durably, beside the loop; ``then`` with what went wrong."""
-        self._remove(_Removal(partial(self.log.begin_delete, offset), self._finish_delete, then))
-
-    def _finish_delete(self, work: StateWork, failure: Exception | None) -> None:
-        self.log.finish_delete(work, failure)
-        self._on_log_start_moved()
-
-    def swap(self, work: SegmentSwap, then: Callable[[Exception | None], None]) -> None:
-        """Have a compacted segment take its place, beside the loop; ``then`` with what went wrong."""
-        self._remove(_Removal(partial(self.log.begin_swap, work), self.log.finish_swap, then))
-
-    def _remove(self, removal: _Removal) -> None:
-        self._removals.append(removal)
-        if len(self._removals) == 1 and self._errand is None:
-            self._begin_removals()
-
-    def _begin_removals(self) -> None:
-        while self._removals:
-            removal = self._removals[0]
-            try:
-                work = removal.work = removal.begin()
-            except (BrokerError, StorageError, OSError) as error:
-                self._removals.popleft()
-                self._check_offline()
-                removal.then(error)
-                continue
-            if work is None:
-                self._removals.popleft()
-                removal.then(None)
-                continue
-            future = removal.future = self._scheduler.submit(work.run)
-            if not future.done():
-                future.add_done_callback(partial(self._on_removal_run, removal))
-                return
-            self._finish_removal(removal)
-
-    def _on_removal_run(self, removal: _Removal, _: Future[None]) -> None:
-        """In the executor's thread."""
-        self._scheduler.call_soon_threadsafe(partial(self._go_on_removing, removal))
-
-    def _go_on_removing(self, removal: _Removal) -> None:
-        assert removal.future is not None
-        if self._removals and self._removals[0] is removal and not removal.future.cancelled():
-            self._finish_removal(removal)
-            self._begin_removals()
-
-    def _finish_removal(self, removal: _Removal) -> None:
-        self._removals.popleft()
-        assert removal.future is not None
-        failure = removal.future.exception()
-        if failure is not None and not isinstance(failure, BrokerError | StorageError | OSError):
-            raise failure
-        error: Exception | None = None
-        try:
-            removal.finish(removal.work, failure)
-        except (BrokerError, StorageError, OSError) as refusal:
-            error = refusal
-            self._check_offline()
-        removal.then(error)
-
-    def _settle_removals(self) -> None:
-        """Return when the log belongs to the loop; what has not begun is given up."""
-        if not self._removals:
-            return
-        first = self._removals[0]
-        if first.future is not None and not first.future.cancel():
-            wait((first.future,))
-            self._finish_removal(first)
-        given_up, self._removals = self._removals, deque()
-        for removal in given_up:
-            removal.then(NotLeaderOrFollowerError(f"the role of {self.key} changes; ask its leader again"))
-
-    @property
-    def is_deleting(self) -> bool:
-        """Whether the log start is being moved, or segments are being replaced."""
-        return bool(self._removals)
-
-    def _on_log_start_moved(self) -> None:
-        for watcher in self.watchers.values():
-            watcher.on_moved()
-        self.on_low_watermark()
-
-    def on_low_watermark(self) -> None:
-        """A log start, here or at a follower, or the in-sync set has changed: tell whose deletion waits."""
+    def _on_low_watermark(self) -> None:
+        """A log start, here or at a follower, or the in-sync set has changed: complete waiting deletions."""
         if self._waiters.awaits_deletion(self.key):
             self._waiters.on_low_watermark(self.key, self.partition.low_watermark)
+
+    def on_replica_fetch(
+        self, node_id: int, broker_epoch: int, asked: ReplicaFetchPartition, watcher: Watcher, now_ms: int
+    ) -> ReplicaFetchResult:
+        """``Partition.on_replica_fetch``; ``watcher`` is notified from now on. Raises as that."""
+        result = self.partition.on_replica_fetch(
+            node_id,
+            broker_epoch=broker_epoch,
+            leader_epoch=asked.leader_epoch,
+            fetch_offset=asked.fetch_offset,
+            last_epoch=asked.last_epoch,
+            synced_end_offset=asked.synced_end_offset,
+            log_start_offset=asked.log_start_offset,
+            now_ms=now_ms,
+        )
+        self._watchers[node_id] = watcher
+        if result.moved:
+            self.on_high_watermark_moved()
+        self._on_low_watermark()
+        return result
+
+    def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
+        return self.partition.read_for_replica(offset, max_bytes)
+
+    def forget_follower(self, node_id: int) -> None:
+        """``Partition.forget_follower``"""
+        self.partition.forget_follower(node_id)
+
+    def unwatch(self, node_id: int, watcher: Watcher) -> None:
+        """Notify ``watcher`` no more. Harmless if another one has taken its place."""
+        if self._watchers.get(node_id) is watcher:
+            del self._watchers[node_id]
+
+    def propose_isr(
+        self, now_ms: int, *, lag_time_max_ms: int, live: Callable[[int], int | None]
+    ) -> PartitionChange | None:
+        """``Partition.propose_isr``, after replicas for which the high watermark waited too long."""
+        if self.partition.is_awaiting_replica and self.partition.end_waits(now_ms):
+            self.on_high_watermark_moved()
+        return self.partition.propose_isr(now_ms, lag_time_max_ms=lag_time_max_ms, live=live)
+
+    @property
+    def is_awaiting_replica(self) -> bool:
+        """Whether the high watermark waits for a replica about to join: call ``propose_isr`` soon."""
+        return self.partition.is_awaiting_replica
+
+    def on_undecided(self) -> None:
+        """``Partition.on_undecided``"""
+        self.partition.on_undecided()
 
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
-        """``Partition.become_leader``. Who waits for a batch of an earlier epoch is told that it ended."""
-        self.settle()
+        """``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
+        self.complete_work()
         partition = self.partition
         self.replica_count = len(state.replicas)
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
             self._end_leadership(state)
         moved = partition.become_leader(state, now_ms=now_ms, known_high_watermark=known_high_watermark)
-        self.on_in_sync_changed(moved=moved)
+        self._on_in_sync_changed(moved=moved)
 
     def follow(self, state: PartitionState) -> None:
-        """``Partition.become_follower``; whoever waits is sent elsewhere."""
-        self.settle()
+        """``Partition.become_follower``. Waiting requests fail: another broker leads."""
+        self.complete_work()
         was_leader = self.partition.is_leader
         self.replica_count = len(state.replicas)
         self.partition.become_follower(state)
@@ -327,8 +306,8 @@ class HostedPartition:
             self._end_leadership(state)
 
     def resign(self, error: Exception) -> None:
-        """Have no role; whoever waits hears ``error``."""
-        self.settle()
+        """Have no role; waiting requests fail with ``error``."""
+        self.complete_work()
         self.partition.resign()
         self._waiters.on_failed(self.key, error)
         self._dismiss_watchers()
@@ -340,155 +319,235 @@ class HostedPartition:
         self._dismiss_watchers()
 
     def _dismiss_watchers(self) -> None:
-        watchers, self.watchers = self.watchers, {}
+        watchers, self._watchers = self._watchers, {}
         for watcher in watchers.values():
             watcher.on_role_changed()
 
+    def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> None:
+        """Take the topic's changed configuration."""
+        self.complete_work()
+        self._on_in_sync_changed(moved=self.partition.reconfigure(config, settings))
+
     # --- following
 
-    def on_fetched(
-        self,
-        answer: ReplicaFetchedPartition,
-        batches: memoryview,
-        asked: FetchPosition,
-        wall_ms: int,
-        then: Callable[[FollowerStep | None, Exception | None], None],
-    ) -> None:
-        """``Partition.on_fetched``, and ``then`` with its step or what it raised.
+    def fetch_position(self) -> FetchPosition | None:
+        """Return what the next fetch reports. None while disk work is under way: the listener is notified of
+        its end. Raises as ``Partition.fetch_position``."""
+        if self._disk.is_exclusive:
+            return None
+        position = self.partition.fetch_position()
+        self.reported_epoch = position.leader_epoch
+        return position
 
-        Records are written at once, and synced in the next round. What syncs by itself, a truncation or
-        another log start, runs beside the loop; nobody else may touch the log until ``then``. An answer that
-        comes meanwhile is ignored, and so asked for again.
+    def on_fetched(
+        self, response: ReplicaFetchedPartition, batches: memoryview, asked: FetchPosition, wall_ms: int
+    ) -> NextFetch | None:
+        """Apply a leader's response. Returns when to fetch next, or None: the listener is notified.
+
+        Records are written at once and synced in the next round. A truncation or another log start, which
+        syncs by itself, is exclusive work; a response that arrives meanwhile is ignored and must be
+        repeated. Raises as ``Partition.on_fetched``.
         """
-        syncs = answer.error_code or (
-            answer.diverging_epoch != NO_EPOCH
-            or answer.log_start_offset > self.log.log_start_offset
-            or self.partition.is_overlapped(batches)
-        )
-        if self._errand is not None or (syncs and self._removals):
-            then(IGNORED, None)
-            return
-        job = partial(self.partition.on_fetched, answer, batches, now_ms=wall_ms, asked=asked)
-        if syncs:
-            self._errand = _Errand(job, then)
-            if not self._is_syncing:
-                self._run_errand(self._errand)
-            return
+        if self._disk.is_exclusive:
+            return NextFetch.REPEATED
+        apply = partial(self.partition.on_fetched, response, batches, now_ms=wall_ms, asked=asked)
+        if self.partition.waits_for_disk(response, batches):
+            if not self._disk.may_add_exclusive:
+                return NextFetch.REPEATED
+            job = _Exclusive(response, apply)
+            outcome = self._start_exclusive(job) if self._disk.add_exclusive(job) is job else None
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
         try:
-            step = job()
-        except Exception as error:
+            step = apply()
+        except Exception:
             self._check_offline()
             self._sync_rest()
-            then(None, error)
-        else:
-            if step.appended_bytes and self.log.config.synced_only:
-                self._scheduler.mark(self)
-            then(step, None)
+            raise
+        is_synced_only = self.partition.log.config.synced_only
+        if step.appended_bytes and is_synced_only:
+            self._scheduler.mark(self)
+        return step.next_fetch(is_synced_only=is_synced_only)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the log is another thread's for now."""
-        return self._errand is not None
-
-    def settle(self) -> None:
-        """Return when the log belongs to the loop: an errand that has not begun is given up."""
-        self._settle_removals()
-        errand = self._errand
-        if errand is None:
-            return
-        self._errand = None
-        if errand.future is None or errand.future.cancel():
-            errand.then(None, StorageError("it was not done, for the replica's role changes"))
-        else:
-            wait((errand.future,))
-            self._finish_errand(errand)
-
-    def _run_errand(self, errand: _Errand) -> None:
-        future = errand.future = self._scheduler.submit(errand.job)
+    def _start_exclusive(self, job: _Exclusive) -> NextFetch | Exception | None:
+        """Run it. Returns its outcome if it has ended already."""
+        future = job.future = self._scheduler.submit(job.run)
         if future.done():
-            self._on_errand_done(errand)
-        else:
-            future.add_done_callback(
-                lambda _: self._scheduler.call_soon_threadsafe(partial(self._on_errand_done, errand))
-            )
+            return self._end_exclusive(job, self._disk.end_exclusive())
+        future.add_done_callback(
+            lambda _: self._scheduler.call_soon_threadsafe(partial(self._on_exclusive_run, job))
+        )
+        return None
 
-    def _on_errand_done(self, errand: _Errand) -> None:
-        if self._errand is errand:
-            self._errand = None
-            self._finish_errand(errand)
-            if self._removals and self._errand is None:
-                self._begin_removals()
+    def _on_exclusive_run(self, job: _Exclusive) -> None:
+        if self._disk.exclusive is job:
+            self._notify(self._end_exclusive(job, self._disk.end_exclusive()))
 
-    def _finish_errand(self, errand: _Errand) -> None:
-        assert errand.future is not None
-        error = errand.future.exception()
+    def _end_exclusive(self, job: _Exclusive, following: _Deletion | None) -> NextFetch | Exception:
+        assert job.future is not None
+        error = job.future.exception()
         self._check_offline()
         self._sync_rest()
-        if error is None:
-            errand.then(errand.future.result(), None)
-        elif isinstance(error, Exception):
-            errand.then(None, error)
-        else:
-            raise error
+        self._start_deletion(following)
+        if isinstance(error, Exception):
+            return error
+        step = job.future.result()
+        if step.truncated_to is not None:
+            epoch = job.response.diverging_epoch
+            logger.info("log truncated %s", Fields(partition=self.key, to=step.truncated_to, epoch=epoch))
+        next_fetch = step.next_fetch(is_synced_only=self.partition.log.config.synced_only)
+        # The fetcher may have been refused a position meanwhile.
+        return NextFetch.NOW if next_fetch is NextFetch.NOT_DUE else next_fetch
+
+    def _notify(self, outcome: NextFetch | Exception) -> None:
+        if self.listener is not None:
+            self.listener.on_progress(outcome)
+        elif isinstance(outcome, AssertionError):
+            raise outcome
+
+    # --- deletions
+
+    def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
+        """Move the log start up to ``offset``, durably, then call ``then`` with the error, if any."""
+        log = self.partition.log
+        self._add_deletion(_Deletion(partial(log.begin_delete, offset), self._finish_delete, then))
+
+    def _finish_delete(self, work: StateWork, failure: Exception | None) -> None:
+        self.partition.log.finish_delete(work, failure)
+        for watcher in self._watchers.values():
+            watcher.on_moved()
+        self._on_low_watermark()
+
+    def swap(self, work: SegmentSwap, then: Callable[[Exception | None], None]) -> None:
+        """Replace segments by a compacted one, then call ``then`` with the error, if any."""
+        log = self.partition.log
+        self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
+
+    def _add_deletion(self, deletion: _Deletion) -> None:
+        self._start_deletion(self._disk.add_deletion(deletion))
+
+    def _start_deletion(self, job: _Deletion | None) -> None:
+        """Run it, and those after it as long as each ends at once."""
+        while job is not None and self._disk.deletion is job:
+            try:
+                work = job.work = job.begin()
+            except _REFUSALS as error:
+                following = self._disk.end_deletion()
+                self._check_offline()
+                job.then(error)
+            else:
+                if work is not None:
+                    future = job.future = self._scheduler.submit(work.run)
+                    if not future.done():
+                        future.add_done_callback(partial(self._on_deletion_run, job))
+                        return
+                following = self._disk.end_deletion()
+                self._end_deletion(job)
+            job = following
+
+    def _on_deletion_run(self, job: _Deletion, _: Future[None]) -> None:
+        """In the executor's thread."""
+        self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, job))
+
+    def _go_on_deleting(self, job: _Deletion) -> None:
+        if self._disk.deletion is job:
+            following = self._disk.end_deletion()
+            self._end_deletion(job)
+            self._start_deletion(following)
+
+    def _end_deletion(self, job: _Deletion) -> None:
+        error: Exception | None = None
+        if job.future is not None:
+            failure = job.future.exception()
+            if failure is not None and not isinstance(failure, _REFUSALS):
+                raise failure
+            try:
+                job.finish(job.work, failure)
+            except _REFUSALS as refusal:
+                error = refusal
+                self._check_offline()
+        job.then(error)
+
+    def complete_work(self) -> None:
+        """Wait for exclusive work and a deletion under way; give up those that have not begun.
+
+        A sync round under way may go on.
+        """
+        exclusive, deletion, waiting = self._disk.give_up()
+        if deletion is not None:
+            if _has_begun(deletion.future):
+                self._end_deletion(deletion)
+            else:
+                waiting.insert(0, deletion)
+        for one in waiting:
+            one.then(NotLeaderOrFollowerError(f"the role of {self.key} changes; ask its leader again"))
+        if exclusive is not None:
+            if _has_begun(exclusive.future):
+                self._notify(self._end_exclusive(exclusive, None))
+            else:
+                self._notify(StorageError(f"a response for {self.key} was not applied: its role changes"))
+
+    # --- syncing
 
     def _sync_rest(self) -> None:
         """Have synced what was written, also before something failed."""
-        if self.log.config.synced_only and self.log.has_unsynced and self.log.offline_reason is None:
+        if self.partition.log.config.synced_only:
+            self.mark_unsynced()
+
+    def mark_unsynced(self) -> None:
+        """Have the next round sync what is written and not synced, of a page-cache log too."""
+        log = self.partition.log
+        if not self._disk.is_exclusive and log.has_unsynced and log.offline_reason is None:
             self._scheduler.mark(self)
 
-    # --- what the sync scheduler calls
-
     def begin_sync(self) -> SyncWork | None:
-        if self._errand is not None:
+        """Called by the scheduler."""
+        if not self._disk.may_sync:
             return None
-        work = self.log.begin_sync()
-        self._is_syncing = work is not None
+        work = self.partition.log.begin_sync()
+        if work is not None:
+            self._disk.begin_sync()
         return work
 
     def finish_sync(self, work: Any, error: Exception | None) -> None:
-        self._is_syncing = False
-        log = self.log
+        """Called by the scheduler."""
+        job = self._disk.end_sync()
+        partition = self.partition
+        log = partition.log
         log.finish_sync(work, error)
         if log.offline_reason is not None:
             self.on_offline()
         elif error is not None:  # the disk is full: not durable, not lost; a later round tries again
             self._waiters.on_failed(self.key, error)
-        elif self.partition.is_leader:
+        elif partition.is_leader:
             self._waiters.on_synced(self.key, log.synced_end_offset)
-            if self.partition.on_synced():
+            if partition.on_synced():
                 self.on_high_watermark_moved()
-        elif self.on_follower_synced is not None:
-            self.on_follower_synced()
-        if self._errand is not None and self._errand.future is None:
-            self._run_errand(self._errand)
+        else:
+            self._notify(NextFetch.NOW)
+        if job is not None and self._disk.exclusive is job:
+            outcome = self._start_exclusive(job)
+            if outcome is not None:
+                self._notify(outcome)
 
     def _check_offline(self) -> None:
-        if self.log.offline_reason is not None:
+        if self.partition.offline_reason is not None:
             self.on_offline()
 
     def on_offline(self) -> None:
-        """The log takes no more: whoever waits hears of it now."""
-        reason = self.log.offline_reason
+        """The log takes no more: waiting requests fail."""
+        reason = self.partition.offline_reason
         logger.error("partition offline %s", Fields(partition=self.key, reason=reason))
         self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
 
-    # --- what is asked of it
 
-    def stored(self) -> StoredPartition:
-        """What there is of it on the disk; of a log that can't be read, only why."""
-        log = self.log
-        try:
-            size_bytes, segment_count = log.size_bytes, log.segment_count
-        except StorageError as error:
-            return StoredPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
-        return StoredPartition(
-            *self.key,
-            size_bytes,
-            segment_count,
-            log.log_start_offset,
-            log.log_end_offset,
-            log.offline_reason,
-        )
+def _has_begun(future: Future[Any] | None) -> bool:
+    """Whether the work has run, now or earlier: waits for its end. Otherwise it never will."""
+    if future is None or future.cancel():
+        return False
+    wait((future,))
+    return True
 
 
 class StoredPartition(NamedTuple):

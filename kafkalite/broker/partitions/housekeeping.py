@@ -1,7 +1,7 @@
-"""What a broker does every so often: roll and delete segments, remove retired files, write recovery points.
+"""The periodic passes of a broker: roll and delete segments, remove retired files, write recovery points.
 
-Every wait goes through the Clock seam. A pass over thousands of logs gives way to requests every
-LOGS_PER_TURN logs. No log has a timer of its own.
+Every wait goes through the Clock seam. A pass over thousands of logs yields to requests every LOGS_PER_TURN
+logs. No log has a timer of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import StorageError
 from kafkalite.log_fields import Fields
+from kafkalite.storage.log import Log
 from kafkalite.storage.log_store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Housekeeping:
         tasks: TaskSet,
         is_isolated: Callable[[], bool],
     ) -> Housekeeping:
-        """Start all passes of a broker as tasks, compaction among them; ``is_isolated`` is the cleaner's."""
+        """Start all passes of a broker as tasks, with compaction; ``is_isolated`` is for the cleaner."""
         housekeeping = cls(
             clock,
             partitions,
@@ -87,25 +88,22 @@ class Housekeeping:
         return housekeeping
 
     async def retain_forever(self) -> None:
-        """The retention pass, every ``log.retention.check.interval.ms``."""
+        """Run the retention pass every ``log.retention.check.interval.ms``."""
         await self._clock.sleep_ms(self._initial_delay_ms)
         while True:
             await self.retain()
             await self._clock.sleep_ms(self._retention_interval_ms)
 
     async def checkpoint_forever(self) -> None:
-        """Recovery points, every ``log.flush.offset.checkpoint.interval.ms``."""
+        """Write recovery points every ``log.flush.offset.checkpoint.interval.ms``."""
         while True:
             await self._clock.sleep_ms(self._checkpoint_interval_ms)
             self.checkpoint()
 
     async def retain(self) -> None:
-        """One pass: roll what is old enough, delete what is too old or too much, remove retired files."""
+        """Roll segments that are old enough, delete those beyond retention, remove retired files."""
         for number, hosted in enumerate(list(self._partitions), 1):
-            has_synced = False
-            if hosted.log.offline_reason is None and not hosted.is_busy and not hosted.is_deleting:
-                has_synced = self._guarded(hosted, self._retain_one)
-            if has_synced or number % LOGS_PER_TURN == 0:
+            if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
         try:
             self._store.remove_retired(self._clock.wall_ms())
@@ -114,45 +112,45 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Whether something is to be deleted, which waits for the disk."""
+        """Returns whether a deletion was begun, which may have blocked on the disk."""
+        log = hosted.idle_log()
+        if log is None:
+            return False
         now_ms = self._clock.wall_ms()
-        log = hosted.log
         log.maybe_roll(now_ms)
         log.expire_producers(now_ms, self._producer_expiration_ms)
-        self._remove_retired(hosted)
+        log.remove_retired(now_ms)
         offset = log.retention_offset(now_ms, up_to=hosted.high_watermark)
         if offset <= log.log_start_offset:
             return False
-        hosted.delete_before(offset, partial(self._on_deleted, hosted, log.segment_count))
+        hosted.delete_before(offset, partial(self._on_deleted, hosted, log, log.segment_count))
         return True
 
-    def _on_deleted(self, hosted: HostedPartition, segments_before: int, error: Exception | None) -> None:
+    def _on_deleted(
+        self, hosted: HostedPartition, log: Log, segments_before: int, error: Exception | None
+    ) -> None:
         if error is not None:
             logger.error("housekeeping failed %s", Fields(partition=hosted.key, error=error))
             return
-        count = segments_before - hosted.log.segment_count
+        count = segments_before - log.segment_count
         start = hosted.log_start_offset
         logger.info("segments deleted %s", Fields(partition=hosted.key, count=count, log_start_offset=start))
-        self._guarded(hosted, self._remove_retired)
+        self._guarded(hosted, partial(log.remove_retired, self._clock.wall_ms()))
 
-    def _remove_retired(self, hosted: HostedPartition) -> bool:
-        hosted.log.remove_retired(self._clock.wall_ms())
-        return False
-
-    def _guarded(self, hosted: HostedPartition, action: Callable[[HostedPartition], bool]) -> bool:
-        """A disk error is one log's; the pass goes on to the next."""
+    def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
+        """Confine a disk error to one log: the pass goes on with the next."""
         try:
-            return action(hosted)
+            return bool(action())
         except (StorageError, OSError) as error:
             logger.error("housekeeping failed %s", Fields(partition=hosted.key, error=error))
-            if hosted.log.offline_reason is not None:
+            if hosted.offline_reason is not None:
                 hosted.on_offline()
             return True
 
     def checkpoint(self) -> None:
-        """Write how far the logs are synced, and let what is not be synced for the next time.
+        """Write how far the logs are synced, and have the rest synced before the next time.
 
-        Not while a log is being truncated: what it says of itself then is half old, half new.
+        Not while a log is being truncated: its state is inconsistent then.
         """
         if any(hosted.is_busy for hosted in self._partitions):
             return

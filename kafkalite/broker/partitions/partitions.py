@@ -1,19 +1,18 @@
-"""The partitions this broker hosts: which there are, and which of them lead, follow or do neither.
+"""The partitions of this broker and their roles: leader, follower or none.
 
-Follows the metadata image: ``publish`` is told of every change and opens, gives roles, reconfigures and
-deletes. No role is taken before the image holds this very process's registration (R22). A log that can't
-be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the reason.
+Follows the metadata image: ``publish`` takes every change, and opens, gives roles, reconfigures and deletes.
+No role is taken before the image holds the registration of this process (R22). A log that can't be opened
+takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kafkalite import mutants
 from kafkalite.broker.partitions.hosted_partition import HostedPartition, StoredPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
@@ -40,26 +39,26 @@ logger = logging.getLogger(__name__)
 
 
 class Followers(Protocol):
-    """Who fetches for the partitions that follow a leader elsewhere."""
+    """Fetches for the partitions that follow a leader elsewhere."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """``hosted`` follows that broker from now on, or in another epoch; nobody when it is -1."""
+        """Fetch for ``hosted`` from that broker, possibly in another epoch. -1: there is no leader."""
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:
-        """``hosted`` follows nobody. Harmless when it did not."""
+        """Stop fetching for ``hosted``. Harmless when it did not follow."""
         ...
 
 
 class RoleObserver(Protocol):
-    """Who acts on what this broker leads: its coordinators."""
+    """Acts on the partitions that this broker leads: its coordinators."""
 
-    def on_leading(self, hosted: HostedPartition) -> None:
-        """This broker leads ``hosted`` from now on, or still does, with another in-sync set."""
+    def on_leading(self, partition: Partition) -> None:
+        """This broker leads ``partition`` from now on, or still does, with another in-sync set."""
         ...
 
-    def on_not_leading(self, hosted: HostedPartition) -> None:
-        """It does not, or no more."""
+    def on_not_leading(self, partition: Partition) -> None:
+        """This broker does not lead ``partition``, or no more."""
         ...
 
 
@@ -79,17 +78,16 @@ class Partitions:
         incarnation_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``is_volatile``: nothing outlives this broker, so there is nothing to wait for with fsync.
+        """``is_volatile``: no data outlives this broker, so that fsync has no effect.
 
-        ``incarnation_id`` is this process's: no role before the image shows its registration (R22). None
-        is for a broker that is its own cluster.
+        ``incarnation_id`` is this process's: it takes no role before the image has its registration (R22).
+        None for a broker that is its own cluster.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
-        self._takes_roles = incarnation_id is None or "R22-stale-metadata" in mutants.ACTIVE
         self._clock = clock or SystemClock()
-        self.followers: Followers | None = None  #: who fetches for what follows
-        self.observer: RoleObserver | None = None  #: who hears what is led here, and what no more
+        self.followers: Followers | None = None
+        self.observer: RoleObserver | None = None
         self._store = store
         self.path = path  #: the data directory
         self._node_id = node_id
@@ -99,11 +97,11 @@ class Partitions:
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
         self._unopened: dict[tuple[str, int], DamagedReplica] = {}
-        self._reasons: dict[tuple[str, int], str] = {}  # of what is unopened
-        self._roleless: dict[TopicPartition, None] = {}  # what could not take the role of its state
+        self._reasons: dict[tuple[str, int], str] = {}  # why each is unopened
+        self._roleless: dict[TopicPartition, None] = {}  # those that failed to take the role of their state
         self._image = ClusterImage()
-        self.has_compacted = asyncio.Event()  #: set when one comes; whoever finds none left clears it
-        self._is_complete = False  # the image knows every partition that an earlier life had here
+        self.has_compacted = asyncio.Event()  #: set when one is added; the cleaner clears it
+        self._is_complete = False  # the image has every partition that an earlier incarnation had here
 
     def __len__(self) -> int:
         return len(self._hosted) + len(self._unopened)
@@ -112,15 +110,15 @@ class Partitions:
         return iter(self._hosted.values())
 
     def find(self, key: TopicPartition) -> HostedPartition | None:
-        """The partition, if it is open here, whatever its role."""
+        """Return the partition in any role, None if it is not open here."""
         return self._hosted.get(key)
 
     @property
     def offline_count(self) -> int:
-        return len(self._unopened) + sum(hosted.log.offline_reason is not None for hosted in self)
+        return len(self._unopened) + sum(hosted.offline_reason is not None for hosted in self)
 
-    def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> HostedPartition:
-        """The partition, led by this broker in the epoch the client knows (R3).
+    def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
+        """Return a partition that this broker leads, in the epoch that the client knows (R3).
 
         Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError, FencedLeaderEpochError,
         UnknownLeaderEpochError, KafkaStorageError (its log could not be opened).
@@ -128,22 +126,29 @@ class Partitions:
         hosted = self._hosted.get((topic, partition))
         if hosted is None:
             raise self._absence(topic, partition)
-        if not hosted.partition.is_leader:
+        found = hosted.partition
+        if not found.is_leader:
             raise self._not_led(hosted)
         if current_leader_epoch != NO_EPOCH:
-            hosted.partition.check_leader_epoch(current_leader_epoch)
-        return hosted
+            found.check_leader_epoch(current_leader_epoch)
+        return found
 
     def _not_led(self, hosted: HostedPartition) -> Exception:
-        reason, leader_id = hosted.log.offline_reason, hosted.partition.leader_id
+        reason, leader_id = hosted.offline_reason, hosted.leader_id
         if reason is not None and leader_id == NO_LEADER:
-            return KafkaStorageError(f"{hosted.key} is offline, and nobody else can lead it: {reason}")
+            return KafkaStorageError(f"{hosted.key} is offline, and no other broker can lead it: {reason}")
         return NotLeaderOrFollowerError(
             f"broker {self._node_id} does not lead {hosted.key}; node {leader_id} may"
         )
 
+    def delete_before(
+        self, partition: Partition, offset: int, then: Callable[[Exception | None], None]
+    ) -> None:
+        """Move the log start of a partition, durably, then call ``then`` with the error, if any."""
+        self._hosted[partition.key].delete_before(offset, then)
+
     def by_id(self, topic_id: str, partition: int) -> HostedPartition:
-        """The partition, whatever its role. Raises UnknownTopicOrPartitionError, KafkaStorageError."""
+        """Return the partition in any role. Raises UnknownTopicOrPartitionError, KafkaStorageError."""
         hosted = self._by_id.get((topic_id, partition))
         if hosted is None:
             topic = self._image.topics_by_id.get(topic_id)
@@ -164,7 +169,7 @@ class Partitions:
         return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
 
     def stored(self) -> Iterator[StoredPartition]:
-        """Every partition here, offline ones too, in order."""
+        """Yield every partition here, offline ones too, in order."""
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
@@ -172,25 +177,26 @@ class Partitions:
             else:
                 yield hosted.stored()
 
-    def is_whole(self, key: TopicPartition) -> bool:
+    def is_fully_in_sync(self, key: TopicPartition) -> bool:
         """Whether all replicas of a partition are in sync, by the image."""
         state = self._image.partition(*key)
         return state is not None and set(state.isr) == set(state.replicas)
 
     def damaged(self) -> list[DamagedReplica]:
-        """The replicas whose log is offline: they are not to lead, nor to count as in sync (R24, R26)."""
+        """Return the replicas whose log is offline: they must not lead or count as in sync (R24, R26)."""
         found = list(self._unopened.values())
         for hosted in self._hosted.values():
-            if hosted.log.offline_reason is not None:
-                found.append(DamagedReplica(hosted.partition.topic_id, hosted.key.partition))
+            if hosted.offline_reason is not None:
+                found.append(DamagedReplica(hosted.topic_id, hosted.key.partition))
         return found
 
     # --- following the image
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """A new image holds. Deletes, creates, gives roles, reconfigures, in this order."""
+        """Take a new image: delete, create, give roles, reconfigure, in this order."""
         self._image = image
         changes = delta.local_changes(self._node_id)
+        takes_roles = self.may_take_roles()
         for local in changes.deleted:
             self._delete(local)
         begins = not self._is_complete and (self._incarnation_id is None or self._is_registered(image))
@@ -206,19 +212,19 @@ class Partitions:
             names = tuple(image.topics)
         for name in names:
             self._reconfigure(name, image, is_early=True)
-        if self._takes_roles:
+        if takes_roles:
             self._assign(changes.leaders, image)
             self._assign(changes.followers, image)
         elif begins:
-            self._takes_roles = True
             self._assign(self._local(image), image)
         for name in names:
             self._reconfigure(name, image, is_early=False)
 
     def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Open logs that may exist already, together; one of which records are known is not made anew (R25).
+        """Open logs that may exist already, together. A log that is known to have records is not created
+        again (R25).
 
-        Until the image is complete, directories that it does not name may yet be named.
+        Until the image is complete, it may yet name directories that it does not name now.
         """
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         configs: dict[str, LogConfig] = {}
@@ -230,19 +236,23 @@ class Partitions:
         if wanted or self._is_complete:
             self._store.load(wanted, are_all=self._is_complete)
 
+    def may_take_roles(self) -> bool:
+        """Whether an earlier image had the registration of this process (R22)."""
+        return self._incarnation_id is None or self._is_complete
+
     def _is_registered(self, image: ClusterImage) -> bool:
         broker = image.brokers.get(self._node_id)
         return broker is not None and broker.incarnation_id == self._incarnation_id
 
     def _local(self, image: ClusterImage) -> Iterator[LocalPartition]:
-        """Every partition of the image with a replica here."""
+        """Yield every partition of the image with a replica here."""
         for name, topic in image.topics.items():
             for number, state in enumerate(topic.partitions):
                 if self._node_id in state.replicas:
                     yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
 
     def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Give each partition the role that its state says."""
+        """Give each partition the role of its state."""
         now_ms = self._clock.monotonic_ms()
         high_watermarks = image.high_watermarks
         for key, topic_id, state in partitions:
@@ -257,12 +267,12 @@ class Partitions:
                     known = high_watermarks.get((topic_id, key.partition), 0)
                     hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
                     if self.observer is not None:
-                        self.observer.on_leading(hosted)
+                        self.observer.on_leading(hosted.partition)
                 else:
                     hosted.follow(state)
                     if self.observer is not None:
-                        self.observer.on_not_leading(hosted)
-                    if hosted.log.is_damaged and self._is_needless(hosted, state):
+                        self.observer.on_not_leading(hosted.partition)
+                    if hosted.is_damaged and self._may_replace(hosted, state):
                         hosted = self._replace_damaged(hosted, topic_id, image)
                         hosted.follow(state)
                     if self.followers is not None:
@@ -273,26 +283,27 @@ class Partitions:
                 self._roleless[key] = None
 
     def retry_roles(self) -> None:
-        """Try again to give their roles to those that an error kept from it; it may have passed (EMFILE)."""
+        """Try again to give roles to those that an error kept from theirs; it may have passed (EMFILE)."""
         if self._roleless:
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
 
-    def _is_needless(self, hosted: HostedPartition, state: PartitionState) -> bool:
-        """Whether nobody counts on what this replica holds, and another leads: it may begin anew (R24).
+    def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
+        """Whether this replica may start again with an empty log: another broker leads, and the replica does
+        not count as in sync or eligible (R24).
 
-        Not under a leader that this process has told of its former log: by that the leader would take the
-        empty one for caught up, and back into the in-sync set.
+        Not if it has reported a position of its former log in this leader epoch: the leader would take the
+        empty log for caught up and admit it to the in-sync set.
         """
-        is_counted = self._node_id in (*state.isr, *state.elr) or hosted.told_epoch == state.leader_epoch
+        is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
         return state.leader != NO_LEADER and not is_counted
 
     def _replace_damaged(
         self, hosted: HostedPartition, topic_id: str, image: ClusterImage
     ) -> HostedPartition:
-        """An empty log for the replica; all will be fetched again."""
+        """Give the replica an empty log; all records will be fetched again."""
         key = hosted.key
-        reason = hosted.log.offline_reason
+        reason = hosted.offline_reason
         settings = self._settings(image, key.topic)
         self._strip(hosted, KafkaStorageError(f"{key} is damaged: {reason}"))
         self._scheduler.forget(hosted)
@@ -306,13 +317,12 @@ class Partitions:
             self.followers.unfollow(hosted)
         hosted.resign(error)
         if self.observer is not None:
-            self.observer.on_not_leading(hosted)
+            self.observer.on_not_leading(hosted.partition)
 
     def mark_unsynced(self) -> None:
-        """Let the next round sync whatever is not: of page-cache logs, and after a disk was full."""
+        """Have the next round sync page-cache logs, and logs that a full disk kept from it."""
         for hosted in self:
-            if not hosted.is_busy and hosted.log.has_unsynced and hosted.log.offline_reason is None:
-                self._scheduler.mark(hosted)
+            hosted.mark_unsynced()
 
     def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
         return topic_settings(image, topic, self._topic_defaults, node_id=self._node_id)
@@ -359,8 +369,8 @@ class Partitions:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
-        """Take a topic's settings. A greater min.insync.replicas comes early, before the in-sync sets of the
-        same image: between the two, nothing may be committed that neither image would have (R9)."""
+        """Take a topic's settings. A greater min.insync.replicas is taken early, before the in-sync sets of
+        the same image: no record may be committed that the old and the new image would both refuse (R9)."""
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
         if config.is_compacted:
@@ -369,14 +379,13 @@ class Partitions:
             hosted = self._hosted.get((topic, number))
             if hosted is None:
                 continue
-            grows = more.min_insync_replicas > hosted.partition.settings.min_insync_replicas
+            grows = more.min_insync_replicas > hosted.min_insync_replicas
             if grows == is_early:
-                hosted.settle()
-                hosted.on_in_sync_changed(moved=hosted.partition.reconfigure(config, more))
+                hosted.reconfigure(config, more)
 
 
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:
-    """What the log needs to know of a topic's settings in force."""
+    """Return the log's part of a topic's settings in force."""
     segment_bytes = settings["segment.bytes"].value
     preallocated: dict[str, Any] = {}
     if settings["preallocate"].value:
@@ -407,7 +416,7 @@ def log_config(settings: Mapping[str, Setting]) -> LogConfig:
 
 
 def partition_settings(settings: Mapping[str, Setting]) -> PartitionSettings:
-    """What the partition's role needs to know of a topic's settings in force."""
+    """Return the part of a topic's settings in force that the partition's role needs."""
     return PartitionSettings(
         min_insync_replicas=settings["min.insync.replicas"].value,
         message_timestamp_before_max_ms=settings["message.timestamp.before.max.ms"].value,

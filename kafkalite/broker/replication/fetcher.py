@@ -1,12 +1,13 @@
-"""Following: one fetcher for each broker that leads partitions replicated here.
+"""Fetches partitions that follow a leader: one fetcher for each broker that leads some of them.
 
-A fetcher keeps a request waiting at the leader, and sends the next one as soon as there is something to
-tell: it appended what came, or a sync made it durable. An answer is taken straight from the connection's
-buffer: records go from the frame to the file, without a task or a copy between. What the leader remembers
-between the requests is described in ``fetch_sessions``.
+A fetcher keeps a request waiting at the leader, and sends the next one as soon as a position has changed:
+records were appended, or a sync made them durable. Responses are applied in the connection's buffer: records
+go from the frame to the file, without a task or a copy between. ``fetch_sessions`` describes what the leader
+remembers between the requests.
 
-R3: an answer counts if it belongs to this session and the replica is as it was when it asked. Whatever goes
-wrong with one partition is waited out and asked anew; with the connection, everything is.
+R3: a response counts if it belongs to this session and the replica has not changed since the request. After
+an error with one partition, that partition is fetched again after a pause; after an error with the
+connection, all are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, OPENS, PartitionKey
 from kafkalite.client.cluster.connection import Connection
@@ -27,29 +27,28 @@ from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.cluster import (
     ForgottenPartition,
-    ReplicaFetchedPartition,
     ReplicaFetchPartition,
     ReplicaFetchRequest,
     ReplicaFetchResponse,
 )
-from kafkalite.replication.follower import FetchPosition, FollowerStep
+from kafkalite.replication.follower import FetchPosition, NextFetch
 
 logger = logging.getLogger(__name__)
 
 MAX_LISTED: Final = 2_000  # partitions in one request; the others follow in the next
 MAX_IN_FLIGHT: Final = 4
-#: After a small answer the next request waits for the sync that it is to tell of, at most this long...
+#: After a small response the next request waits for the sync whose end it reports, at most this long...
 HOLD_S: Final = 0.005
-#: ...but not after a large one: more lies ready, and comes while this is synced.
-LARGE_ANSWER_BYTES: Final = 128 * KIB
+#: ...but not after a large one: the leader has more, and sends it while this is synced.
+LARGE_RESPONSE_BYTES: Final = 128 * KIB
 #: On top of the leader's wait, before the connection counts as dead.
-ANSWER_GRACE_MS: Final = 5_000
-#: A first failure is often only that the leader has not heard yet that it leads.
+RESPONSE_GRACE_MS: Final = 5_000
+#: The first error often means only that the leader has not yet received the metadata by which it leads.
 FIRST_BACKOFF_MS: Final = 5
 
 
 class FetchSettings:
-    """Kafka's ``replica.fetch.*`` and who fetches."""
+    """Kafka's ``replica.fetch.*``, and the node id of this broker."""
 
     __slots__ = (
         "backoff_ms",
@@ -81,25 +80,25 @@ class FetchSettings:
 class Followed:
     """One partition that a fetcher fetches, in one leader epoch."""
 
-    __slots__ = ("asked", "failures", "fetcher", "hosted", "is_afresh", "key", "leader_epoch", "retry_s")
+    __slots__ = ("asked", "failures", "fetcher", "hosted", "is_repeated", "key", "leader_epoch", "retry_s")
 
     def __init__(self, fetcher: Fetcher, hosted: HostedPartition) -> None:
         self.fetcher = fetcher
         self.hosted = hosted
-        self.key: PartitionKey = (hosted.partition.topic_id, hosted.key.partition)
-        self.leader_epoch = hosted.partition.leader_epoch
+        self.key: PartitionKey = (hosted.topic_id, hosted.key.partition)
+        self.leader_epoch = hosted.leader_epoch
         self.asked: FetchPosition | None = None  #: as last listed in this session
-        self.is_afresh = False  #: the leader is to forget what it answered
+        self.is_repeated = False  #: the leader must forget what it has sent
         self.failures = 0  #: one after the other
-        self.retry_s = 0.0  #: while it waits after a failure: until when
+        self.retry_s = 0.0  #: the end of the pause after an error; 0: there is none
 
-    def on_synced(self) -> None:
-        if self.asked is not None and not self.retry_s:
-            self.fetcher.note(self)
+    def on_progress(self, outcome: NextFetch | Exception) -> None:
+        """``FetchListener.on_progress``"""
+        self.fetcher.on_progress(self, outcome)
 
 
 class Fetcher:
-    """All that is fetched from one leader broker. ``start`` is implied by the first ``add``."""
+    """Fetches from one leader broker. The first ``add`` starts it."""
 
     def __init__(
         self,
@@ -118,21 +117,21 @@ class Fetcher:
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._followed: dict[PartitionKey, Followed] = {}
-        self._news: dict[Followed, None] = {}  # to be listed in the next request
+        self._due: dict[Followed, None] = {}  # to list in the next request
         self._forgotten: dict[PartitionKey, None] = {}
         self._paused: dict[Followed, None] = {}
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._generation = 0  # of the session: answers of an earlier one are nobody's
+        self._generation = 0  # of the session; responses of an earlier one are dropped
         self._session_id = OPENS
         self._session_epoch = OPENS
         self._in_flight = 0
         self._is_sending_soon = False
-        self._is_urgent = False  # there is news beyond appends that are being synced
+        self._is_urgent = False  # a position is due beyond appends that are being synced
         self._held: asyncio.TimerHandle | None = None
         self._resuming: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._complaint = ""
+        self._reported_error = ""
 
     def __repr__(self) -> str:
         return f"<Fetcher from node {self.leader_id}, {len(self._followed)} partitions>"
@@ -151,27 +150,27 @@ class Fetcher:
                 return
             self._drop(before)
         self._followed[followed.key] = followed
-        hosted.on_follower_synced = followed.on_synced
-        self.note(followed)
+        hosted.listener = followed
+        self._report_soon(followed)
 
     def remove(self, hosted: HostedPartition) -> None:
-        """Fetch for it no more; answers under way are ignored."""
-        followed = self._followed.get((hosted.partition.topic_id, hosted.key.partition))
+        """Stop fetching for it; responses under way are ignored."""
+        followed = self._followed.get((hosted.topic_id, hosted.key.partition))
         if followed is None or followed.hosted is not hosted:
             return
         self._drop(followed)
-        if followed.asked is not None or followed.is_afresh:
+        if followed.asked is not None or followed.is_repeated:
             self._forgotten[followed.key] = None
             self._send_soon()
 
     def _drop(self, followed: Followed) -> None:
         del self._followed[followed.key]
-        self._news.pop(followed, None)
+        self._due.pop(followed, None)
         self._paused.pop(followed, None)
-        followed.hosted.on_follower_synced = None
+        followed.hosted.listener = None
 
     def close(self) -> None:
-        """Fetch nothing any more."""
+        """Stop fetching."""
         self._is_closed = True
         self._generation += 1
         for followed in list(self._followed.values()):
@@ -182,12 +181,32 @@ class Fetcher:
             self._resuming.cancel()
         self._release()
 
-    def note(self, followed: Followed) -> None:
-        """There is something to tell the leader about that partition."""
-        self._news[followed] = None
+    def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
+        """A sync of that partition has ended, or disk work of a response, possibly with an error."""
+        if isinstance(outcome, AssertionError):
+            self._on_broken(outcome)
+        elif self._followed.get(followed.key) is not followed:
+            return
+        elif isinstance(outcome, Exception):
+            self._on_failed(followed, outcome)
+        elif not followed.retry_s:
+            self._report(followed, outcome)
+
+    def _report(self, followed: Followed, next_fetch: NextFetch) -> None:
+        if next_fetch is NextFetch.NOT_DUE:
+            return
+        if next_fetch is NextFetch.AFTER_SYNC:
+            self._due[followed] = None
+            return
+        if next_fetch is NextFetch.REPEATED:
+            followed.is_repeated = True
+        self._report_soon(followed)
+
+    def _report_soon(self, followed: Followed) -> None:
+        self._due[followed] = None
         self._send_soon()
 
-    # --- asking
+    # --- requests
 
     def _send_soon(self) -> None:
         self._is_urgent = True
@@ -208,7 +227,7 @@ class Fetcher:
             self._held = None
 
     def _send(self) -> None:
-        """Send the next request, unless there is nothing to tell and one is waiting already."""
+        """Send the next request, unless no position is due and one is waiting already."""
         self._release()
         if self._is_closed or not (self._followed or self._forgotten):
             return
@@ -216,7 +235,7 @@ class Fetcher:
             self._begin_connecting()
             return
         is_opening = self._session_id == OPENS
-        if self._in_flight and (is_opening or not (self._news or self._forgotten)):
+        if self._in_flight and (is_opening or not (self._due or self._forgotten)):
             return
         if self._in_flight >= MAX_IN_FLIGHT:
             return
@@ -237,7 +256,9 @@ class Fetcher:
         self._forgotten.clear()
         try:
             self._connection.request(
-                request, partial(self._on_answer, self._generation), settings.max_wait_ms + ANSWER_GRACE_MS
+                request,
+                partial(self._on_response, self._generation),
+                settings.max_wait_ms + RESPONSE_GRACE_MS,
             )
         except KafkaliteError as error:
             self._start_over(error, keep_connection=False)
@@ -245,26 +266,25 @@ class Fetcher:
         self._in_flight += 1
         if not is_opening:
             self._session_epoch = OPENS + 1 if self._session_epoch == MAX_EPOCH else self._session_epoch + 1
-            if self._news:  # more than one request lists
+            if self._due:  # more than one request can list
                 self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
-        """The positions that are news; what fails to tell its own is left for later."""
+        """Return the positions that are due. A partition that fails to return its own is retried later."""
         listed: list[ReplicaFetchPartition] = []
-        for followed in list(self._news)[:MAX_LISTED]:
-            del self._news[followed]
-            if followed.hosted.is_busy:
-                continue  # it is noted again when the disk is done
+        for followed in list(self._due)[:MAX_LISTED]:
+            del self._due[followed]
             try:
-                position = followed.hosted.partition.fetch_position()
+                position = followed.hosted.fetch_position()
             except (BrokerError, StorageError) as error:
                 self._on_failed(followed, error)
                 continue
-            if followed.is_afresh:
-                followed.is_afresh = False
+            if position is None:
+                continue  # ``on_progress`` is called
+            if followed.is_repeated:
+                followed.is_repeated = False
                 self._forgotten[followed.key] = None
             followed.asked = position
-            followed.hosted.told_epoch = position.leader_epoch
             listed.append(
                 ReplicaFetchPartition(
                     *followed.key,
@@ -277,85 +297,60 @@ class Fetcher:
             )
         return listed
 
-    # --- being answered
+    # --- responses
 
-    def _on_answer(self, generation: int, message: Any, payload: memoryview, error: Exception | None) -> None:
-        if generation != self._generation and "R3-any-answer" not in mutants.ACTIVE:
+    def _on_response(
+        self, generation: int, message: Any, payload: memoryview, error: Exception | None
+    ) -> None:
+        if not self.is_of_this_session(generation):
             return
         self._in_flight -= 1
         if error is not None:
-            # What the leader refuses as a whole is about the session or this broker's epoch.
+            # An error of the whole request is about the session or this broker's epoch.
             self._start_over(error, keep_connection=isinstance(error, BrokerError))
             return
         try:
             self._is_sending_soon, self._is_urgent = True, False  # nothing is sent in between
             self._take(message, payload)
             self._is_sending_soon = False
-            if self._is_urgent or not self._news or len(payload) >= LARGE_ANSWER_BYTES:
+            if self._is_urgent or not self._due or len(payload) >= LARGE_RESPONSE_BYTES:
                 self._send()
             elif self._held is None:
                 self._held = self._loop.call_later(HOLD_S, self._send_now)
         except AssertionError as broken:
             self._on_broken(broken)
 
+    def is_of_this_session(self, generation: int) -> bool:
+        """Whether a response belongs to the present session (R3)."""
+        return generation == self._generation
+
     def _take(self, message: ReplicaFetchResponse, payload: memoryview) -> None:
         if self._session_id == OPENS:
             self._session_id, self._session_epoch = message.session_id, OPENS + 1
-            self._complaint = ""
+            self._reported_error = ""
         wall_ms = self._clock.wall_ms()
         start = 0
-        for answer in message.partitions:
-            end = start + answer.length_bytes
-            followed = self._followed.get((answer.topic_id, answer.partition))
+        for response in message.partitions:
+            end = start + response.length_bytes
+            followed = self._followed.get((response.topic_id, response.partition))
             if followed is not None and followed.asked is not None:
-                followed.hosted.on_fetched(
-                    answer,
-                    payload[start:end],
-                    followed.asked,
-                    wall_ms,
-                    partial(self._on_applied, followed, answer),
-                )
+                try:
+                    next_fetch = followed.hosted.on_fetched(
+                        response, payload[start:end], followed.asked, wall_ms
+                    )
+                except AssertionError:
+                    raise
+                except Exception as error:
+                    self._on_failed(followed, error)
+                else:
+                    followed.failures = 0
+                    if next_fetch is not None:
+                        self._report(followed, next_fetch)
             start = end
 
-    def _on_applied(
-        self,
-        followed: Followed,
-        answer: ReplicaFetchedPartition,
-        step: FollowerStep | None,
-        error: Exception | None,
-    ) -> None:
-        """What an answer came to, at once or after the disk was done with it."""
-        if step is None:
-            if error is None or isinstance(error, AssertionError):
-                self._on_broken(error or AssertionError("neither a step nor an error"))
-            else:
-                self._on_failed(followed, error)
-            return
-        if self._followed.get(followed.key) is not followed:
-            return
-        followed.failures = 0
-        if step.truncated_to is not None:
-            logger.info(
-                "log truncated %s",
-                Fields(partition=followed.hosted.key, to=step.truncated_to, epoch=answer.diverging_epoch),
-            )
-            followed.is_afresh = True
-        elif not step.appended_bytes:
-            # The leader waits for another log start to be here; and a sync that ended while the disk was
-            # busy with that has not been told. Nor was an answer that was ignored meanwhile asked for again.
-            followed.is_afresh = followed.is_afresh or step.is_ignored
-            if not followed.is_afresh and not step.log_start_moved:
-                return
-        elif followed.hosted.log.config.synced_only:
-            self._news[followed] = None  # its sync will tell
-            return
-        self.note(followed)
-
     def _on_failed(self, followed: Followed, error: Exception) -> None:
-        """Leave the partition alone for a while, then ask as if for the first time."""
-        if self._followed.get(followed.key) is not followed:
-            return
-        if followed.hosted.log.offline_reason is not None:
+        """Pause fetching the partition, then list it as if for the first time."""
+        if followed.hosted.offline_reason is not None:
             self._drop(followed)
             self._forgotten[followed.key] = None
             return
@@ -368,9 +363,9 @@ class Fetcher:
                 Fields(partition=followed.hosted.key, leader=self.leader_id, reason=error),
             )
         followed.retry_s = self._loop.time() + pause_ms / 1000
-        followed.is_afresh = True
+        followed.is_repeated = True
         followed.asked = None
-        self._news.pop(followed, None)
+        self._due.pop(followed, None)
         self._paused[followed] = None
         if self._resuming is None or self._resuming.when() > followed.retry_s:
             self._resume_at(followed.retry_s)
@@ -388,7 +383,7 @@ class Fetcher:
             if followed.retry_s <= now_s:
                 del self._paused[followed]
                 followed.retry_s = 0.0
-                self.note(followed)
+                self._report_soon(followed)
             else:
                 later_s = min(later_s or followed.retry_s, followed.retry_s)
         if later_s:
@@ -397,28 +392,28 @@ class Fetcher:
     # --- the connection and the session
 
     def _start_over(self, error: Exception, *, keep_connection: bool) -> None:
-        """The session is lost: open another one, after a while."""
+        """The session is lost: open another one after a pause."""
         self._generation += 1
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0
         self._forgotten.clear()
         for followed in self._followed.values():
             followed.asked = None
-            followed.is_afresh = False
+            followed.is_repeated = False
             if followed not in self._paused:
-                self._news[followed] = None
+                self._due[followed] = None
         connection, self._connection = self._connection, None
         if connection is not None and not keep_connection:
             connection.close()
-        self._complain(error)
+        self._log_once(error)
         self._begin_connecting(self._settings.backoff_ms)
 
-    def _complain(self, error: Exception) -> None:
-        """Once for each new reason."""
-        complaint = str(error)
-        if complaint != self._complaint:
-            self._complaint = complaint
-            logger.warning("not fetching %s", Fields(leader=self.leader_id, reason=complaint))
+    def _log_once(self, error: Exception) -> None:
+        """Log an error, unless it is the same as before."""
+        reason = str(error)
+        if reason != self._reported_error:
+            self._reported_error = reason
+            logger.warning("not fetching %s", Fields(leader=self.leader_id, reason=reason))
 
     def _begin_connecting(self, delay_ms: int = 0) -> None:
         if self._connecting is None and not self._is_closed:
@@ -427,7 +422,7 @@ class Fetcher:
             )
 
     async def _open(self, delay_ms: int) -> None:
-        """Connect, trying again until it succeeds or nothing is to be fetched."""
+        """Connect, trying again until it succeeds or there is nothing to fetch."""
         try:
             while True:
                 if delay_ms:
@@ -438,7 +433,7 @@ class Fetcher:
                     self._connection = await self._connect(self.leader_id)
                     break
                 except KafkaliteError as error:
-                    self._complain(error)
+                    self._log_once(error)
                     delay_ms = self._settings.backoff_ms
         finally:
             self._connecting = None

@@ -1,8 +1,8 @@
-"""Who is in sync: proposes changes to the controller, for all partitions that this broker leads.
+"""Proposes changes of the in-sync sets of all partitions that this broker leads to the controller.
 
-What to propose is each partition's affair (R12-R15); here proposals are gathered, sent as one AlterPartition
-at a time, and sent again when nothing was heard of them. One stands until the metadata tells its fate,
-however long that takes (R14).
+Each partition decides what to propose (R12-R15). Here proposals are gathered, sent as one AlterPartition at a
+time, and sent again if the response is lost. A proposal stands until the metadata shows its result, however
+long that takes (R14).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
@@ -29,7 +28,7 @@ from kafkalite.protocol.messages.cluster import (
 logger = logging.getLogger(__name__)
 
 MAX_CHANGES_PER_REQUEST: Final = 1_000
-ANSWER_TIMEOUT_MS: Final = 5_000
+RESPONSE_TIMEOUT_MS: Final = 5_000
 RETRY_MS: Final = 100
 PARTITIONS_PER_TURN: Final = 500
 
@@ -49,10 +48,9 @@ class IsrManager:
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
         self._retried: dict[HostedPartition, None] = {}  # to be looked at again after RETRY_MS
-        self._joined: dict[HostedPartition, None] = {}  # whose high watermark waits for one about to join
-        self._awaited: dict[
-            HostedPartition, int
-        ] = {}  # decided, and not seen in the image: since which epoch
+        self._joined: dict[HostedPartition, None] = {}  # their high watermark waits for a replica
+        #: Decided, but not in the image yet: the partition epoch of the proposal.
+        self._awaited: dict[HostedPartition, int] = {}
         self._has_some = asyncio.Event()
         self._is_due = asyncio.Event()
         self._has_joined = asyncio.Event()
@@ -61,14 +59,12 @@ class IsrManager:
 
     def consider(self, hosted: HostedPartition) -> None:
         """Propose a change if there is one to propose."""
-        partition, now_ms = hosted.partition, self._clock.monotonic_ms()
-        if partition.is_awaiting_replica and partition.end_waits(now_ms):
-            hosted.on_high_watermark_moved()
-        change = partition.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
+        now_ms = self._clock.monotonic_ms()
+        change = hosted.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
         if change is not None:
             self._gathered[hosted] = change
             self._has_some.set()
-        if partition.is_awaiting_replica:
+        if hosted.is_awaiting_replica:
             self._joined[hosted] = None
             self._has_joined.set()
 
@@ -94,13 +90,13 @@ class IsrManager:
             if not reason.done():
                 self._give_up_waiting()
             for number, hosted in enumerate(list(self._partitions), 1):
-                if hosted.replica_count > 1 and hosted.partition.is_leader:
+                if hosted.replica_count > 1 and hosted.is_leader:
                     self.consider(hosted)
                 if number % PARTITIONS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
     async def end_waits_forever(self) -> None:
-        """Every RETRY_MS while some high watermark waits for one about to join, answers or no answers."""
+        """Every RETRY_MS while a high watermark waits for a replica, whether or not a controller responds."""
         while True:
             await self._has_joined.wait()
             await asyncio.sleep(RETRY_MS / 1000)
@@ -112,7 +108,7 @@ class IsrManager:
     async def send_forever(self) -> None:
         while True:
             await self._has_some.wait()
-            await asyncio.sleep(0)  # whoever else has a proposal in this turn of the loop
+            await asyncio.sleep(0)  # for other proposals of this turn of the loop
             batch = dict(list(self._gathered.items())[:MAX_CHANGES_PER_REQUEST])
             for hosted in batch:
                 del self._gathered[hosted]
@@ -128,50 +124,48 @@ class IsrManager:
 
     async def _send(self, batch: _Proposals) -> None:
         request = AlterPartitionRequest(self._node_id, self.broker_epoch, list(batch.values()))
-        answers: dict[tuple[str, int], ChangedPartition] = {}
+        results: dict[tuple[str, int], ChangedPartition] = {}
         try:
-            response: AlterPartitionResponse = await self._channel.send(request, ANSWER_TIMEOUT_MS)
+            response: AlterPartitionResponse = await self._channel.send(request, RESPONSE_TIMEOUT_MS)
         except KafkaliteError as error:
             logger.warning(
                 "in-sync replicas not changed %s", Fields(partitions=len(batch), reason=error.message)
             )
         else:
-            answers = {(answer.topic_id, answer.partition): answer for answer in response.partitions}
+            results = {(result.topic_id, result.partition): result for result in response.partitions}
         for hosted, change in batch.items():
-            self._settle(hosted, change, answers.get((change.topic_id, change.partition)))
+            self._on_result(hosted, change, results.get((change.topic_id, change.partition)))
 
-    def _settle(
-        self, hosted: HostedPartition, change: PartitionChange, answer: ChangedPartition | None
+    def _on_result(
+        self, hosted: HostedPartition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
-        """Take note of an answer. The state that it tells of is taken from the metadata, in its order.
+        """Note whether a proposal was decided; None: the response is lost. The new state is taken from the
+        metadata, in its order.
 
-        An answer may overtake entries before it. A smaller in-sync set with the min.insync.replicas of
-        before would let the high watermark move where it must not.
+        A response may overtake metadata records that were written before it. A smaller in-sync set with the
+        earlier min.insync.replicas could let the high watermark move where it must not.
         """
-        partition = hosted.partition
-        if answer is not None and answer.error_code == 0:
+        if result is not None and result.error_code == 0:
             logger.info(
                 "in-sync replicas changed %s",
-                Fields(partition=hosted.key, isr=answer.isr, epoch=answer.partition_epoch),
+                Fields(partition=hosted.key, isr=result.isr, epoch=result.partition_epoch),
             )
-        elif answer is not None:
+        elif result is not None:
             logger.warning(
                 "change of in-sync replicas refused %s",
-                Fields(partition=hosted.key, isr=change.isr, reason=answer.error_message),
+                Fields(partition=hosted.key, isr=change.isr, reason=result.error_message),
             )
-            if "R14-revert" in mutants.ACTIVE:
-                partition.on_partition_changed(answer)
-        if partition.partition_epoch > change.partition_epoch:
+        if hosted.partition_epoch > change.partition_epoch:
             return  # the image was there first
-        if answer is not None and answer.partition_epoch > change.partition_epoch:
+        if result is not None and result.partition_epoch > change.partition_epoch:
             self._awaited[hosted] = change.partition_epoch
-        elif partition.is_leader:
-            partition.on_partition_changed(None)
+        elif hosted.is_leader:
+            hosted.on_undecided()
             self._retried[hosted] = None
 
     def _give_up_waiting(self) -> None:
-        """Propose again where the metadata did not bring in time what was decided."""
+        """Propose again where the decision did not arrive with the metadata in time."""
         awaited, self._awaited = self._awaited, {}
         for hosted, partition_epoch in awaited.items():
-            if hosted.partition.is_leader and hosted.partition.partition_epoch == partition_epoch:
-                hosted.partition.on_partition_changed(None)
+            if hosted.is_leader and hosted.partition_epoch == partition_epoch:
+                hosted.on_undecided()

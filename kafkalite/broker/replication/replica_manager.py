@@ -1,7 +1,7 @@
-"""ReplicaManager: a broker's part in replication, beyond the single partition.
+"""A broker's part in replication, beyond the single partition.
 
-It fetches for what follows, remembers who fetches from here, proposes who is in sync, and has the controller
-remember the high watermarks. A broker that is a cluster of its own has none.
+Fetches for the partitions that follow, keeps the fetch sessions of followers elsewhere, proposes in-sync
+sets, and has the controller remember the high watermarks. A broker that is its own cluster has none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplicationServices(Protocol):
 
 
 class ReplicaManager:
-    """Made once the broker's services are complete; follows the metadata from then on."""
+    """Created when the broker's services are complete; follows the metadata from then on."""
 
     def __init__(
         self, services: ReplicationServices, peers: PeerConnections, channel: ControllerChannel
@@ -57,7 +57,7 @@ class ReplicaManager:
         self._channel = channel
         self._tasks = TaskSet(services.on_broken)
         self._fetchers: dict[int, Fetcher] = {}
-        self._leaders: dict[HostedPartition, int] = {}  # whom each partition is fetched from
+        self._leaders: dict[HostedPartition, int] = {}  # the node that each partition is fetched from
         self._settings = FetchSettings(
             config.node_id,
             max_wait_ms=config.replica_fetch_wait_max_ms,
@@ -73,7 +73,7 @@ class ReplicaManager:
             node_id=config.node_id,
             lag_ms=config.replica_lag_time_max_ms,
         )
-        self._checkpointed: dict[HostedPartition, int] = {}  # the high watermarks told last
+        self._checkpointed: dict[HostedPartition, int] = {}  # the high watermarks sent last
         self.sessions = FetchSessions()
         self.is_stopping = False
         self._isr.image = services.controller.image
@@ -84,11 +84,11 @@ class ReplicaManager:
         return f"<ReplicaManager {list(self._fetchers.values())}>"
 
     async def start(self) -> None:
-        """Fetch for what follows already, and begin the passes."""
+        """Fetch for the partitions that follow already, and begin the passes."""
         self._isr.broker_epoch = self._services.node.broker_epoch
         for hosted in list(self._services.partitions):
-            if hosted.partition.role == "follower":
-                self.follow(hosted, hosted.partition.leader_id)
+            if not hosted.is_leader:
+                self.follow(hosted, hosted.leader_id)
         self._tasks.start(self._isr.send_forever(), name="change in-sync replicas")
         self._tasks.start(self._isr.look_forever(), name="look after in-sync replicas")
         self._tasks.start(self._isr.end_waits_forever(), name="end waits for joining replicas")
@@ -96,14 +96,14 @@ class ReplicaManager:
         self._isr.look_around()
 
     async def stop(self) -> None:
-        """Fetch no more, and answer every follower that waits."""
+        """Stop fetching, and respond to every fetch that waits here."""
         self.is_stopping = True
         self._services.partitions.followers = None
         for fetcher in self._fetchers.values():
             fetcher.close()
         self._fetchers.clear()
         for hosted in self._leaders:
-            hosted.settle()
+            hosted.complete_work()
         self._leaders.clear()
         for session in list(self.sessions):
             if session.poll is not None:
@@ -113,11 +113,11 @@ class ReplicaManager:
     # --- following
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from that broker; from none when it is -1, or the log is offline."""
+        """Fetch for ``hosted`` from that broker, unless it is -1 or the log is offline."""
         if self.is_stopping:
             return
         before = self._leaders.get(hosted)
-        is_offline = hosted.log.offline_reason is not None
+        is_offline = hosted.offline_reason is not None
         if before is not None and (before != leader_id or is_offline):
             self.unfollow(hosted)
         if leader_id < 0 or is_offline:
@@ -146,7 +146,7 @@ class ReplicaManager:
     # --- leading
 
     def on_caught_up(self, hosted: HostedPartition) -> None:
-        """A follower has what it takes to be in sync (R12)."""
+        """A follower may join the in-sync set (R12)."""
         self._isr.consider(hosted)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
@@ -165,34 +165,30 @@ class ReplicaManager:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Tell the controller the high watermarks that moved since it was told last."""
+        """Send the controller the high watermarks that have moved since the last time."""
         known = self._checkpointed
         moved = [
             hosted
             for hosted in self._services.partitions
-            if hosted.replica_count > 1
-            and hosted.partition.is_leader
-            and hosted.high_watermark != known.get(hosted, 0)
+            if hosted.replica_count > 1 and hosted.is_leader and hosted.high_watermark != known.get(hosted, 0)
         ]
-        self._checkpointed = {
-            hosted: offset for hosted, offset in known.items() if hosted.partition.is_leader
-        }
+        self._checkpointed = {hosted: offset for hosted, offset in known.items() if hosted.is_leader}
         for first in range(0, len(moved), MAX_HIGH_WATERMARKS_PER_REQUEST):
-            await self._tell(moved[first : first + MAX_HIGH_WATERMARKS_PER_REQUEST])
+            await self._send(moved[first : first + MAX_HIGH_WATERMARKS_PER_REQUEST])
 
-    async def _tell(self, moved: list[HostedPartition]) -> None:
-        told = {hosted: hosted.high_watermark for hosted in moved if hosted.partition.is_leader}
+    async def _send(self, moved: list[HostedPartition]) -> None:
+        sent = {hosted: hosted.high_watermark for hosted in moved if hosted.is_leader}
         request = CheckpointHighWatermarksRequest(
             self._services.config.node_id,
             self._services.node.broker_epoch,
             [
                 PartitionHighWatermark(
-                    hosted.partition.topic_id,
+                    hosted.topic_id,
                     hosted.key.partition,
-                    hosted.partition.leader_epoch,
+                    hosted.leader_epoch,
                     high_watermark,
                 )
-                for hosted, high_watermark in told.items()
+                for hosted, high_watermark in sent.items()
             ],
         )
         try:
@@ -200,4 +196,4 @@ class ReplicaManager:
         except KafkaliteError as error:
             logger.warning("high watermarks not checkpointed %s", Fields(reason=error.message))
         else:
-            self._checkpointed.update(told)
+            self._checkpointed.update(sent)

@@ -1,14 +1,13 @@
-"""The broker's transaction service: on both sides of a coordinator, wherever that one is.
+"""The broker's transaction service: commands for the coordinators here, and calls to those elsewhere.
 
-As a leader of partitions: has the coordinator of a transaction add a partition before the transaction's first
-batch goes in (``verify``, R31). As a coordinator: passes commands to the shard that serves the name, lets
-one that came too early wait a little until the transaction before it is complete, and has the markers sent.
+A command that arrives before the previous transaction is complete is held for a short time. The markers of
+decided transactions are sent to the leaders of their partitions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.broker.coordination.coordinators import Coordinators
@@ -18,6 +17,7 @@ from kafkalite.broker.coordination.marker_writer import MarkerWriter
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.shard import NO_CALLER
 from kafkalite.broker.coordination.verification import Verifications
+from kafkalite.broker.coordination.verifier import Verifier
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.server.responses import (
     HandlerResult,
@@ -29,32 +29,20 @@ from kafkalite.broker.server.responses import (
     settled,
 )
 from kafkalite.broker.server.tasks import TaskSet
-from kafkalite.client.cluster.call_driver import drive
-from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
-from kafkalite.client.cluster.retry import Backoff
 from kafkalite.clock import Clock
 from kafkalite.coordination import Caller
 from kafkalite.errors import (
     BrokerError,
-    ClientError,
-    ClusterAuthorizationFailedError,
-    ConcurrentTransactionsError,
     ConnectionFailedError,
-    CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     ErrorCode,
-    KafkaliteError,
     NotCoordinatorError,
-    ProtocolError,
-    RequestTimedOutError,
     ShuttingDownError,
     UnknownTopicOrPartitionError,
     broker_error,
 )
-from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
-    TxnPartition,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
@@ -67,36 +55,16 @@ if TYPE_CHECKING:
     from kafkalite.metadata.delta import Delta
     from kafkalite.metadata.image import ClusterImage
 
-#: How long a leader looks for a coordinator that answers; after that the producer is told to try again.
-VERIFY_TIMEOUT_MS: Final = 3_000
-#: How long it waits for the transaction before to be complete (Kafka's add.partitions.to.txn.retry).
-CONCURRENT_TIMEOUT_MS: Final = 500
-VERIFY_BACKOFF: Final = Backoff(5, 100)
-#: Of one question to another broker.
+#: Of one request to another broker.
 ASK_TIMEOUT_MS: Final = 1_500
 MARKERS_TIMEOUT_MS: Final = 3_000
-#: How long a coordinator holds a command that came before the last transaction is complete. Short where the
-#: answers of other transactions wait behind it.
+#: How long a coordinator holds a command that arrived before the previous transaction is complete. Short, as
+#: the responses to other transactions wait behind it on the connection.
 HOLD_MS: Final = 50
-
-#: Another broker may coordinate, or the same one soon.
-_ELSEWHERE: Final = (
-    NotCoordinatorError,
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    RequestTimedOutError,
-    ShuttingDownError,
-    ClusterAuthorizationFailedError,
-    ClientError,
-    ProtocolError,  # a broker of an earlier version, which does not know what it is asked
-)
-
-#: The transaction before is not complete yet, or the coordinator does not know the partition yet.
-_WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
-    """One broker's. Follows the coordinators of transactions that it hosts."""
+    """The transactions of one broker, as the coordinator of some and the leader of partitions of others."""
 
     def __init__(
         self,
@@ -122,9 +90,10 @@ class Transactions:
         self._authenticator = authenticator
         self._held: dict[str, dict[HeldResponse, None]] = {}  # by transactional id
         self._peers: dict[str, PeerConnections] = {}
-        self._is_closed = False
-        #: Batches that wait for ``verify``.
-        self.verifications = Verifications(self.verify, partitions, clock, tasks)
+        self.is_closed = False
+        self.verifier = Verifier(self, loop)
+        #: Batches that wait for the verifier.
+        self.verifications = Verifications(self.verifier.verify, partitions, clock, tasks)
         self.sender = MarkerSender(
             self._send_markers, lambda: controller.image, tasks, loop, self._on_complete
         )
@@ -133,14 +102,14 @@ class Transactions:
         controller.publishers.append(self._publish)
 
     def end(self) -> None:
-        """The broker stops: ask no other one any more, and answer what is held."""
-        self._is_closed = True
+        """Send no request to other brokers any more, and send the held responses: the broker stops."""
+        self.is_closed = True
         self.sender.close()
         for held in [one for waiting in self._held.values() for one in waiting]:
             held.finish()
 
     async def close(self) -> None:
-        """``end``, and leave the other brokers alone."""
+        """As ``end``; also close the connections to other brokers."""
         self.end()
         for peers in self._peers.values():
             await peers.close()
@@ -148,65 +117,9 @@ class Transactions:
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         self.sender.on_image(image)
 
-    # --- as a leader of partitions
+    # --- to the coordinators of other transactions (``verifier.TransactionCoordinators``)
 
-    async def verify(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[TopicPartition],
-    ) -> None:
-        """Return when the transaction's end will reach ``partitions``: the coordinator has added them.
-
-        Raises what the coordinator refuses with, and retriable errors alone where it is not known (R30):
-        ConcurrentTransactionsError while the transaction before is not complete, CoordinatorNotAvailableError
-        when no coordinator answered in time.
-        """
-        request = AddPartitionsToTxnRequest(
-            transactional_id, producer_id, producer_epoch, [TxnPartition(*key) for key in partitions]
-        )
-
-        def timeout_error(last: KafkaliteError) -> KafkaliteError:
-            if isinstance(last, _WAITS):
-                return last
-            return CoordinatorNotAvailableError(
-                f"no coordinator of {transactional_id!r} responded: {last.message}"
-            )
-
-        plan = CallPlan(
-            CallRules(self._judge, VERIFY_BACKOFF),
-            now_ms=int(self._loop.time() * 1000),
-            timeout_ms=VERIFY_TIMEOUT_MS,
-            timeout_error=timeout_error,
-        )
-
-        async def locate() -> int:
-            return self._coordinator_of(transactional_id)
-
-        async def dial(node_id: int | None) -> Connection | None:
-            """The connection to the coordinator; None if this broker is the coordinator."""
-            if node_id is None or node_id == self._node_id:
-                return None
-            return await self._connection(node_id, "verify", ASK_TIMEOUT_MS)
-
-        async def send(connection: Connection | None, _timeout_ms: int) -> None:
-            if connection is None:
-                _check(await settled(self.add_partitions(request, NO_CALLER)))
-            else:
-                _check((await connection.call(request, timeout_ms=ASK_TIMEOUT_MS)).message)
-
-        await drive(plan, locate=locate, dial=dial, send=send)
-
-    def _judge(self, error: KafkaliteError) -> Verdict:
-        """How ``verify`` goes on after an error of its coordinator."""
-        if isinstance(error, _WAITS):
-            return Verdict(must_locate=True, limit_ms=0 if self._is_closed else CONCURRENT_TIMEOUT_MS)
-        if isinstance(error, _ELSEWHERE):
-            return Verdict(must_locate=True, limit_ms=0) if self._is_closed else RELOCATE
-        return FINAL
-
-    def _coordinator_of(self, transactional_id: str) -> int:
+    async def locate(self, transactional_id: str) -> int:
         """Return the node that coordinates the transactional id. Raises CoordinatorNotAvailableError."""
         partition = self._coordinators.partition_of(TRANSACTION, transactional_id)
         state = self._controller.image.partition(TRANSACTIONS_TOPIC, partition)
@@ -214,11 +127,29 @@ class Transactions:
             raise CoordinatorNotAvailableError(f"{TRANSACTIONS_TOPIC}-{partition} has no leader now")
         return state.leader
 
+    async def dial(self, node_id: int | None) -> Connection | None:
+        """Return a connection to the coordinator, or None if this broker is the coordinator."""
+        if node_id is None or node_id == self._node_id:
+            return None
+        return await self._connection(node_id, "verify", ASK_TIMEOUT_MS)
+
+    async def send_add(
+        self, request: AddPartitionsToTxnRequest, connection: Connection | None, _timeout_ms: int
+    ) -> None:
+        """Have the coordinator add partitions. Raises the BrokerError of the request or of a partition."""
+        if connection is None:
+            response = await settled(self.add_partitions(request, NO_CALLER))
+        else:
+            response = (await connection.call(request, timeout_ms=ASK_TIMEOUT_MS)).message
+        for result in (response, *response.partitions):
+            if result.error_code:
+                raise broker_error(result.error_code, result.error_message or "")
+
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
-        """A connection to another broker. Each purpose has its own: responses come in order."""
+        """Return a connection to another broker. Each purpose has its own, as responses arrive in order."""
         if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is no part of this cluster")
-        if self._is_closed:
+        if self.is_closed:
             raise ShuttingDownError("this broker stops")
         peers = self._peers.get(purpose)
         if peers is None:
@@ -323,12 +254,3 @@ class Transactions:
 def _is_concurrent(response: Response) -> bool:
     code = response.error_code if isinstance(response, Refusal) else response.message.error_code
     return bool(code == ErrorCode.CONCURRENT_TRANSACTIONS)
-
-
-def _check(response: Any) -> None:
-    """Raises the BrokerError that the coordinator told, of the request or of a partition."""
-    if response.error_code:
-        raise broker_error(response.error_code, response.error_message or "")
-    for result in response.partitions:
-        if result.error_code:
-            raise broker_error(result.error_code, result.error_message or "")

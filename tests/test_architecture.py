@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,18 @@ def test_module_is_tidy(path: Path) -> None:
             if "pickle" in names or module == "pickle":
                 problems.append("pickle")
     assert not problems
+
+
+def test_only_its_owner_reaches_into_a_partition() -> None:
+    """Elsewhere a partition is used through its operations (``replication.partition``)."""
+    owner = ROOT / "kafkalite/broker/partitions/hosted_partition.py"
+    reaches = re.compile(r"\bhosted\.(?:partition|log)\.|\b_?(?:hosted|partition)\.log\b")
+    found = {
+        _name(path)
+        for path in ROOT.glob("kafkalite/**/*.py")
+        if path != owner and reaches.search(path.read_text())
+    }
+    assert not found
 
 
 @pytest.mark.xfail(reason="python -m proof.test_only lists what is left", strict=False)

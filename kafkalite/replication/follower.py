@@ -52,7 +52,6 @@ class FollowerStep(NamedTuple):
 
     appended_bytes: int = 0
     truncated_to: int | None = None
-    high_watermark_moved: bool = False
     log_start_moved: bool = False
     is_ignored: bool = False
 
@@ -167,15 +166,14 @@ class PartitionFollower:
             finally:
                 if log.log_end_offset != before:
                     self.version += 1
-        moved = self.advance(response.high_watermark, log.log_end_offset)
-        if moved:
+        if self.advance(response.high_watermark, log.log_end_offset):
             log.settle_transactions(self.high_watermark)
         start = min(response.log_start_offset, log.log_end_offset)
         is_deleting = start > log.log_start_offset
         if is_deleting:
             log.delete_before(start)
-            moved = self.advance(start, start) or moved
-        return FollowerStep(len(batches), None, moved, is_deleting)
+            self.advance(start, start)
+        return FollowerStep(len(batches), None, is_deleting)
 
     def advance(self, leader_high_watermark: int, log_end_offset: int) -> bool:
         """Take the leader's high watermark as far as the log reaches (R10). Returns whether it moved.
@@ -230,9 +228,8 @@ class PartitionFollower:
         return self._ends_at(offset)
 
     def _ends_at(self, end: int) -> FollowerStep:
-        before = self.high_watermark
-        self.high_watermark = max(min(before, end), self._log.log_start_offset)
-        return FollowerStep(0, end, self.high_watermark != before)
+        self.high_watermark = max(min(self.high_watermark, end), self._log.log_start_offset)
+        return FollowerStep(truncated_to=end)
 
 
 def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> EpochEnd | None:

@@ -164,4 +164,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from proof.mutants import __main__ as importable  # worker processes import its functions by this name
+
+    sys.exit(importable.main())

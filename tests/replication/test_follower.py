@@ -114,14 +114,10 @@ def test_a_follower_gets_the_leaders_bytes_and_its_high_watermark(pair):
     leader.role(1, 0, version=1, isr=(1, 2))
     leader.write(b"a", b"b")
     step = follower.fetch(leader)
-    assert (step.appended_bytes, step.truncated_to, step.high_watermark_moved) == (
-        len(leader.bytes()),
-        None,
-        False,
-    )
+    assert (step.appended_bytes, step.truncated_to) == (len(leader.bytes()), None)
+    assert follower.partition.high_watermark == 0
     assert follower.bytes() == leader.bytes()
-    step = follower.fetch(leader)  # tells what it has, and hears that this is committed
-    assert step.high_watermark_moved
+    follower.fetch(leader)  # reports what it has, and receives that this is committed
     assert follower.partition.high_watermark == leader.partition.high_watermark == 2
     assert (follower.partition.role, follower.partition.leader_id, follower.partition.leader_epoch) == (
         "follower",

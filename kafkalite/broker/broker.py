@@ -554,9 +554,9 @@ class Broker:
         if not config.is_broker:
             self._addresses = self._controller_addresses
             return
-        told = config.advertised_listeners or (None,) * len(config.listeners)
+        advertised_addresses = config.advertised_listeners or (None,) * len(config.listeners)
         addresses: list[str] = []
-        for address, advertised in zip(config.listeners, told, strict=True):
+        for address, advertised in zip(config.listeners, advertised_addresses, strict=True):
             resolved = await self._server.listen(address, advertised)
             addresses.append(advertised or resolved)
         self._addresses = tuple(addresses)

@@ -268,7 +268,7 @@ def test_a_lost_connection_cancels_what_waits(peer: Peer, desk: Desk, server: Se
     assert desk.cancelled == ["later 1", "later 2"]
     assert server.connection_count == 0
     desk.finish("later 1")
-    peer.connection.on_answer(None)  # type: ignore[arg-type]
+    peer.connection.on_response(None)  # type: ignore[arg-type]
     peer.connection.buffer_updated(1)
 
 

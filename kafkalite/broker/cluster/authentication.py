@@ -58,22 +58,22 @@ class Authenticator:
         return ClusterHelloRequest(self.cluster_id, self.node_id, self._random_bytes(NONCE_BYTES))
 
     def prove(
-        self, hello: ClusterHelloRequest, answer: ClusterHelloResponse, expected_node_id: int
+        self, hello: ClusterHelloRequest, response: ClusterHelloResponse, expected_node_id: int
     ) -> ClusterProofRequest:
         """This node's proof, once the listener's is found right. Raises ClusterAuthorizationFailedError."""
-        if answer.node_id != expected_node_id:
+        if response.node_id != expected_node_id:
             raise ClusterAuthorizationFailedError(
-                f"node {answer.node_id} answers where node {expected_node_id} was expected",
+                f"node {response.node_id} answers where node {expected_node_id} was expected",
                 hint="do two nodes share an address, or a node.id?",
             )
-        expected = self._proof("listener", self.node_id, answer.node_id, hello.nonce, answer.nonce)
-        if len(answer.nonce) != NONCE_BYTES or not hmac.compare_digest(expected, answer.proof):
+        expected = self._proof("listener", self.node_id, response.node_id, hello.nonce, response.nonce)
+        if len(response.nonce) != NONCE_BYTES or not hmac.compare_digest(expected, response.proof):
             raise ClusterAuthorizationFailedError(
-                f"node {answer.node_id} does not know this cluster's secret",
+                f"node {response.node_id} does not know this cluster's secret",
                 hint="cluster.secret must be the same on every node",
             )
         return ClusterProofRequest(
-            self._proof("dialler", self.node_id, answer.node_id, hello.nonce, answer.nonce)
+            self._proof("dialler", self.node_id, response.node_id, hello.nonce, response.nonce)
         )
 
     # --- the listener's side
@@ -127,8 +127,8 @@ async def dial(
     connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
     try:
         hello = authenticator.hello()
-        answer = await connection.call(hello, timeout_ms=timeout_ms)
-        proof = authenticator.prove(hello, answer.message, node_id)
+        response = await connection.call(hello, timeout_ms=timeout_ms)
+        proof = authenticator.prove(hello, response.message, node_id)
         await connection.call(proof, timeout_ms=timeout_ms)
     except BaseException:
         connection.close()

@@ -196,15 +196,15 @@ class ControllerChannel:
         api = APIS[API_KEY_BY_REQUEST[type(command)]]
         envelope = EnvelopeRequest(int(api.key), api.max_version, self._client_id)
         try:
-            answer = await connection.call(
+            response = await connection.call(
                 envelope, timeout_ms=left_ms, payload_parts=[codec.encode(command)]
             )
         except (ConnectionFailedError, ClientClosedError, RequestTimeoutError) as error:
             raise _OutcomeUnknownError(
                 f"the controller was lost while it decided; the outcome is not known: {error.message}"
             ) from error
-        reply = codec.decode(api.response, bytes(answer.payload))
-        await self._locally(self._controller.wait_for_offset(answer.message.metadata_offset), left_ms)
+        reply = codec.decode(api.response, bytes(response.payload))
+        await self._locally(self._controller.wait_for_offset(response.message.metadata_offset), left_ms)
         return reply
 
     async def _connect(self, leader_id: int, left_ms: int) -> Connection:

@@ -164,14 +164,14 @@ class ControllerListener:
     # --- on the broker's loop
 
     def _arrive(self, request: Request, client: Client, crossing: Pending) -> None:
-        answer = self._dispatch(request, client)
-        if isinstance(answer, Pending):
-            answer.then(lambda late: self._return(crossing, late))
+        response = self._dispatch(request, client)
+        if isinstance(response, Pending):
+            response.then(lambda late: self._return(crossing, late))
         else:
-            self._return(crossing, answer)
+            self._return(crossing, response)
 
-    def _return(self, crossing: Pending, answer: Response) -> None:
+    def _return(self, crossing: Pending, response: Response) -> None:
         try:
-            self._loop.call_soon_threadsafe(crossing.resolve, answer)
+            self._loop.call_soon_threadsafe(crossing.resolve, response)
         except RuntimeError:
             return

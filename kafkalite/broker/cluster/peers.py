@@ -120,11 +120,11 @@ class MetadataSource:
         try:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
-            answer = await self._connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
+            response = await self._connection.call(request, timeout_ms=request.max_wait_ms + POLL_GRACE_MS)
         except KafkaliteError:
             self.close()
             raise
-        return answer.message, answer.payload
+        return response.message, response.payload
 
     async def _connect(self) -> Connection:
         """Return a connection to the first voter that can be reached, each tried in turn."""

@@ -80,11 +80,11 @@ class RaftLink:
             self._waiting_bytes -= size_bytes
             request = RaftMessagesRequest([len(part) for part in parts])
             try:
-                connection.request(request, self._on_answer, ANSWER_TIMEOUT_MS, parts)
+                connection.request(request, self._on_response, ANSWER_TIMEOUT_MS, parts)
             except KafkaliteError:  # just closed: the link is replaced in a moment
                 return
 
-    def _on_answer(self, _message: Any, _payload: memoryview, error: Exception | None) -> None:
+    def _on_response(self, _message: Any, _payload: memoryview, error: Exception | None) -> None:
         if isinstance(error, BrokerError):  # the other side does not take this node for who it is
             self._connection.close()
         elif self._waiting and error is None:

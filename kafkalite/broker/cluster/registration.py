@@ -104,7 +104,7 @@ class Registration:
             config.durability == FSYNC,
             self._damaged(),
         )
-        registered: RegisterBrokerResponse = await self._until_answered(request)
+        registered: RegisterBrokerResponse = await self._register_until_accepted(request)
         self._node.broker_epoch = registered.broker_epoch
         await self.replay(registered.metadata_offset)
         self._last_contact_ms = self._clock.monotonic_ms()
@@ -114,15 +114,15 @@ class Registration:
         (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
-    async def _until_answered(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
+    async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         began_ms = self._clock.monotonic_ms()
         if not self._config.has_peers:
-            response: RegisterBrokerResponse = await self._channel.execute(request)
-            return response
+            alone: RegisterBrokerResponse = await self._channel.execute(request)
+            return alone
         while True:
             try:
-                answer: RegisterBrokerResponse = await self._channel.send(request, REGISTER_TIMEOUT_MS)
-                return answer
+                response: RegisterBrokerResponse = await self._channel.send(request, REGISTER_TIMEOUT_MS)
+                return response
             except BrokerError as error:
                 waited_ms = self._clock.monotonic_ms() - began_ms
                 # The session of a process that died is over some day; that of one that lives is not.
@@ -146,14 +146,14 @@ class Registration:
         """Heartbeat until this broker counts as alive, and its own image shows that."""
         while True:
             try:
-                answer = await self._heartbeat()
+                response = await self._heartbeat()
             except BrokerError as error:
                 if not error.retriable:
                     raise
                 await self._clock.sleep_ms(START_INTERVAL_MS)
                 continue
             broker = self._controller.image.brokers.get(self._config.node_id)
-            if not answer.is_fenced and broker is not None and not broker.is_fenced:
+            if not response.is_fenced and broker is not None and not broker.is_fenced:
                 return
             await self._clock.sleep_ms(START_INTERVAL_MS)
 
@@ -174,7 +174,7 @@ class Registration:
             except StaleBrokerEpochError:
                 raise
             except BrokerError as error:
-                self._judge_contact(error)
+                self._check_contact(error)
 
     async def _sleep(self, duration_ms: int) -> None:
         """``duration_ms``, or less when the connection to the controller is lost meanwhile."""
@@ -200,14 +200,14 @@ class Registration:
             self._damaged(),
         )
         patience_ms = timeout_ms or max(config.broker_session_timeout_ms // 3, 1)
-        answer: BrokerHeartbeatResponse = await self._channel.send(request, patience_ms)
+        response: BrokerHeartbeatResponse = await self._channel.send(request, patience_ms)
         self._last_contact_ms = self._clock.monotonic_ms()
         if node.is_isolated:
             node.is_isolated = False
             logger.info("controller reached again %s", Fields(node_id=config.node_id))
-        return answer
+        return response
 
-    def _judge_contact(self, error: BrokerError) -> None:
+    def _check_contact(self, error: BrokerError) -> None:
         silence_ms = self._clock.monotonic_ms() - self._last_contact_ms
         if silence_ms <= self._config.broker_session_timeout_ms or self._node.is_isolated:
             return
@@ -227,11 +227,11 @@ class Registration:
         deadline_ms = self._clock.monotonic_ms() + HAND_OVER_TIMEOUT_MS
         while self._clock.monotonic_ms() < deadline_ms:
             try:
-                answer = await self._heartbeat(wants_shutdown=True, timeout_ms=HAND_OVER_ANSWER_TIMEOUT_MS)
+                response = await self._heartbeat(wants_shutdown=True, timeout_ms=HAND_OVER_ANSWER_TIMEOUT_MS)
             except KafkaliteError as error:
                 logger.warning("leaderships not handed over %s", Fields(reason=error.message))
                 return False
-            if answer.may_shut_down:
+            if response.may_shut_down:
                 return True
             await self._clock.sleep_ms(HAND_OVER_INTERVAL_MS)
         logger.warning("leaderships not handed over %s", Fields(reason="it took too long"))

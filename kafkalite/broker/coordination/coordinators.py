@@ -256,10 +256,10 @@ class Coordinators:
         if not self._on_change[KINDS[shard.partition.key.topic]]:
             return
         if not self._changed:
-            self._waiters.loop.call_soon(self._tell_changes)
+            self._waiters.loop.call_soon(self._notify_changes)
         self._changed[shard] = None
 
-    def _tell_changes(self) -> None:
+    def _notify_changes(self) -> None:
         changed, self._changed = self._changed, {}
         for shard in changed:
             if shard.is_closed:

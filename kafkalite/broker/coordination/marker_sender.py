@@ -41,7 +41,7 @@ MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
 #: From this attempt on, some seconds after the first one, the log tells about it.
-TOLD_ATTEMPT: Final = 12
+WARN_ATTEMPT: Final = 12
 
 #: Nothing is open there: the transaction has its marker, and a later one too; or the partition is gone.
 _WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
@@ -293,7 +293,7 @@ class MarkerSender:
         if not self._is_current(work):
             return
         work.attempt += 1
-        if work.attempt == TOLD_ATTEMPT:
+        if work.attempt == WARN_ATTEMPT:
             logger.warning(
                 "a transaction still lacks markers %s",
                 Fields(name=work.marker.name, partitions=len(work.open), reason=work.reason),
@@ -312,7 +312,7 @@ class MarkerSender:
         if work.open or not self._is_current(work):
             return
         marker, shard = work.marker, work.shard
-        answer = shard.submit(
+        response = shard.submit(
             MarkersWritten(marker.name, marker.producer_id, marker.producer_epoch, marker.partitions)
         )
         ending = self._endings.get(shard)
@@ -321,18 +321,18 @@ class MarkerSender:
             if not ending.works:
                 del self._endings[shard]
         then = partial(self._on_noted, work)
-        if isinstance(answer, Pending):
-            answer.then(then)
+        if isinstance(response, Pending):
+            response.then(then)
         else:
-            then(answer)
+            then(response)
         self._on_complete(marker.name)
 
-    def _on_noted(self, work: _Work, answer: Response) -> None:
+    def _on_noted(self, work: _Work, response: Response) -> None:
         """The coordinator has written it down, or could not: then it is pending still, and begun again."""
-        if isinstance(answer, Refusal) and not work.shard.is_closed:
+        if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",
-                Fields(name=work.marker.name, reason=answer.error_message),
+                Fields(name=work.marker.name, reason=response.error_message),
             )
             self._loop.call_later(MAX_RETRY_MS / 1000, self._begin_again, work.shard)
 

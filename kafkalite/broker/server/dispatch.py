@@ -73,24 +73,24 @@ class Dispatcher(Generic[S]):
         if client.node_id is None and api_key in CLUSTER_APIS:
             return self._forbid(request, client)
         try:
-            answer = self._handlers[api_key](self._services, request, client)
+            response = self._handlers[api_key](self._services, request, client)
         except Exception as error:
             return self._failed(error)
-        if isinstance(answer, (Reply, Pending, Refusal)):
-            return answer
+        if isinstance(response, (Reply, Pending, Refusal)):
+            return response
         pending = Pending()
-        task = self._tasks.start(self._finish(answer, pending), name=f"request of api {api_key}")
+        task = self._tasks.start(self._finish(response, pending), name=f"request of api {api_key}")
         # A task cancelled before its first step never awaits the handler: close the coroutine.
-        task.add_done_callback(lambda _: answer.close())
+        task.add_done_callback(lambda _: response.close())
         return pending
 
     async def _finish(self, handler: Coroutine[Any, Any, Response], pending: Pending) -> None:
         """Await a handler to its end, whether or not its client still waits: its changes are committed."""
         try:
-            answer = await handler
+            response = await handler
         except Exception as error:
-            answer = self._failed(error)
-        pending.resolve(answer)
+            response = self._failed(error)
+        pending.resolve(response)
 
     def _forbid(self, request: Request, client: Client) -> Refusal:
         """Refuse a request that only nodes of the cluster may send (S10)."""

@@ -297,4 +297,9 @@ class HeldResponse(Pending):
     def _release(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._ask, self._is_due = _never_asked, None  # they refer to this object
         super()._release()
+
+
+def _never_asked() -> None:
+    return None

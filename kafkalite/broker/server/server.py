@@ -46,20 +46,20 @@ class Dispatch(Protocol):
 class _Slot:
     """One unanswered request. Called with the answer when it is there."""
 
-    __slots__ = ("answer", "connection", "is_ready", "pending", "request")
+    __slots__ = ("connection", "is_ready", "pending", "request", "response")
 
     def __init__(self, connection: Connection, request: Request | BadRequest) -> None:
         self.connection = connection
         self.request = request
         self.pending: Pending | None = None
-        self.answer: Response | None = None
+        self.response: Response | None = None
         self.is_ready = False
 
-    def __call__(self, answer: Response) -> None:
-        self.answer = answer
+    def __call__(self, response: Response) -> None:
+        self.response = response
         self.is_ready = True
         self.pending = None
-        self.connection.on_answer(self)
+        self.connection.on_response(self)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -83,7 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ending = False  # nothing more is read; closes when all is answered
         self._is_final = False  # the answer that ends the connection is written or queued
         self._is_lost = False
-        self._watch = _Watch(server.clock.monotonic_ms())
+        self._made_ms = self._moved_ms = server.clock.monotonic_ms()
+        self._activity = (0, 0)  # received and unsent bytes at the last pass of the reaper
+        self._frame_ms: int | None = None  # since when the same frame has been incomplete
+        self._frame_requests = self._frame_bytes = 0  # received when that frame was first seen incomplete
         self._advertised = advertised
         self._listener = listener
         self.client = Client("", "")
@@ -192,12 +195,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _serve_one(self, request: Request | BadRequest) -> None:
         """As ``_serve``, for the request that comes alone and finds nothing before it."""
-        answer = self._dispatch(request, self.client)
-        if isinstance(answer, Pending):
-            self._enqueue(request, answer)
+        response = self._dispatch(request, self.client)
+        if isinstance(response, Pending):
+            self._enqueue(request, response)
         else:
             out: list[Any] = []
-            self._encode(request, answer, out)
+            self._encode(request, response, out)
             if len(out) == 1 and not self._is_final:
                 self._transport.write(out[0])
             else:
@@ -210,11 +213,11 @@ class Connection(asyncio.BufferedProtocol):
         queue = self._queue
         remaining = iter(requests)
         for request in remaining:
-            answer = self._dispatch(request, self.client)
-            if queue or isinstance(answer, Pending):
-                self._enqueue(request, answer)
+            response = self._dispatch(request, self.client)
+            if queue or isinstance(response, Pending):
+                self._enqueue(request, response)
             else:
-                gathered_bytes += self._encode(request, answer, out)
+                gathered_bytes += self._encode(request, response, out)
                 if gathered_bytes >= FLUSH_BYTES:
                     self._write_lines(out)
                     out, gathered_bytes = [], 0
@@ -225,18 +228,18 @@ class Connection(asyncio.BufferedProtocol):
                 break
         self._write(out)
 
-    def _enqueue(self, request: Request | BadRequest, answer: Response | Pending) -> None:
+    def _enqueue(self, request: Request | BadRequest, response: Response | Pending) -> None:
         slot = _Slot(self, _without_body(request))
         self._queue.append(slot)
-        if isinstance(answer, Pending):
-            slot.pending = answer
-            answer.then(slot)
+        if isinstance(response, Pending):
+            slot.pending = response
+            response.then(slot)
         else:
-            slot.answer, slot.is_ready = answer, True
-            if isinstance(answer, Refusal) and answer.closes:
+            slot.response, slot.is_ready = response, True
+            if isinstance(response, Refusal) and response.closes:
                 self._is_final = self._is_ending = True
 
-    def on_answer(self, slot: _Slot) -> None:
+    def on_response(self, slot: _Slot) -> None:
         """A queued request has its answer. Answers at the head of the queue leave now."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
@@ -244,24 +247,24 @@ class Connection(asyncio.BufferedProtocol):
         queue = self._queue
         while queue and queue[0].is_ready:
             ready = queue.popleft()
-            assert ready.answer is not None
-            self._encode(ready.request, ready.answer, out)
+            assert ready.response is not None
+            self._encode(ready.request, ready.response, out)
         self._write(out)
         self._serve_backlog()
 
-    def _encode(self, request: Request | BadRequest, answer: Reply | Refusal, out: list[Any]) -> int:
+    def _encode(self, request: Request | BadRequest, response: Reply | Refusal, out: list[Any]) -> int:
         """Append the answer's buffers to ``out``; how many bytes of payload they hold."""
-        if isinstance(answer, Reply):
+        if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
-                out += self._wire.send(request, answer.message, answer.payload)
+                out += self._wire.send(request, response.message, response.payload)
             except LocalProtocolError as error:
                 message = f"the answer can't be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
                 return 0
-            return sum(map(len, answer.payload)) if answer.payload else 0
-        out += self._wire.send_error(request, answer.error_code, answer.error_message)
-        if answer.closes:
+            return sum(map(len, response.payload)) if response.payload else 0
+        out += self._wire.send_error(request, response.error_code, response.error_message)
+        if response.closes:
             self._is_final = self._is_ending = True
             self._backlog.clear()
             self._queue.clear()
@@ -319,18 +322,33 @@ class Connection(asyncio.BufferedProtocol):
         self._write([])
 
     def overdue(self, now_ms: int, idle_ms: int) -> str | None:
-        """Why this connection should be closed now, or None."""
-        return self._watch.judge(
-            now_ms,
-            idle_ms=idle_ms,
-            received_bytes=self.received_bytes,
-            received_requests=self.received_requests,
-            has_handshake=self._wire.has_handshake,
-            lacks_proof=self._server.max_unproven_bytes is not None and self.client.node_id is None,
-            is_mid_frame=self._is_reading and self._is_mid_frame(),
-            unsent_bytes=0 if self._is_writable else self._transport.get_write_buffer_size(),
-            is_busy=bool(self._queue) and self._is_writable,
-        )
+        """Return why this connection should be closed now, or None.
+
+        Decided from counters at each pass of the reaper; no request is timed.
+        """
+        server = self._server
+        if now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
+            if not self._wire.has_handshake:
+                return f"no handshake in {HANDSHAKE_DEADLINE_MS} ms"
+            if server.max_unproven_bytes is not None and self.client.node_id is None:
+                return f"no proof in {HANDSHAKE_DEADLINE_MS} ms"
+        if not self._is_reading or not self._is_mid_frame():
+            self._frame_ms = None
+        elif self._frame_ms is None or self._frame_requests != self.received_requests:
+            self._frame_ms, self._frame_requests = now_ms, self.received_requests
+            self._frame_bytes = self.received_bytes
+        else:
+            progress = (self.received_bytes - self._frame_bytes) // FRAME_PROGRESS_BYTES
+            if now_ms - self._frame_ms >= FRAME_DEADLINE_MS + 1000 * progress:
+                return f"a frame stayed incomplete for {now_ms - self._frame_ms} ms"
+        unsent_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
+        activity = (self.received_bytes, unsent_bytes)
+        if activity != self._activity or (self._queue and self._is_writable):  # the broker owes a response
+            self._activity = activity
+            self._moved_ms = now_ms
+        elif 0 <= idle_ms <= now_ms - self._moved_ms:
+            return f"nothing moved for {now_ms - self._moved_ms} ms"
+        return None
 
     def _is_mid_frame(self) -> bool:
         try:
@@ -338,55 +356,6 @@ class Connection(asyncio.BufferedProtocol):
         except RemoteProtocolError:
             return True
         return False
-
-
-class _Watch:
-    """When a connection last moved, judged from counters at each reaping pass; no request is timed."""
-
-    __slots__ = ("_activity", "_frame_bytes", "_frame_ms", "_frame_requests", "_made_ms", "_moved_ms")
-
-    def __init__(self, now_ms: int) -> None:
-        self._made_ms = now_ms
-        self._moved_ms = now_ms
-        self._activity = (0, 0)
-        self._frame_ms: int | None = None  # since when the same frame has been incomplete
-        self._frame_requests = 0
-        self._frame_bytes = 0
-
-    def judge(
-        self,
-        now_ms: int,
-        *,
-        idle_ms: int,
-        received_bytes: int,
-        received_requests: int,
-        has_handshake: bool,
-        lacks_proof: bool,
-        is_mid_frame: bool,
-        unsent_bytes: int,
-        is_busy: bool,
-    ) -> str | None:
-        """``unsent_bytes`` only while the peer does not take them; ``is_busy``: the broker owes an answer."""
-        if not has_handshake and now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
-            return f"no handshake in {HANDSHAKE_DEADLINE_MS} ms"
-        if lacks_proof and now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
-            return f"no proof in {HANDSHAKE_DEADLINE_MS} ms"
-        if not is_mid_frame:
-            self._frame_ms = None
-        elif self._frame_ms is None or self._frame_requests != received_requests:
-            self._frame_ms, self._frame_requests = now_ms, received_requests
-            self._frame_bytes = received_bytes
-        else:
-            progress = (received_bytes - self._frame_bytes) // FRAME_PROGRESS_BYTES
-            if now_ms - self._frame_ms >= FRAME_DEADLINE_MS + 1000 * progress:
-                return f"a frame stayed incomplete for {now_ms - self._frame_ms} ms"
-        activity = (received_bytes, unsent_bytes)
-        if activity != self._activity or is_busy:
-            self._activity = activity
-            self._moved_ms = now_ms
-        elif 0 <= idle_ms <= now_ms - self._moved_ms:
-            return f"nothing moved for {now_ms - self._moved_ms} ms"
-        return None
 
 
 class Server:

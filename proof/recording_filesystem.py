@@ -1,10 +1,11 @@
-"""A file system that records what is done to another one, and the crash states that follow from the record.
+"""A file system that records the operations on another one, and the crash states that follow from the
+record.
 
 The power-loss test runs real logs on a RecordingFileSystem, and then recovers from every state that a
-power loss at any point could have left: ``crash_states``. What a sync covers is settled; of the
-operations behind it any may be missing, since a disk writes in the order it likes:
+power loss at any point could have left: ``crash_states``. Synced operations are on the disk. Any of the
+later ones may be missing, since a disk writes in any order:
 
-* all of them there, none of them, every prefix (each suffix lost);
+* all of them kept, none of them, every prefix (each suffix lost);
 * each single name missing, and each single one of the latest changes of data;
 * the last write torn at every 512-byte sector, its head or its tail on the disk;
 * only the data without the names, and only the names without the data.
@@ -26,10 +27,10 @@ _DATA_KINDS: Final = {"write", "allocate", "truncate"}
 
 
 class Operation(NamedTuple):
-    """One change or sync. ``file_id`` tells files apart that had the same path at different times.
+    """One change or sync. ``file_id`` distinguishes files that had the same path at different times.
 
-    ``kind``: a name's change (create, make_dir, rename, unlink, remove_tree), a file's (write, allocate,
-    truncate: ``position`` is the length), sync, sync_dir, or note, which only marks a moment.
+    ``kind``: a change of a name (create, make_dir, rename, unlink, remove_tree) or of a file (write,
+    allocate, truncate: ``position`` is the length), sync, sync_dir, or note, which only marks a moment.
     """
 
     kind: str
@@ -84,7 +85,7 @@ class RecordingFile:
 
 
 class RecordingFileSystem:
-    """Passes everything on to ``inner``, which starts empty, and appends it to ``operations``."""
+    """Passes every operation to ``inner``, which starts empty, and appends it to ``operations``."""
 
     def __init__(self, inner: FileSystem) -> None:
         self._inner = inner
@@ -173,9 +174,10 @@ class RecordingFileSystem:
 
 
 class CrashState(NamedTuple):
-    """What the disk may hold after a power loss behind operation number ``after``.
+    """What the disk may contain after a power loss behind operation number ``after``.
 
-    ``number`` counts the states; ``note`` is the last note before it; ``label`` says what was lost.
+    ``number`` counts the states; ``note`` is the last note before it; ``label`` names the lost
+    operations.
     """
 
     number: int
@@ -187,7 +189,7 @@ class CrashState(NamedTuple):
 
 
 class _Disk:
-    """What is settled: names and contents as the syncs so far guarantee them."""
+    """The names and contents that the syncs so far guarantee."""
 
     __slots__ = ("contents", "directories", "names", "pending", "version")
 
@@ -199,7 +201,7 @@ class _Disk:
         self.version = 0
 
     def take(self, number: int, operation: Operation) -> None:
-        """The next operation of the record."""
+        """Apply the next operation of the record."""
         kind = operation.kind
         if kind == "sync":
             self._settle(lambda one: one.kind in _DATA_KINDS and one.file_id == operation.file_id)
@@ -217,7 +219,7 @@ class _Disk:
         self.version += 1
 
     def after(self, operations: Sequence[Operation]) -> tuple[dict[str, int], set[str], dict[int, bytes]]:
-        """Names, directories and contents with these operations done as well."""
+        """Return the names, directories and contents with these operations applied as well."""
         names, directories, contents = dict(self.names), set(self.directories), dict(self.contents)
         for operation in operations:
             if operation.kind in _DATA_KINDS:
@@ -263,9 +265,11 @@ def _rename_all(names: dict[str, int], directories: set[str], operation: Operati
 
 
 def crash_states(operations: Sequence[Operation], *, latest: int = 6) -> Iterator[CrashState]:
-    """Every state as above, after every operation; one that was there before under the same note is left
-    out. Files whose directory did not survive are not there either. ``latest`` is how many of the
-    changes that no sync covers are left out one by one, names apart, which all are."""
+    """Yield the states described above, after every operation, without repeating one under the same note.
+
+    Files whose directory did not survive are missing too. ``latest`` is how many of the unsynced
+    changes of data are left out one by one; of the changes of names, each is.
+    """
     disk = _Disk()
     note: Any = None
     notes = 0
@@ -295,7 +299,7 @@ def crash_states(operations: Sequence[Operation], *, latest: int = 6) -> Iterato
 def _losses(
     pending: Sequence[tuple[int, Operation]], latest: int
 ) -> Iterator[tuple[str, Any, list[Operation]]]:
-    """(what is lost, a key for it, what is left) of the operations no sync covers."""
+    """Yield (the lost operations, a key for them, the remaining operations) of those that no sync covers."""
     numbers = tuple(number for number, _ in pending)
     operations = [operation for _, operation in pending]
     for count in range(len(pending) + 1):
@@ -315,7 +319,7 @@ def _losses(
 def _torn(
     numbers: tuple[int, ...], operations: list[Operation]
 ) -> Iterator[tuple[str, Any, list[Operation]]]:
-    """The last write with only its sectors before, or from, each sector boundary in it."""
+    """Yield the last write cut at each sector boundary: with only its head, and with only its tail."""
     *before, last = operations
     first = -(-(last.position + 1) // SECTOR_BYTES) * SECTOR_BYTES
     for boundary in range(first, last.position + len(last.data), SECTOR_BYTES):

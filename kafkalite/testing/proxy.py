@@ -32,7 +32,7 @@ from kafkalite.limits import FRAME_HEADER_BYTES, KIB
 from kafkalite.protocol import codec
 from kafkalite.transport.tcp import format_address, parse_address
 
-ANYBODY: Final = ""
+ANY_CLIENT: Final = ""
 _CHUNK_BYTES: Final = 64 * KIB
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -41,13 +41,13 @@ SourceOf = Callable[[bytes], str]
 
 
 def client_id_of(first_bytes: bytes) -> str:
-    """Return the client id in the first request of a kafkalite connection; ANYBODY if there is none."""
+    """Return the client id in the first request of a kafkalite connection; ANY_CLIENT if there is none."""
     envelope_bytes = int.from_bytes(first_bytes[:4], "big")
     envelope = first_bytes[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + envelope_bytes]
     try:
-        return codec.decode_request_head(envelope).client_id or ANYBODY
+        return codec.decode_request_head(envelope).client_id or ANY_CLIENT
     except KafkaliteError:
-        return ANYBODY
+        return ANY_CLIENT
 
 
 class Direction:
@@ -236,7 +236,7 @@ class FaultyProxy:
 
     # --- links
 
-    def link(self, source: str = ANYBODY) -> Link:
+    def link(self, source: str = ANY_CLIENT) -> Link:
         """Return the link of ``source``, which need not have connected yet."""
         if source not in self._links:
             self._links[source] = Link(source)
@@ -271,7 +271,7 @@ class FaultyProxy:
 
     async def _serve(self, connection: _Connection) -> None:
         first = b""
-        source = ANYBODY
+        source = ANY_CLIENT
         if self._source_of is not None:
             first = await connection.reader.read(_CHUNK_BYTES)
             source = self._source_of(first)

@@ -1,7 +1,7 @@
 """Many seeds of the core model on all cores: ``python -m proof.core --seeds 1000``.
 
-``--mutant NAME`` removes one rule, ``--mutants`` each in turn, and prints how often that was found. Exit code
-0: nothing found that should not be, nothing missed that was to be found; 1 otherwise.
+``--mutant NAME`` removes one rule, ``--mutants`` each in turn, and prints how often that was found. The
+exit code is 0 if no seed fails with all rules in force and every removed rule was found, else 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proof.mutants import effects, without
 
 CHUNK: Final = 25
 
-#: What the core model can tell: the rules of replication and of idempotent producers.
+# : The core model covers the rules of replication and of idempotent producers.
 COVERED: Final = tuple(
     name
     for name in effects()
@@ -34,7 +34,7 @@ Found = tuple[int, bool, str]
 
 
 def run_seeds(job: tuple[str, int, int]) -> list[Found]:
-    """(seed, fsync, violation) of each failing seed of a chunk."""
+    """Return (seed, fsync, violation) of each failing seed of a chunk."""
     mutant, first, count = job
     logging.disable(logging.CRITICAL)
     found: list[Found] = []
@@ -48,7 +48,7 @@ def run_seeds(job: tuple[str, int, int]) -> list[Found]:
 
 
 def directed(mutant: str) -> str | None:
-    """What the mutant's own schedule finds; None without one."""
+    """Return the violation that the mutant's own schedule finds; None if it has none."""
     schedule = DIRECTED.get(mutant)
     if schedule is None:
         return None
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
 
 
 def _run(pool: multiprocessing.pool.Pool, mutant: str, first: int, seeds: int) -> bool:
-    """One line about one mutant, or about none; whether all is as it should be."""
+    """Print a line about one mutant, or about none. Return whether the result is as expected."""
     began = time.monotonic()
     jobs = [
         (mutant, start, min(CHUNK, first + seeds - start)) for start in range(first, first + seeds, CHUNK)

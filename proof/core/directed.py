@@ -1,8 +1,10 @@
-"""Hand-made schedules: each breaks the protocol when one rule is removed, and none while all are in force.
+"""Directed schedules: each violates an invariant when one rule is removed, and none while all are in
+force.
 
-For the rules whose loss chance meets too seldom, and for a few where the story is worth telling. ``DIRECTED``
-is {mutant: schedule}; a schedule returns None, or what was violated. Brokers are 1, 2 and 3; broker 1 leads
-in epoch 0, and all three are in sync. Where records must get lost with the power, the page cache counts.
+They cover the rules whose loss random seeds rarely find, and a few whose story is worth reading.
+``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation. Brokers are 1, 2 and 3;
+broker 1 leads in epoch 0, and all three are in sync. Schedules in which a power failure loses records
+run on the page cache, without fsync.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from proof.core.world import World
 
 
 class Stage(World):
-    """A world in which only what is said happens."""
+    """A world in which only the steps of a schedule happen."""
 
     def drain(self) -> None:
         while self.network:
@@ -27,13 +29,13 @@ class Stage(World):
             self.check()
 
     def take(self, kind: str) -> Message:
-        """The first message of a kind, taken off the network; the others are lost."""
+        """Take the first message of a kind off the network; the others are lost."""
         message = next(one for one in self.network if one.kind == kind)
         self.network.clear()
         return message
 
     def replicate(self, *node_ids: int, rounds: int = 2, synced: bool = True) -> None:
-        """Let followers fetch, in turn, ``rounds`` times; between them they sync."""
+        """Let followers fetch ``rounds`` times in turn, and sync in between."""
         for _ in range(rounds):
             for node_id in node_ids:
                 if synced:
@@ -42,7 +44,7 @@ class Stage(World):
                 self.drain()
 
     def write(self, node_id: int, *, synced: bool = True, producer: int = 0) -> int:
-        """Append one record at a leader; its value."""
+        """Append one record at a leader. Return its value."""
         broker = self.brokers[node_id]
         value = self.new_value(self.producers[producer])
         self.on_produce(broker, self.producers[producer], value)
@@ -52,13 +54,13 @@ class Stage(World):
         return value
 
     def tell(self, *node_ids: int, number: int = -1) -> None:
-        """Let the metadata as of ``images[number]`` arrive."""
+        """Publish the metadata of ``images[number]`` to brokers."""
         for node_id in node_ids:
             self.publish(self.brokers[node_id], number % len(self.images))
             self.check()
 
     def shrink(self, leader: int, gone: int) -> None:
-        """Let ``leader`` put ``gone``, which fetches no more, out of the ISR."""
+        """Let ``leader`` remove ``gone``, which no longer fetches, from the ISR."""
         self.now_ms += 100
         others = [one for one in self.state.isr if one not in (leader, gone)]
         self.replicate(*others)
@@ -67,7 +69,7 @@ class Stage(World):
         assert gone not in self.state.isr
 
     def lose(self, node_id: int) -> None:
-        """Lose power, and with it all that the page cache held; here that is everything."""
+        """Cut the power: all of the page cache is lost."""
         broker = self.brokers[node_id]
         self.crash(broker, "kill")
         broker.fs = MemoryFileSystem(crashable=True)
@@ -75,7 +77,7 @@ class Stage(World):
         broker.boot()
 
     def return_of(self, node_id: int) -> None:
-        """A booted broker registers, hears of it, and is taken for alive."""
+        """Let a booted broker register, receive the metadata and be unfenced."""
         self.register(self.brokers[node_id])
         self.check()
         self.tell(node_id)
@@ -91,7 +93,7 @@ def _stage(*, fsync: bool = False) -> Stage:
 
 
 def any_answer() -> None:
-    """An answer that made a follower truncate arrives a second time."""
+    """A fetch response that made a follower truncate arrives a second time."""
     stage = _stage()
     stage.write(1)
     stage.replicate(3, rounds=1)
@@ -110,7 +112,7 @@ def any_answer() -> None:
 
 
 def old_epoch_fetch() -> None:
-    """A follower still lives in the first epoch of a leader that was deposed and elected again (KIP-320)."""
+    """A follower is still in the first epoch of a leader that was deposed and elected again (KIP-320)."""
     stage = _stage()
     stage.move_leader(2)
     zombie = len(stage.images) - 1
@@ -125,7 +127,7 @@ def old_epoch_fetch() -> None:
 
 
 def truncate_to_high_watermark() -> None:
-    """The answer that tells of the commit is lost; then the leader begins a new epoch (KIP-101)."""
+    """The response that reports the commit is lost; then the leader begins a new epoch (KIP-101)."""
     stage = _stage()
     stage.shrink(1, 3)
     value = stage.write(1)
@@ -141,7 +143,7 @@ def truncate_to_high_watermark() -> None:
 
 
 def empty_epoch() -> None:
-    """A leader that never wrote is deposed: the epoch it began has no end that anybody knows."""
+    """A leader is deposed before it wrote: its epoch has no end offset on any other broker."""
     stage = _stage()
     stage.write(1)
     stage.replicate(2, 3)
@@ -156,7 +158,7 @@ def empty_epoch() -> None:
 
 
 def unsynced_leader() -> None:
-    """The leader loses what it counted before it was on the disk."""
+    """The leader loses records that it counted before they were synced."""
     stage = _stage(fsync=True)
     stage.shrink(1, 3)
     stage.write(1, synced=False)
@@ -166,7 +168,7 @@ def unsynced_leader() -> None:
 
 
 def unsynced_follower() -> None:
-    """The same at a follower."""
+    """A follower loses records that it reported before they were synced."""
     stage = _stage(fsync=True)
     stage.shrink(1, 3)
     stage.write(1)
@@ -176,7 +178,7 @@ def unsynced_follower() -> None:
 
 
 def change_in_flight() -> None:
-    """The controller has admitted a replica, and its leader does not know yet (KIP-497)."""
+    """The controller has admitted a replica, and its leader has not received that yet (KIP-497)."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -189,7 +191,7 @@ def change_in_flight() -> None:
 
 
 def below_min_isr() -> None:
-    """Alone, a leader lets consumers see what only it has, and loses it."""
+    """A leader that is alone in the ISR exposes records to consumers, and loses them."""
     stage = _stage()
     stage.write(1)
     stage.fence(2)
@@ -203,7 +205,7 @@ def below_min_isr() -> None:
 
 
 def before_epoch_start() -> None:
-    """A new leader's high watermark lags; a replica that has reached it need not have what is committed."""
+    """A new leader's high watermark lags: a replica that has reached it may lack committed records."""
     stage = _stage()
     stage.shrink(1, 3)
     value = stage.write(1)
@@ -219,7 +221,7 @@ def before_epoch_start() -> None:
 
 
 def late_duplicate() -> None:
-    """A proposal arrives a second time, when the replica it admits has been put out again."""
+    """A proposal arrives a second time, after the replica that it admits was removed again."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -235,7 +237,7 @@ def late_duplicate() -> None:
 
 
 def stale_broker_epoch() -> None:
-    """The fetch of a process that lost its disk's page cache since then proves it to be in sync."""
+    """A fetch of a process that has since lost its page cache counts as proof that it is in sync."""
     stage = _stage()
     stage.write(1)
     stage.replicate(2, 3)
@@ -254,7 +256,7 @@ def stale_broker_epoch() -> None:
 
 
 def reverted_proposal() -> None:
-    """A proposal is refused; its duplicate is not, once the replica is unfenced."""
+    """A proposal is refused; its duplicate is accepted once the replica is unfenced."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -272,7 +274,7 @@ def reverted_proposal() -> None:
 
 
 def last_replica_standing() -> None:
-    """The ISR shrinks to one, which then forgets (KIP-966)."""
+    """The ISR shrinks to one replica, which then loses its page cache (KIP-966)."""
     stage = _stage()
     value = stage.write(1)
     stage.replicate(2, 3)

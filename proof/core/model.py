@@ -1,11 +1,11 @@
 """The core model: one partition's real replicas and the real controller, in a world drawn from a seed.
 
-No event loop and no socket: each step is one thing that can happen in a ``core_world.World``, chosen by the
-seed's own weights, and after each step the invariants are checked; after healing, that everything converges
-(L1) and every producer gets through (L2).
+No event loop and no socket: each step is one event in a ``proof.core.world.World``, chosen by the
+seed's own weights. The invariants are checked after each step; after healing, that replicas converge
+(L1) and that every producer finishes (L2).
 
-``run_core_seed(seed, fsync=...)`` returns None, or what was violated. ``python -m proof.core
---seeds 1000`` runs many on all cores, ``--mutant`` with one rule removed.
+``run_core_seed(seed, fsync=...)`` returns None, or the violation. ``python -m proof.core --seeds 1000``
+runs many on all cores, ``--mutant`` with one rule removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS: Final = 400
 
 
 class RandomWorld(World):
-    """A world in which anything may happen next."""
+    """A world in which any event may happen next."""
 
     def __init__(self, seed: int, *, fsync: bool) -> None:
         super().__init__(seed, fsync=fsync, duplicates=0.08, losses=0.10)
@@ -132,7 +132,7 @@ class RandomWorld(World):
             self.register(broker)
 
     def _step_checkpoint(self) -> None:
-        """What is done every so often: recovery points, rolls, the high watermark for the controller."""
+        """Run one of the periodic jobs: recovery points, rolls, the high watermark for the controller."""
         broker = self._any()
         if not broker.is_registered:
             return
@@ -152,9 +152,9 @@ class RandomWorld(World):
 
 
 def run_core_seed(seed: int, *, fsync: bool, steps: int = STEPS) -> str | None:
-    """What is violated in the world of this seed, and at which step; None when all is well.
+    """Return the violation in the world of this seed, with its step; None if there is none.
 
-    An assertion of the product, or damage it reports, is a violation like any other.
+    A failed assertion of the product, or damage that it reports, is a violation too.
     """
     world = RandomWorld(seed, fsync=fsync)
     number = 0

@@ -1,4 +1,4 @@
-"""What the world of the core model is made of: nodes with their disks, producers, batches, messages."""
+"""The parts of the core model's world: nodes with their disks, producers, batches, messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPIC_ID: Final = "a" * 32
 TP: Final = TopicPartition("t", 0)
 DIRECTORY: Final = "/data/log"
 
-#: (leader epoch, value, producer id, sequence, position in its batch): what one offset holds.
+# : The content of one offset: (leader epoch, value, producer id, sequence, position in its batch).
 Entry = tuple[int, int, int, int, int]
 
 
@@ -37,7 +37,7 @@ class Broker:
         self.fs.sync_dir("/")
         self.point = RecoveryPoint()
         self.clean_end: CleanEnd | None = None
-        self.clean_epoch = -1  # what the marker found at the start said
+        self.clean_epoch = -1  # from the marker found at the start
         self.last_epoch = -1
         self.life = 0
         self.is_up = False
@@ -52,7 +52,7 @@ class Broker:
         elif end is not None:
             self.log = Log.open_clean(self.fs, DIRECTORY, self.config, end)
         else:
-            self.fs.sync_dir("/data")  # as LogStore does: the directory may be known to nobody else yet
+            self.fs.sync_dir("/data")  # as LogStore does: the directory's own name may not be synced yet
             self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point)
         settings = PartitionSettings(min_insync_replicas=MIN_ISR)
         self.partition = Partition(TP, TOPIC_ID, self.log, broker_id=self.node_id, settings=settings)
@@ -73,7 +73,7 @@ class Broker:
         return self.is_registered and self.partition.is_leader
 
     def sync(self) -> bool:
-        """One round of group commit; whether the high watermark moved."""
+        """Run one round of group commit. Return whether the high watermark moved."""
         work = self.log.begin_sync()
         if work is not None:
             work.run()
@@ -83,7 +83,7 @@ class Broker:
 
 @dataclass(slots=True)
 class Producer:
-    """Retries what is not acknowledged, oldest first or not; the broker must sort it out."""
+    """Retries unacknowledged batches, oldest first or not; the broker must restore the order."""
 
     producer_id: int
     next_sequence: int = 0
@@ -102,7 +102,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``kind`` says whose method takes it; a message to another life of its receiver is lost."""
+    """``kind`` selects the method that receives it. A message to an earlier process of its receiver is
+    lost.
+    """
 
     kind: str
     to: int

@@ -1,10 +1,12 @@
-"""The world of the core model: three brokers, their controller, a network, two producers; what may never be.
+"""The world of the core model: three brokers, their controller, a network, two producers, and the
+invariants.
 
-Real are ``replication.Partition`` on a real ``storage.Log`` over a disk that forgets what was not synced,
-and ``metadata.controller.decide`` with its images; played are the network (messages lost, doubled,
-overtaken), metadata that arrives late and in leaps, producers that retry, processes that are killed, lose
-power, stop in order. min.insync.replicas is 2. ``check`` looks at the invariants I1 to I8 of the rules,
-``check_producers`` at I9. Who decides what happens next is ``core_model`` (chance) or ``core_directed``.
+Real are ``replication.Partition`` on a real ``storage.Log`` over a disk that loses unsynced data, and
+``metadata.controller.decide`` with its images. Simulated are the network (messages are lost,
+duplicated, reordered), metadata that arrives late and several versions at once, producers that retry,
+processes that are killed, lose power or stop in order. min.insync.replicas is 2. ``check`` checks the
+invariants I1 to I8, ``check_producers`` I9. ``proof.core.model`` chooses the next event at random,
+``proof.core.directed`` by schedule.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ NEVER_MS: Final = 10**9
 
 
 class World:
-    """All of it. ``step`` lets one thing happen, chosen by the seed's own weights."""
+    """The whole world. ``step`` lets one event happen, chosen by the seed's own weights."""
 
     def __init__(
         self, seed: int, *, fsync: bool = True, duplicates: float = 0.0, losses: float = 0.0
@@ -166,7 +168,7 @@ class World:
     # --- brokers ---------------------------------------------------------------------------------------
 
     def publish(self, broker: Broker, number: int) -> None:
-        """The metadata up to ``images[number]`` arrives, whatever lies between at once."""
+        """Publish the metadata up to ``images[number]`` to a broker, with all versions in between at once."""
         broker.replayed = self.images[number].metadata_offset
         is_before = broker.replayed < broker.registration_offset
         if is_before and "R22-stale-metadata" not in mutants.ACTIVE:
@@ -282,7 +284,7 @@ class World:
     # --- clients ---------------------------------------------------------------------------------------
 
     def produce(self) -> None:
-        """A producer sends a new batch, or one again of which it has heard nothing, to who claims to lead."""
+        """Send a new batch, or an unacknowledged one again, to a broker that claims to lead."""
         producer = self.rng.choice(self.producers)
         waiting = len(producer.unacknowledged)
         if not waiting or (waiting < 3 and self.rng.random() < 0.8):
@@ -313,7 +315,7 @@ class World:
         self.acknowledge(broker)
 
     def acknowledge(self, broker: Broker) -> None:
-        """Answer every batch that the high watermark has passed; an answer may get lost."""
+        """Acknowledge every batch below the high watermark; a response may be lost."""
         partition = broker.partition
         if partition.acknowledgement_error is not None:
             broker.waiting.clear()
@@ -334,7 +336,7 @@ class World:
         broker.waiting = left
 
     def _find(self, broker: Broker, value: int) -> int | None:
-        """Where a batch stands that was acknowledged without its offset, as too old a repetition."""
+        """Return the offset of a batch that was acknowledged without one, as too old a duplicate."""
         self.look(broker)
         for offset, entry in enumerate(broker.contents):
             if _value(entry) == value:
@@ -356,7 +358,9 @@ class World:
     # --- faults ----------------------------------------------------------------------------------------
 
     def crash(self, broker: Broker, kind: str) -> None:
-        """``kill``: the page cache lives; ``power``: what was not synced may be gone; ``stop``: in order."""
+        """``kill`` keeps the page cache; ``power`` may lose what was not synced; ``stop`` is a controlled
+        shutdown.
+        """
         if kind == "stop":
             if broker.is_registered:
                 self.fence(broker.node_id)
@@ -371,10 +375,10 @@ class World:
                 broker.fs.crash(self.rng)
         broker.is_up = False
 
-    # --- what may never be -----------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------------
 
     def look(self, broker: Broker) -> None:
-        """Bring ``contents`` up to what the log holds now, and check each new batch against all history."""
+        """Update ``contents`` from the log, and check each new batch against all history."""
         log = broker.log
         version = (broker.life, log.recovery_point.truncations)
         end, contents = log.log_end_offset, broker.contents
@@ -454,7 +458,7 @@ class World:
                 raise ViolationError("I6: a consumed record has changed")
 
     def check_producers(self) -> None:
-        """I9: what a log knows of its producers is what a replay of its batches gives."""
+        """Check I9: the producer state of a log equals a replay of its batches."""
         for broker in self.brokers.values():
             if not broker.is_registered or broker.log.log_start_offset:
                 continue
@@ -473,7 +477,7 @@ class World:
     # --- healing ---------------------------------------------------------------------------------------
 
     def heal(self) -> str | None:
-        """No more faults: everything must come together (L1), every producer get through (L2)."""
+        """Stop all faults: the replicas must converge (L1), and every producer must finish (L2)."""
         self.duplicates = self.losses = 0.0
         for number in range(HEALING_ROUNDS):
             self.now_ms += 1
@@ -504,7 +508,7 @@ class World:
                 return None
         state = self.state
         if state.leader < 0 and not state.isr and not state.elr and not self.fsync:
-            return None  # page cache lost the last complete replica: an operator must decide
+            return None  # the page cache lost the last complete replica: an operator must decide
         return f"L1: no convergence after healing: {state}"
 
     def _publish_all(self) -> None:

@@ -1,6 +1,7 @@
-"""Schedules for the rules of groups: each breaks a promise when its rule is removed, and none otherwise.
+"""Directed schedules for the rules of groups: each violates a promise when its rule is removed, and none
+otherwise.
 
-``DIRECTED`` is {mutant: schedule}; a schedule returns None, or what was violated. The group's topic t has
+``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation. The group's topic t has
 three partitions.
 """
 
@@ -18,7 +19,7 @@ _UNSTABLE: Final = int(ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 def _group() -> tuple[Coordinator, Consumer]:
-    """A group whose one member reads all of t."""
+    """Return a group with one member that reads all of t."""
     coordinator = Coordinator(t=3)
     first = Consumer(coordinator, "first", "t")
     first.join()
@@ -37,7 +38,7 @@ def hand_over_early() -> str | None:
 
 
 def expelled_stays() -> str | None:
-    """A member sleeps for longer than its session, and wakes up when another one has its partitions."""
+    """A member sleeps past its session timeout, and wakes up when another member has its partitions."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -47,11 +48,11 @@ def expelled_stays() -> str | None:
         first.beat()
     except BrokerError:
         return None
-    return f"an expelled member was told to go on with {sorted(first.owned & second.owned)}"
+    return f"an expelled member was allowed to keep {sorted(first.owned & second.owned)}"
 
 
 def any_epoch() -> str | None:
-    """A commit from before a partition changed hands arrives after its new owner's."""
+    """A commit from before a rebalance arrives after the first commit of the partition's new owner."""
     coordinator, first = _group()
     late_epoch = first.epoch
     second = Consumer(coordinator, "second", "t")
@@ -61,7 +62,7 @@ def any_epoch() -> str | None:
 
 
 def any_member() -> str | None:
-    """A member that was expelled commits, after the new owner of its partitions did."""
+    """A member that was expelled commits after the new owner of its partitions did."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -111,7 +112,7 @@ def visible_at_once() -> str | None:
 
 
 def unstable_read() -> str | None:
-    """A new member asks where to begin, between the records and the marker of a transaction."""
+    """A new member fetches its start offset between the records and the marker of a transaction."""
     coordinator = Coordinator(t=3)
     coordinator.commit({T0: 10})
     coordinator.commit({T0: 20}, producer_id=_TXN)

@@ -1,7 +1,7 @@
 """One group coordinator on its log, and members that behave as consumers do: for tests and schedules.
 
-What is decided is appended and replayed at once, as the broker does it, and the log can be read again by the
-next coordinator. Who is told what, and when, is up to the test.
+Records that the coordinator decides on are appended and replayed at once, as the broker does it, and
+the next coordinator can load the log. The test decides which member receives which response, and when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def topic_id(name: str, incarnation: int = 0) -> str:
 
 
 class Coordinator:
-    """One machine on one log: what is decided is appended and replayed at once, as the broker does it."""
+    """One state machine on one log: its records are appended and replayed at once, as the broker does it."""
 
     def __init__(self, settings: GroupSettings | None = None, **topics: int) -> None:
         self.settings = settings or GroupSettings()
@@ -55,13 +55,13 @@ class Coordinator:
         return machine
 
     def reload(self) -> None:
-        """Another broker takes over: it knows what the log tells, and that must be everything."""
+        """Let another broker take over: it loads the log, which must contain the whole state."""
         before = self.machine.durable()
         self.machine = self._new_machine()
         assert self.machine.durable() == before
 
     def compact(self) -> None:
-        """Keep the last record of each key, and no tombstone. Only without open transactions."""
+        """Keep the last record of each key, and no tombstone. Only allowed without open transactions."""
         plain = {entry.key: entry for _, entry in self.log if isinstance(entry, StateRecord)}
         order = {
             entry.key: index for index, (_, entry) in enumerate(self.log) if isinstance(entry, StateRecord)
@@ -85,12 +85,12 @@ class Coordinator:
         self.machine.end_transaction(producer_id, is_commit=is_commit)
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and do what it brings."""
+        """Advance the time, and run all that becomes due."""
         self.now = Instant(self.now.monotonic_ms + ms, self.now.wall_ms + ms)
         self.tick()
 
     def tick(self) -> int:
-        """Do all that is due. Returns how many ticks had something to write."""
+        """Run all that is due. Return how many ticks wrote records."""
         for count in range(1_000):
             due_ms = self.machine.next_deadline_ms()
             decision = self.machine.tick(self.now, self.topics)
@@ -103,7 +103,7 @@ class Coordinator:
         raise AssertionError("ticking does not end")
 
     def set_topics(self, **topics: int | tuple[int, int]) -> None:
-        """partition count, or (partition count, incarnation), by name."""
+        """Set partition counts, or (partition count, incarnation), by topic name."""
         shapes = {}
         for name, shape in topics.items():
             count, incarnation = shape if isinstance(shape, tuple) else (shape, 0)
@@ -125,7 +125,7 @@ class Coordinator:
         metadata: str | None = None,
         topic_id: str = "",
     ) -> list[int]:
-        """Commit; returns the error code of each."""
+        """Commit. Return the error code of each offset."""
         entries = [
             CommittedOffset(topic, partition, offset, 7, metadata, 0, topic_id, 0, None)
             for (topic, partition), offset in offsets.items()
@@ -146,7 +146,7 @@ class Coordinator:
         member_id: str = "",
         epoch: int = -1,
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """(offset, error code) of the given partitions, or of all that have one."""
+        """Return (offset, error code) of the given partitions, or of all that have one."""
         wanted = [GroupPartition(*partition) for partition in partitions] or None
         response = self.ask(OffsetFetchRequest(group_id, member_id, epoch, require_stable, wanted))
         return {(e.topic, e.partition): (e.offset, e.error_code) for e in response.offsets}
@@ -176,7 +176,7 @@ def as_topics(owned: Owned) -> list[AssignedTopic]:
 
 
 class Consumer:
-    """A member as the client library is one. ``owned`` is what it really reads."""
+    """A member that behaves as the client library does. ``owned`` are the partitions that it reads."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Consumer:
         self.assigned: Owned = frozenset()
         self.owned: Owned = frozenset()
         self.is_owned_told = False
-        self.is_behind = False  # an answer was lost: ask again, saying everything
+        self.is_behind = False  # a response was lost: the next heartbeat is a full one
 
     def request(self, epoch: int | None = None) -> ConsumerGroupHeartbeatRequest:
         epoch = self.epoch if epoch is None else epoch
@@ -232,7 +232,7 @@ class Consumer:
             self.assigned = flatten(answer.assignment)
 
     def beat(self, *, is_lost: bool = False) -> ConsumerGroupHeartbeatResponse:
-        """Say that it lives. A lost answer was given, but did not arrive."""
+        """Send a heartbeat. A lost response was sent, but did not arrive."""
         request = self.request()
         answer: ConsumerGroupHeartbeatResponse = self.coordinator.ask(request)
         if is_lost:
@@ -244,11 +244,11 @@ class Consumer:
     join = beat
 
     def give_back(self) -> None:
-        """Let go of what it may not hold any more."""
+        """Revoke the partitions that are no longer assigned."""
         self._own(self.owned & self.assigned)
 
     def settle(self) -> None:
-        """Let go of what it may not hold, and take what it may."""
+        """Revoke the partitions that are no longer assigned, and add the new ones."""
         self._own(self.assigned)
 
     def _own(self, owned: Owned) -> None:
@@ -261,7 +261,7 @@ class Consumer:
         self.on_expelled()
 
     def on_expelled(self) -> None:
-        """It knows that it is no member: it reads nothing any more."""
+        """Stop reading: the member was expelled."""
         self.epoch = 0
         self.assigned = self.owned = frozenset()
         self.is_owned_told = self.is_behind = False
@@ -272,7 +272,7 @@ class Consumer:
 
 
 def settle(*consumers: Consumer) -> int:
-    """Everybody goes on until nobody hears anything new. Returns the number of heartbeats."""
+    """Send heartbeats until no consumer receives an update. Return their number."""
     for beats in range(10_000):
         busy = [c for c in consumers if not c.is_owned_told or c.coordinator.machine.has_news(c.request())]
         if not busy:

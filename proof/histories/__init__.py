@@ -1,1 +1,1 @@
-"""Histories of what clients did and saw, and their checkers."""
+"""Histories of what clients did and read, and their checkers."""

@@ -1,22 +1,20 @@
-"""What clients saw, and whether a log could have shown it to them: a Jepsen-style history and its checker.
+"""What clients read, and whether a log could have shown it to them: a Jepsen-style history and its
+checker.
 
-Producers write values that occur once in a run; each send ends ``ok`` (acknowledged), ``fail`` (surely not
-done) or ``info`` (nobody knows: it may have happened, it may still happen). Consumers note what they were
-given. At the end somebody reads every partition from its beginning. ``check`` then tells every anomaly:
+Producers write values that occur once in a run; each send ends ``ok`` (acknowledged), ``fail``
+(certainly not written) or ``info`` (unknown: it may have been written, or still be). Consumers record
+what they read. At the end every partition is read from its beginning. ``check`` then reports every
+anomaly:
 
-=====================  ===================================================================================
-lost-write             an acknowledged record is not there although later ones were read
-unseen                 an acknowledged record is not there, and nothing after it was read
-inconsistent-offset    two values at one offset, or an acknowledgement that names another offset
-duplicate              one value at two offsets
-unexpected             a value that nobody sent, or whose send surely failed
-vanished               a consumer was given a record that is not there at the end
-nonmonotonic-poll      a consumer was given an offset again, or an earlier one
-poll-skip              a consumer was not given a record between two that it was given
-nonmonotonic-send      records of one producer and partition stand in another order than they were sent
-=====================  ===================================================================================
+lost-write an acknowledged record is missing although later ones were read unseen an acknowledged record
+is missing, and nothing after it was read inconsistent-offset two values at one offset, or an
+acknowledgement with another offset duplicate one value at two offsets unexpected a value that was never
+sent, or whose send certainly failed vanished a consumer read a record that is missing at the end
+nonmonotonic-poll a consumer read an offset again, or an earlier one poll-skip a consumer did not read a
+record between two that it read nonmonotonic-send records of one producer and partition are in another
+order than they were sent
 
-The same checker serves the simulator and the tests with real processes; histories travel as JSON lines.
+The simulations and the tests with real processes use the same checker; histories travel as JSON lines.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from kafkalite.model import Acks, TopicPartition
 
 Outcome = Literal["ok", "fail", "info"]
 
-MAX_REPORTED: Final = 20  #: of each anomaly; the rest is counted
+MAX_REPORTED: Final = 20  # : of each anomaly; the others are counted
 
 
 @dataclass(slots=True)
 class Send:
-    """One record on its way. Without an end its outcome is ``info``."""
+    """One record that was sent. Until it ends, its outcome is ``info``."""
 
     client: str  #: one producer object: order and idempotence hold within it
     topic: str
@@ -57,9 +55,9 @@ class Send:
 
 @dataclass(slots=True)
 class Poll:
-    """Records of one partition that a consumer was given together."""
+    """Records of one partition that a consumer received together."""
 
-    session: str  #: one consumer object between two seeks: within it offsets only grow
+    session: str  # : one consumer object between two seeks: within it offsets only grow
     topic: str
     partition: int
     at_ms: int
@@ -79,13 +77,13 @@ class Anomaly(NamedTuple):
 
 
 class History:
-    """Everything that clients did and saw, in the order of its beginning."""
+    """Everything that clients did and read, in the order in which it began."""
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
         self.finals: dict[TopicPartition, list[tuple[int, str]]] = {}
-        #: Where partitions began at the final read: what was below may have been deleted by then.
+        # : The first offset of each partition at the final read: records below may have been deleted by then.
         self.starts: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -94,7 +92,7 @@ class History:
         )
 
     def send(self, send: Send) -> Send:
-        """Note that ``send`` has begun; ``ok``, ``fail`` or ``info`` ends it."""
+        """Record that ``send`` has begun; ``ok``, ``fail`` or ``info`` ends it."""
         self.sends.append(send)
         return send
 
@@ -104,12 +102,12 @@ class History:
 
     @staticmethod
     def fail(send: Send, error: str, now_ms: int) -> None:
-        """Surely not done, now or later."""
+        """Record that it was certainly not written, and never will be."""
         send.outcome, send.error, send.ended_ms = "fail", error, now_ms
 
     @staticmethod
     def info(send: Send, error: str, now_ms: int) -> None:
-        """Done or not, now or later."""
+        """Record that it may have been written, or still may be."""
         send.outcome, send.error, send.ended_ms = "info", error, now_ms
 
     def poll(self, poll: Poll) -> None:
@@ -118,7 +116,7 @@ class History:
     def read_finally(
         self, key: TopicPartition, records: Iterable[tuple[int, str]], *, start: int = 0
     ) -> None:
-        """All that there is of a partition when everything is over, from its log start on."""
+        """Record all records of a partition at the end, from its log start on."""
         self.finals[key] = list(records)
         self.starts[key] = start
 
@@ -126,7 +124,7 @@ class History:
     def acknowledged(self) -> int:
         return sum(send.outcome == "ok" for send in self.sends)
 
-    # --- as lines
+    # --- JSON lines
 
     def dump(self, file: IO[str]) -> None:
         for send in self.sends:
@@ -140,7 +138,7 @@ class History:
 
     @classmethod
     def load(cls, lines: Iterable[str]) -> History:
-        """Of one or more dumps, in any order."""
+        """Load one or more dumps, in any order."""
         history = cls()
         for line in lines:
             entry = json.loads(line)
@@ -159,7 +157,7 @@ class History:
 
 
 def check(history: History) -> list[Anomaly]:
-    """Every anomaly of ``history``, at most MAX_REPORTED of a kind; empty when it is a log's."""
+    """Return the anomalies of ``history``, at most MAX_REPORTED of a kind."""
     found: dict[str, int] = {}
     anomalies: list[Anomaly] = []
     for anomaly in _all(history):
@@ -179,7 +177,7 @@ def _all(history: History) -> Iterator[Anomaly]:
 
 
 class _Index:
-    """What stands where, by anybody's account."""
+    """The value at each offset, from all that clients reported."""
 
     def __init__(self, history: History) -> None:
         self.problems: list[Anomaly] = []
@@ -188,7 +186,7 @@ class _Index:
             assert send.value not in self.sends, f"{send.value!r} was sent twice: the workload is broken"
             self.sends[send.value] = send
         self.final: dict[TopicPartition, dict[int, str]] = {}
-        #: The highest offset of a partition that anybody has read.
+        # : The highest offset of each partition that was read.
         self.highest: dict[TopicPartition, int] = {}
         self.seen: dict[TopicPartition, dict[int, str]] = {}
         self.read_values: dict[TopicPartition, set[str]] = {}
@@ -219,7 +217,7 @@ class _Index:
 
 
 def _writes(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Acknowledged records are there, where the acknowledgement says."""
+    """Check that acknowledged records are there, at the acknowledged offset."""
     for send in history.sends:
         key = send.key
         if send.outcome != "ok" or send.acks != Acks.ALL:
@@ -234,23 +232,23 @@ def _writes(history: History, index: _Index) -> Iterator[Anomaly]:
         if send.value in final.values():
             at = next(offset for offset, value in final.items() if value == send.value)
             if send.offset is not None:
-                yield Anomaly("inconsistent-offset", f"{told}, stands at {at}")
+                yield Anomaly("inconsistent-offset", f"{told}, is at {at}")
         elif send.offset is not None and send.offset > index.highest.get(key, -1):
             yield Anomaly("unseen", told)
         else:
             instead = final.get(send.offset) if send.offset is not None else None
-            yield Anomaly("lost-write", f"{told}; there stands {instead!r}")
+            yield Anomaly("lost-write", f"{told}; that offset has {instead!r}")
 
 
 def _values(history: History, index: _Index) -> Iterator[Anomaly]:
-    """What was read was sent, is read once, and stays."""
+    """Check that every value read was sent, occurs once, and stays."""
     for key, seen in index.seen.items():
         first: dict[str, int] = {}
         for offset in sorted(seen):
             value = seen[offset]
             send = index.sends.get(value)
             if send is None or send.key != key:
-                yield Anomaly("unexpected", f"{key}@{offset} is {value!r}, which nobody sent there")
+                yield Anomaly("unexpected", f"{key}@{offset} is {value!r}, which was never sent there")
                 continue
             if send.outcome == "fail":
                 yield Anomaly("unexpected", f"{key}@{offset} is {value!r}, whose send failed: {send.error}")
@@ -271,7 +269,7 @@ def _values(history: History, index: _Index) -> Iterator[Anomaly]:
 
 
 def _polls(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Each consumer goes forward, and over everything."""
+    """Check that each consumer reads forward, without gaps."""
     last: dict[tuple[str, TopicPartition], int] = {}
     for poll in history.polls:
         where = (poll.session, poll.key)
@@ -295,7 +293,7 @@ def _polls(history: History, index: _Index) -> Iterator[Anomaly]:
 
 
 def _order(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Records of one idempotent producer stand in the order in which they were sent."""
+    """Check that records of one idempotent producer are in the order in which they were sent."""
     for key, final in index.final.items():
         last: dict[str, tuple[int, int]] = {}
         for offset, value in final.items():

@@ -1,15 +1,13 @@
-"""What transactional producers did, and what read_committed readers saw; and whether the two agree.
+"""What transactional producers did and read_committed readers read, and whether the two agree.
 
-A history for anybody: the simulator, tests of real processes. A transaction is a set of values, each
-occurring once in the whole history. What the checker finds:
+The simulations and the tests of real processes use it. A transaction is a set of values, each occurring
+once in the whole history. The checker finds:
 
-torn            some of a transaction's values are there and some are not
-aborted-read    a value of a transaction that was aborted, for certain, was read with read_committed
-undecided-read  one was read before anybody had asked to commit its transaction
-vanished        what a read_committed reader was given at some offset is not there at the end
-lost            a transaction that was acknowledged as committed is not there
-duplicate       a value stands twice
-zombie          a producer that was shut out has committed all the same
+torn some of a transaction's values are there and some are not aborted-read a value of a transaction
+that was certainly aborted was read with read_committed undecided-read a value was read before a commit
+of its transaction was requested vanished a value that a read_committed reader received at some offset
+is missing at the end lost a transaction whose commit was acknowledged is missing duplicate a value
+occurs twice zombie a producer that was fenced has committed all the same
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import Final
 
 from proof.histories.history import MAX_REPORTED, Anomaly
 
-OPEN: Final = "open"  #: nobody has asked to commit it; at the end that is as good as aborted
-UNKNOWN: Final = "unknown"  #: somebody has asked, and was not told
+OPEN: Final = "open"  # : no commit was requested: at the end that is the same as aborted
+UNKNOWN: Final = "unknown"  # : a commit was requested, and its response is unknown
 COMMITTED: Final = "committed"
 ABORTED: Final = "aborted"
 
@@ -32,55 +30,58 @@ Place = tuple[str, int, int]
 
 @dataclass
 class Written:
-    """One transaction. ``outcome`` is what its producer knows of it."""
+    """One transaction. ``outcome`` is what its producer received."""
 
     client: str
     name: str
     values: list[str] = field(default_factory=list)
     outcome: str = UNKNOWN
-    is_zombie: bool = False  #: another producer of its transactional id had been told that it is in charge
+    is_zombie: bool = False  # : another producer had already been initialized with its transactional id
 
 
 @dataclass
 class TransactionHistory:
-    """What happened, in the order of its beginnings.
+    """All transactions, in the order in which they began.
 
-    ``final`` is all that a read_committed reader sees at the end, when nothing is open any more; ``reads``
-    what any such reader saw meanwhile. Who knows at which offset, tells that too (``read_at``).
+    ``final`` is all that a read_committed reader reads at the end, when no transaction is open;
+    ``reads`` are the values that such readers read before. ``read_at`` also records the offset, where
+    it is known.
     """
 
     transactions: list[Written] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     final: list[str] | None = None
-    places: dict[Place, str] = field(default_factory=dict)  #: of ``reads``, as far as they were told
+    places: dict[Place, str] = field(default_factory=dict)  # : of ``reads``, where known
     final_places: Mapping[Place, str] | None = None
-    early: list[Anomaly] = field(default_factory=list)  #: what was wrong when it was read
+    early: list[Anomaly] = field(default_factory=list)  # : found at the time of a read
     _writers: dict[str, Written] = field(default_factory=dict)
 
     def begin(self, client: str, name: str, outcome: str = UNKNOWN) -> Written:
-        """OPEN is for who will set UNKNOWN before he asks to commit."""
+        """Record a new transaction. Use OPEN if the producer will set UNKNOWN before it requests the
+        commit.
+        """
         transaction = Written(client, name, outcome=outcome)
         self.transactions.append(transaction)
         return transaction
 
     def write(self, transaction: Written, value: str) -> None:
-        """It is about to be sent."""
+        """Record that ``value`` is about to be sent."""
         transaction.values.append(value)
         self._writers[value] = transaction
 
     def read(self, values: Iterable[str]) -> None:
-        """Somebody was given these with read_committed."""
+        """Record that a read_committed reader received these values."""
         self.reads.update(values)
 
     def read_at(self, place: Place, value: str) -> None:
-        """Somebody was given this with read_committed, there."""
+        """Record that a read_committed reader received ``value`` at ``place``."""
         self.reads.add(value)
         known = self.places.setdefault(place, value)
         if known != value:
             self.early.append(Anomaly("vanished", f"{known!r} was read at {place}, and later {value!r}"))
         transaction = self._writers.get(value)
         if transaction is not None and transaction.outcome == OPEN:
-            what = f"{value!r} was read at {place}, and nobody has asked to commit transaction"
+            what = f"{value!r} was read at {place}, and no commit was requested of transaction"
             self.early.append(Anomaly("undecided-read", f"{what} {transaction.name}"))
 
     def read_finally(self, values: Sequence[str]) -> None:
@@ -97,7 +98,7 @@ class TransactionHistory:
 
 
 def check_transactions(history: TransactionHistory) -> list[Anomaly]:
-    """Every anomaly, at most MAX_REPORTED of a kind; empty when all is well."""
+    """Return the anomalies, at most MAX_REPORTED of a kind."""
     told: Counter[str] = Counter()
     anomalies: list[Anomaly] = []
     for anomaly in _all(history):
@@ -139,16 +140,20 @@ def _all(history: TransactionHistory) -> Iterator[Anomaly]:
 
 @dataclass
 class TransformHistory:
-    """What an exactly-once job made: for each input record one output, in the input's order by partition."""
+    """The result of an exactly-once job: one output for each input record, in the input's order by
+    partition.
+    """
 
     #: {(topic, partition): offsets of the input, ascending}
     inputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    #: all outputs of one output partition, in order: (topic, partition, offset) of the input of each
+    # : The outputs of one output partition in order, each as (topic, partition, offset) of its input.
     outputs: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
 
 def check_transform(history: TransformHistory) -> list[Anomaly]:
-    """Anomalies: ``missing``, ``duplicate``, ``unexpected``, ``order``; empty when output = f(input)."""
+    """Return the anomalies ``missing``, ``duplicate``, ``unexpected``, ``order``; none if output =
+    f(input).
+    """
     anomalies: list[Anomaly] = []
     made: Counter[tuple[str, int, int]] = Counter()
     for partition, outputs in history.outputs.items():

@@ -1,9 +1,9 @@
-"""Proves that the tests would notice: removes one rule at a time, and expects to be caught.
+"""Prove that the tests find a missing rule: activate one mutant at a time.
 
-``python -m proof.mutants`` (``make mutants``) prints for every name in ``proof.mutants``
-how it was found: by a directed schedule, by random seeds of the core model (the real replicas and the real
-controller, without sockets and event loop), or by random seeds of the whole cluster. A mutant that nothing
-finds is a rule that nothing tests: the exit code is 1.
+``python -m proof.mutants`` (``make mutants``) prints for every mutant how it was found: by a directed
+schedule, by random seeds of the core model (the real replicas and the real controller, without sockets
+and event loop), or by random seeds of the whole cluster. If a mutant is not found, no test covers its
+rule: the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLUSTER_BUDGET_S: Final = 60.0
 
 
 class Finding(NamedTuple):
-    """How a mutant was found; ``how`` is empty when it was not."""
+    """How a mutant was found; ``how`` is empty if it was not."""
 
     mutant: str
     how: str
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 def find(
     mutant: str, *, core_budget_s: float = CORE_BUDGET_S, cluster_budget_s: float = CLUSTER_BUDGET_S
 ) -> Finding:
-    """Look for a test that fails without the rule."""
+    """Look for a run that fails without the rule."""
     started_s = time.monotonic()
     tries = 0
     for how, attempts in _ways(mutant, core_budget_s, cluster_budget_s):
@@ -57,7 +57,7 @@ _RAFT: Final = "RAFT-"
 def _ways(
     mutant: str, core_budget_s: float, cluster_budget_s: float
 ) -> Iterable[tuple[str, Iterable[Attempt]]]:
-    """(what is tried, the attempts), the quickest first."""
+    """Yield (name of the method, the attempts), the quickest first."""
     directed = _directed(mutant)
     if directed is not None:
         yield "directed schedule", [lambda: _with(mutant, directed)]
@@ -84,7 +84,7 @@ def _ways(
 
 
 def _directed(mutant: str) -> Attempt | None:
-    """The schedule that was written for it."""
+    """Return the schedule that was written for the mutant, or None."""
     if mutant.startswith(_RAFT):
         from proof.raft import schedules as raft_schedules
 
@@ -106,7 +106,7 @@ def _directed(mutant: str) -> Attempt | None:
 
 
 def _within(budget_s: float, attempts: Iterable[Attempt]) -> Iterable[Attempt]:
-    """``attempts`` until the time is over."""
+    """Yield ``attempts`` until the time is over."""
     end_s = time.monotonic() + budget_s
     for attempt in attempts:
         if time.monotonic() > end_s:
@@ -115,7 +115,7 @@ def _within(budget_s: float, attempts: Iterable[Attempt]) -> Iterable[Attempt]:
 
 
 def _with(mutant: str, run: Attempt) -> str | None:
-    """What ``run`` finds without the rule. A broken assertion is a finding, whoever made it."""
+    """Return what ``run`` finds while the mutant is active. Any exception is a finding."""
     with without(mutant):
         try:
             return run()

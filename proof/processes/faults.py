@@ -1,14 +1,14 @@
-"""Faults on real processes under load, and the history checker as the judge.
+"""Faults on real processes under load, judged by the history checker.
 
 ::
 
-    python -m proof.processes.faults --rounds 20 --seed 7     # a bit of everything
+    python -m proof.processes.faults --rounds 20 --seed 7     # faults of all kinds
     python -m proof.processes.faults --fault kill-all --rounds 50
-    python -m proof.processes.faults --transactions           # exactly once: process_transactions
+    python -m proof.processes.faults --transactions           # exactly once: proof.processes.transactions
 
-Each round: a fault strikes while clients write and read, it ends, the cluster must be whole again within a
-bound and serve every partition. At the end every history is checked. The seed decides on faults, victims
-and pauses; what the machine makes of them it cannot decide.
+Each round: a fault strikes while clients write and read, and ends; then all replicas must be in sync
+again within a bound, and every partition must be served. At the end every history is checked. The seed
+decides on faults, victims and pauses, but not on what the machine does with them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from proof.processes.workload import Workload
 
 TOPIC: Final = "ledger"
 PARTITIONS: Final = 3
-#: A cluster whose fault has ended must be whole and serving within this.
+# : After the end of a fault, all replicas must be in sync and all partitions served within this time.
 HEALING_LIMIT_S: Final = 60.0
 
 Fault = Callable[[ProcessCluster, Rng], Awaitable[str]]
-"""Does its harm, ends it, says in a few words what it did. Every node runs then, every link is whole."""
+"""Strikes, repairs, and returns a few words about it. Afterwards every node runs and every link works."""
 
 
 async def _leader_of(cluster: ProcessCluster, partition: int) -> int:
@@ -91,7 +91,7 @@ async def kill_two(cluster: ProcessCluster, rng: Rng) -> str:
 
 
 async def pause(cluster: ProcessCluster, rng: Rng) -> str:
-    """SIGSTOP of a leader, sometimes beyond its session: it wakes as a zombie."""
+    """Stop a leader by SIGSTOP, sometimes for longer than its session: it wakes up deposed."""
     victim = await _leader_of(cluster, rng.randrange(PARTITIONS))
     seconds = 0.5 + 5 * rng.random()
     cluster.pause(victim)
@@ -120,7 +120,7 @@ async def cut_one_way(cluster: ProcessCluster, rng: Rng) -> str:
 
 
 async def bad_links(cluster: ProcessCluster, rng: Rng) -> str:
-    """Every link slow, some torn in mid-frame, some reset."""
+    """Slow all links down, reset some in mid-frame and some at once."""
     links = [link for a in cluster.nodes for b in cluster.nodes if a != b for link in cluster.links(a, b)]
     for link in links:
         link.there.delay(20 * rng.random())
@@ -136,7 +136,7 @@ async def bad_links(cluster: ProcessCluster, rng: Rng) -> str:
 
 
 async def restart_in_turn(cluster: ProcessCluster, rng: Rng) -> str:
-    """A rolling restart, each node when the last one is back."""
+    """Restart the nodes one by one, each when the one before is back."""
     for node_id in list(cluster.nodes):
         code = await cluster.terminate(node_id)
         if code != 0:
@@ -165,9 +165,9 @@ class Round:
     fault: str
     what: str
     whole_s: float  #: from the end of the fault until every replica was in sync
-    served_s: float  #: and until every partition had acknowledged something new
-    pause_s: float  #: the longest in which some partition acknowledged nothing
-    acknowledged: int  #: since the beginning
+    served_s: float  # : and until every partition had acknowledged a new record
+    pause_s: float  # : the longest time in which some partition acknowledged nothing
+    acknowledged: int  # : since the start
 
 
 @dataclass(slots=True)
@@ -192,9 +192,10 @@ async def run(
     load_s: float = 0.5,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check what clients saw.
+    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check the histories of the
+    clients.
 
-    Raises TimeoutError when the cluster does not heal in HEALING_LIMIT_S.
+    Raises TimeoutError if the cluster does not heal in HEALING_LIMIT_S.
     """
     rng = seeded_rng(seed)
     report = Report()
@@ -217,7 +218,7 @@ async def run(
                 pause_s = load.take_longest_pause_s()
                 report.rounds.append(Round(name, what, whole_s, served_s, pause_s, load.history.acknowledged))
                 tell(
-                    f"{number + 1:>3}  {what:<44} whole {whole_s:5.2f} s  served {served_s:5.2f} s  "
+                    f"{number + 1:>3}  {what:<44} in sync {whole_s:5.2f} s  served {served_s:5.2f} s  "
                     f"pause {pause_s:5.2f} s  {load.history.acknowledged:>8,} acknowledged"
                 )
             await load.stop()
@@ -231,11 +232,11 @@ async def run(
     return report
 
 
-# --- as a command ----------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when nothing is wrong with what clients saw, 1 otherwise."""
+    """Return exit code 0 if no history has an anomaly, else 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--transactions" in words:
         from proof.processes import transactions as process_transactions
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.durability == "page-cache" and not chosen.fault:
         faults.remove(
             "kill-all"
-        )  # after it nobody may lead without a person's word: kl cluster elect --unclean
+        )  # after it no replica may lead without an operator: kl cluster elect --unclean
     if not chosen.fault:
         seeded_rng(seed).shuffle(faults)
     directory = chosen.directory or tempfile.mkdtemp(prefix="kafkalite-faults-")
@@ -306,7 +307,7 @@ def _print_report(report: Report) -> None:
         f"acknowledged  {report.acknowledged:,}\n"
         f"lost          {report.lost}\n"
         f"anomalies     {len(report.anomalies)}\n"
-        f"whole after   p50 {whole[len(whole) // 2]:.2f} s, worst {whole[-1]:.2f} s\n"
+        f"in sync after p50 {whole[len(whole) // 2]:.2f} s, worst {whole[-1]:.2f} s\n"
         f"served after  p50 {served[len(served) // 2]:.2f} s, worst {served[-1]:.2f} s\n"
         f"longest pause p50 {pauses[len(pauses) // 2]:.2f} s, worst {pauses[-1]:.2f} s"
     )

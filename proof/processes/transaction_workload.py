@@ -1,7 +1,8 @@
-"""Exactly-once jobs and transactional producers at work while a cluster suffers: what they did and saw.
+"""Exactly-once jobs and transactional producers that run during faults, and their histories.
 
-The jobs are processes of their own (``transform_job``), so that they can be killed and stopped like brokers;
-the rest lives in the caller's event loop. The other half of ``process_transactions``.
+The jobs are processes of their own (``transform_job``), so that they can be killed and stopped like
+brokers; the other clients run in the caller's event loop. ``proof.processes.transactions`` strikes the
+faults.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _CLOSE_LIMIT_S: Final = 10.0
 
 
 class JobProcess:
-    """One ``transform_job`` of this machine."""
+    """One ``transform_job`` process on this machine."""
 
     def __init__(self, name: str, directory: Path, bootstrap_servers: Callable[[], str]) -> None:
         self.name = name  #: also its transactional id
@@ -59,7 +60,7 @@ class JobProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     def double(self) -> JobProcess:
-        """Another process of the same name, not started."""
+        """Return another process of the same name, not started."""
         return JobProcess(self.name, self._directory, self._bootstrap_servers)
 
     async def start(self) -> None:
@@ -81,7 +82,7 @@ class JobProcess:
                 os.kill(self._process.pid, number)
 
     async def end(self, number: int = signal.SIGKILL) -> None:
-        """Send the signal and wait for the end; killed when it takes too long."""
+        """Send the signal and wait for the end. Kill the process if it takes too long."""
         if self._process is None:
             return
         self.send_signal(signal.SIGCONT)
@@ -94,15 +95,16 @@ class JobProcess:
 
     @property
     def refusals(self) -> Counter[str]:
-        """What it was refused with, by the error's name, over all its lives."""
+        """Count the errors that it was refused with, by name, over all its runs."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
         return Counter(line.partition(":")[0] for line in text.splitlines() if ":" in line)
 
 
 class TransactionWorkload:
-    """Feeds ``in``, has it transformed into ``out``, writes transactions to ``ledger``; from ``async with``.
+    """Feeds ``in``, has it transformed into ``out``, writes transactions to ``ledger``; from ``async
+    with``.
 
-    The topics must be there, with PARTITIONS partitions each.
+    The topics must exist, with PARTITIONS partitions each.
     """
 
     def __init__(
@@ -115,9 +117,9 @@ class TransactionWorkload:
         transactors: int = 2,
     ) -> None:
         self.history = TransactionHistory()
-        self.fed: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)  #: acknowledged, by partition
+        self.fed: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)  # : acknowledged records, by partition
         self.jobs = [JobProcess(f"job-{number}", directory, bootstrap_servers) for number in range(jobs)]
-        self.refused: Counter[str] = Counter()  #: what transactors were refused with
+        self.refused: Counter[str] = Counter()  # : errors that transactors were refused with
         self._servers = bootstrap_servers
         self._rng = rng
         self._transactors = [f"transactor-{number}" for number in range(transactors)]
@@ -125,8 +127,8 @@ class TransactionWorkload:
         self._tasks: list[asyncio.Task[None]] = []
         self._feeders: list[asyncio.Task[None]] = []
         self._moved = asyncio.Event()
-        self._seen_s: dict[tuple[str, int], float] = {}  # when a reader saw something new, by partition
-        self._committed_s: dict[str, float] = {}  # when a transactor began its last transaction that stands
+        self._seen_s: dict[tuple[str, int], float] = {}  # when a reader last read a new record, by partition
+        self._committed_s: dict[str, float] = {}  # when a transactor began its last committed transaction
         self._final: dict[int, list[str]] = {}
 
     async def __aenter__(self) -> Self:
@@ -147,7 +149,7 @@ class TransactionWorkload:
         await self.kill()
 
     async def kill(self) -> None:
-        """End whatever still runs, as it is."""
+        """Kill every process and task that still runs."""
         tasks = [*self._tasks, *self._feeders]
         for task in tasks:
             task.cancel()
@@ -155,7 +157,7 @@ class TransactionWorkload:
         await asyncio.gather(*(job.end() for job in self.jobs))
 
     async def _again(self, name: str, life: Callable[[], Awaitable[None]]) -> None:
-        """One life after the other, until it is over."""
+        """Run ``life`` again and again until the workload is over."""
         while not self._is_over and not (self._is_fed and name == "feeder"):
             try:
                 await life()
@@ -175,7 +177,7 @@ class TransactionWorkload:
                 await asyncio.sleep(_FEED_PAUSE_S)
 
     async def _transact(self, name: str) -> None:
-        """Transactions of a few values, most of them committed. The next life shuts the last one out."""
+        """Write transactions of a few values, and commit most of them. The next run fences this one."""
         rng, history = self._rng, self.history
         async with Producer(self._servers(), transactional_id=name, **PRODUCER_SETTINGS) as producer:
             while not self._is_over:
@@ -201,7 +203,7 @@ class TransactionWorkload:
         producer.send_nowait(LEDGER, value.encode(), partition=partition)
 
     async def _read(self) -> None:
-        """Follow what is committed."""
+        """Read committed records."""
         async with self._reader() as reader:
             reader.assign([TopicPartition(topic, n) for topic in (OUTPUT, LEDGER) for n in range(PARTITIONS)])
             while not self._is_over:
@@ -219,8 +221,9 @@ class TransactionWorkload:
     # --- waiting ---------------------------------------------------------------------------------------
 
     async def until_served(self, limit_s: float) -> float:
-        """Return when each transactor has committed something begun after now, and something new was seen
-        in every partition of the output; after how long. Raises TimeoutError that names who did not.
+        """Return when each transactor has committed a transaction that began after this call, and a new
+        record was read in every partition of the output. Return the seconds that took. Raises
+        TimeoutError with the names that are missing.
         """
         began_s = time.monotonic()
 
@@ -242,7 +245,8 @@ class TransactionWorkload:
             raise TimeoutError(f"nothing new of {waiting_for()} in {limit_s:g} s") from None
 
     async def finish(self, limit_s: float) -> None:
-        """No more input; return when all of it is transformed, everybody has ended and nothing is open.
+        """Stop the input. Return when all of it is transformed, all clients have ended and no transaction
+        is open.
 
         Raises TimeoutError.
         """
@@ -259,7 +263,7 @@ class TransactionWorkload:
             raise TimeoutError(f"the jobs' input or open transactions are left after {limit_s:g} s") from None
 
     async def _until_transformed(self) -> None:
-        """Until the jobs' group has committed the whole input."""
+        """Wait until the jobs' group has committed the whole input."""
         async with Admin(self._servers(), **SETTINGS) as admin, self._reader() as reader:
             keys = [TopicPartition(INPUT, number) for number in range(PARTITIONS)]
             while True:
@@ -272,7 +276,7 @@ class TransactionWorkload:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _read_finally(self) -> None:
-        """Read everything, when nothing is held back any more."""
+        """Read everything, once no transaction is open."""
         keys = [TopicPartition(topic, number) for topic in (OUTPUT, LEDGER) for number in range(PARTITIONS)]
         found: dict[Place, str] = {}
         async with self._reader() as reader, self._reader("read_uncommitted") as other:
@@ -296,7 +300,7 @@ class TransactionWorkload:
         return sum(map(len, self._final.values()))
 
     def check(self) -> list[Anomaly]:
-        """What is wrong with what was seen; after ``finish``."""
+        """Return the anomalies of the histories. To be called after ``finish``."""
         transform = TransformHistory()
         for number, end in self.fed.items():
             transform.inputs[INPUT, number] = list(range(end))

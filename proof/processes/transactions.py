@@ -1,12 +1,13 @@
-"""Faults on real processes while jobs and producers work in transactions: exactly once, or it is told.
+"""Faults on real processes while jobs and producers work in transactions: the result must be exactly once.
 
 ::
 
     python -m proof.processes.faults --transactions --rounds 20 --seed 7
     python -m proof.processes.faults --transactions --fault kill-group-coordinator
 
-Each round: a fault strikes, it ends, the cluster must be whole again and both the jobs and the transactional
-producers must get on. At the end the output must be f(input), and every transaction whole or not there.
+Each round: a fault strikes and ends; then all replicas must be in sync again, and both the jobs and the
+transactional producers must make progress. At the end the output must be f(input), and every
+transaction must be there completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from proof.processes.transaction_workload import LEDGER, PARTITIONS, Transaction
 from proof.processes.transform_job import GROUP, INPUT, OUTPUT, SETTINGS
 
 SESSION_S: Final = 1.5
-#: A job that finds itself replaced is told so within this, if it has anything to do.
+# : A job that was replaced must be refused within this time, if it has anything to do.
 REFUSAL_LIMIT_S: Final = 5
-#: Members that are away are noticed quickly, and open transactions of the dead end soon.
+# : Dead members are expelled quickly, and the open transactions of dead producers end soon.
 CLUSTER_SETTINGS: Final[dict[str, Any]] = {
     "group.consumer.session.timeout.ms": int(SESSION_S * 1000),
     "group.consumer.heartbeat.interval.ms": 300,
@@ -103,7 +104,7 @@ async def kill_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng)
 
 
 async def pause_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng) -> str:
-    """SIGSTOP of a job beyond its session: its partitions go to the other one, and it wakes."""
+    """Stop a job by SIGSTOP beyond its session: its partitions move to the other job, and it wakes up."""
     job = load.jobs[rng.randrange(len(load.jobs))]
     seconds = SESSION_S * (1.2 + rng.random())
     job.send_signal(signal.SIGSTOP)
@@ -113,7 +114,7 @@ async def pause_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng
 
 
 async def replace_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng) -> str:
-    """A job is stopped, another one takes over under its transactional id, and it wakes."""
+    """Stop a job by SIGSTOP, let another one take over its transactional id, and wake the first one up."""
     number = rng.randrange(len(load.jobs))
     job = load.jobs[number]
     heir = load.jobs[number] = job.double()
@@ -147,10 +148,12 @@ FAULTS: Final[Mapping[str, Fault]] = {
 class TransactionReport:
     rounds: list[tuple[str, float]] = field(
         default_factory=list
-    )  #: what happened, seconds until served again
-    committed: int = 0  #: transactions of producers that were told so
+    )  # : the fault, and the seconds until all was served again
+    committed: int = 0  # : transactions whose producers received the acknowledgement
     transformed: int = 0  #: records of the jobs' output
-    refused: Counter[str] = field(default_factory=Counter)  #: errors that ended a job's or a producer's life
+    refused: Counter[str] = field(
+        default_factory=Counter
+    )  # : errors that ended a run of a job or of a producer
     anomalies: list[Anomaly] = field(default_factory=list)
 
 
@@ -163,9 +166,10 @@ async def run(
     load_s: float = 0.5,
     tell: Callable[[str], None] = lambda text: None,
 ) -> TransactionReport:
-    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check what became of it all.
+    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check the histories.
 
-    Raises TimeoutError when the cluster, the jobs or the producers do not get on in HEALING_LIMIT_S.
+    Raises TimeoutError if the cluster, the jobs or the producers make no progress within
+    HEALING_LIMIT_S.
     """
     rng = seeded_rng(seed)
     report = TransactionReport()
@@ -196,11 +200,11 @@ async def run(
     return report
 
 
-# --- as a command ----------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when everything was done exactly once, 1 otherwise."""
+    """Return exit code 0 if everything was done exactly once, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m proof.processes.faults --transactions", description=__doc__
     )
@@ -230,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"\nrounds        {len(report.rounds)}\n"
         f"transactions  {report.committed:,} committed\n"
         f"transformed   {report.transformed:,} records\n"
-        f"refused       {', '.join(f'{name} {n}' for name, n in report.refused.most_common()) or 'nobody'}\n"
+        f"refused       {', '.join(f'{name} {n}' for name, n in report.refused.most_common()) or 'none'}\n"
         f"anomalies     {len(report.anomalies)}\n"
         f"served after  p50 {served[len(served) // 2]:.2f} s, worst {served[-1]:.2f} s"
     )

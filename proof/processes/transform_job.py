@@ -1,12 +1,12 @@
-"""An exactly-once job as a program of its own, to be killed, and to be stopped until it is thought dead.
+"""An exactly-once job as a program of its own, to be killed, or stopped until its session has expired.
 
 ::
 
     python -m proof.processes.transform_job localhost:9092 --id job-1
 
-Each record of topic ``in`` becomes one of topic ``out``, its value the place of the first one, with the
-offsets in the same transaction. What refused it is told on standard output, by name, one line each; then it
-begins anew. SIGTERM ends it.
+Each record of topic ``in`` becomes one of topic ``out``, whose value is the place of the input record,
+with the offsets in the same transaction. The name of each error that ends a run is printed on a line of
+its own; then the next run begins. SIGTERM ends the program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLOSE_LIMIT_S: Final = 5.0
 
 
 async def work(servers: str, transactional_id: str, is_over: asyncio.Event) -> None:
-    """One life. Raises KafkaliteError: what ended it."""
+    """Transform until ``is_over``. Raises the KafkaliteError that ends this run."""
     producer = Producer(servers, transactional_id=transactional_id, **PRODUCER_SETTINGS)
     consumer = Consumer(
         INPUT,

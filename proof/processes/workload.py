@@ -1,6 +1,7 @@
-"""Clients that write and read while a cluster suffers, and note everything in a History.
+"""Clients that write and read during faults, and record everything in a History.
 
-One event loop, real clients, any cluster reachable over the network: the other half of ``process_faults``.
+One event loop and real clients, for any cluster that is reachable over the network.
+``proof.processes.faults`` strikes the faults.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from kafkalite.errors import BufferFullError, KafkaliteError
 from kafkalite.model import TopicPartition
 from proof.histories.history import History, Poll, Send
 
-#: Sends of one producer that nobody has answered yet.
+# : The most unacknowledged sends of one producer.
 WINDOW: Final = 64
-#: A breath between two sends of one producer: enough load to hurt, not enough to starve the servers.
+# : Between two sends of one producer: enough load to matter, not enough to starve the servers.
 _PAUSE_S: Final = 0.001
 _POLL_MS: Final = 200
 _PADDING_MARK: Final = b"#"
@@ -56,7 +57,7 @@ class Workload:
         padding_bytes: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """``padding_bytes`` make each record longer; the history has it without."""
+        """``padding_bytes`` make each record longer; the history omits them."""
         self.history = History()
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
@@ -67,7 +68,9 @@ class Workload:
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._acknowledged = asyncio.Event()
-        self.last_acknowledged_s: dict[int, float] = {}  #: by partition, when its send began
+        self.last_acknowledged_s: dict[
+            int, float
+        ] = {}  # : by partition: the time at which its last acknowledged send began
         self._last_answer_s: dict[int, float] = {}
         self._longest_pause_s = 0.0
 
@@ -83,20 +86,21 @@ class Workload:
         await self.stop()
 
     async def stop(self) -> None:
-        """No more sends and polls; returns when every send has an outcome. Raises what a client raised."""
+        """Stop sending and polling. Return when every send has an outcome. Raises what a client raised."""
         self._is_over = True
         tasks, self._tasks = self._tasks, []
         await asyncio.gather(*tasks)
 
     def take_longest_pause_s(self) -> float:
-        """The longest time since the last call in which some partition acknowledged nothing."""
+        """Return the longest time since the last call in which some partition acknowledged nothing."""
         longest_s, self._longest_pause_s = self._longest_pause_s, 0.0
         return longest_s
 
     async def until_served(self, limit_s: float) -> float:
-        """Return when every partition has acknowledged something that was sent after now; after how long.
+        """Return when every partition has acknowledged a record sent after this call, with the seconds
+        that took.
 
-        Raises TimeoutError that names the partitions which did not.
+        Raises TimeoutError with the partitions that did not.
         """
         began_s = time.monotonic()
 
@@ -118,7 +122,7 @@ class Workload:
     # --- producers
 
     async def _produce(self, name: str) -> None:
-        """One producer after another: when one has broken down, the next is another client."""
+        """Run one producer after another: when one has failed for good, the next is another client."""
         number = life = 0
         while not self._is_over:
             life += 1
@@ -126,17 +130,17 @@ class Workload:
             producer = Producer(self._bootstrap_servers(), **self._settings)
             try:
                 await producer.start()
-            except KafkaliteError:  # nobody is there now
+            except KafkaliteError:  # no broker is reachable
                 await asyncio.sleep(0.1)
                 continue
             try:
                 number = await self._send_all(producer, client, number)
             finally:
-                with suppress(KafkaliteError, TimeoutError):  # each send was told of its own end
+                with suppress(KafkaliteError, TimeoutError):  # each send has received its own error
                     await asyncio.wait_for(producer.close(), _CLOSE_LIMIT_S)
 
     async def _send_all(self, producer: Producer, client: str, number: int) -> int:
-        """Send until the end, or until the producer has failed for good; the next number."""
+        """Send until the end, or until the producer has failed for good. Return the next number."""
         waiting: set[asyncio.Task[None]] = set()
         while not self._is_over:
             if len(waiting) >= WINDOW:
@@ -179,7 +183,7 @@ class Workload:
     # --- consumers
 
     async def _consume(self, name: str) -> None:
-        """Read every partition from its beginning, on and on; a broken consumer is followed by a new one."""
+        """Read every partition from its beginning; replace a consumer that has failed for good."""
         life = 0
         while not self._is_over:
             life += 1
@@ -207,7 +211,7 @@ class Workload:
     # --- at the end
 
     async def read_finally(self) -> None:
-        """Read everything there is into the history."""
+        """Read all records into the history."""
         partitions = [TopicPartition(self._topic, each) for each in range(self._partitions)]
         found: dict[TopicPartition, list[tuple[int, str]]] = {each: [] for each in partitions}
         async with (

@@ -1,17 +1,17 @@
-"""Random schedules for the Raft voters, judged by what must always hold (I11).
+"""Random schedules for the Raft voters, which check the invariants of the metadata log (I11).
 
 ``python -m proof.raft.fuzz --seeds 100`` (``--first``, ``--steps``)
 
-One schedule: messages delivered one by one, links cut and healed, processes killed, power lost, disks
-replaced, logs compacted, decisions made on stale states, reads asked for; at the end everything is healed.
-A seed replays exactly. What is checked, after each step or at the end:
+One schedule delivers messages one by one, cuts and heals links, kills processes, cuts power, replaces
+disks, compacts logs, decides on stale states and requests reads; at the end everything is healed. A
+seed replays exactly. The checks, after each step or at the end:
 
-- one leader in each term; the term of a node never goes back, and it votes once in each
-- what took effect is the same everywhere, and never changes
+- each term has one leader; the term of a node never decreases, and it votes once in each
+- applied entries are the same on all nodes, and never change
 - logs that agree in one entry agree in all before it
-- what was acknowledged is there in the end, once; what was said to be undone is not
-- a read sees all that was acknowledged before it
-- in the end there is a leader, all voters vote, and all have the same state
+- an acknowledged entry is there at the end, once; an entry that was reported as undone is not
+- a read includes every entry that was acknowledged before it
+- at the end there is a leader, all voters vote, and all have the same state
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = RaftSettings(
     heartbeat_ms=100,
     snapshot_min_bytes=3_000,
     retained_entries=5,
-    append_bytes=400,  # several messages to catch up
+    append_bytes=400,  # so that catching up takes several messages
     chunk_bytes=700,
 )
 STEPS = 3_000
@@ -46,7 +46,7 @@ class ViolationError(Exception):
 
 @dataclass
 class Plan:
-    """How often what happens, in thousandths of a step."""
+    """The rate of each kind of event, in thousandths of a step."""
 
     deliver: int = 550
     tick: int = 295
@@ -69,7 +69,7 @@ HARSH = Plan(kill=8, power=4, wipe=2, cut=12, heal=24, duplicate=20, downtimes=(
 
 @dataclass
 class Run:
-    """One schedule under way. Invariant: ``truth`` is every effect ever seen, in order."""
+    """One schedule. Invariant: ``truth`` is every applied entry, in order."""
 
     seed: int
     count: int
@@ -99,7 +99,7 @@ class Run:
             self.world.link_all()
 
     def run(self, steps: int) -> None:
-        """Raises ViolationError."""
+        """Run the schedule. Raises ViolationError."""
         actions = self._actions()
         for _ in range(steps):
             self.steps_done += 1
@@ -124,7 +124,7 @@ class Run:
         loaded = [(ends, link) for ends, link in self.world.links.items() if link.queue]
         return loaded[self.rng.randrange(len(loaded))] if loaded else None
 
-    # --- what may happen -------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
         picked = self._pick_link()
@@ -132,7 +132,7 @@ class Run:
             self.world.deliver(*picked[0], 1 + self.rng.randrange(3))
 
     def _duplicate(self) -> None:
-        """Harsher than any connection: a message again, or too late."""
+        """Deliver a message twice or too late, which no real connection does."""
         picked = self._pick_link()
         if picked is not None:
             queue = picked[1].queue
@@ -157,7 +157,7 @@ class Run:
                         member.tick()
 
     def _stale(self) -> None:
-        """Somebody decides on a state that was."""
+        """Propose an entry that was decided on an outdated state."""
         member = self._pick()
         if member is not None and member.is_leader:
             self.proposed += 1
@@ -193,7 +193,7 @@ class Run:
             self._leave_down(member.node_id)
 
     def _wipe(self) -> None:
-        """One disk at a time: not before the last one that was replaced votes again."""
+        """Replace one disk, unless the last one that was replaced does not vote yet."""
         member = self._pick()
         if member is None or self.recovering - {member.node_id}:
             return
@@ -235,7 +235,7 @@ class Run:
             member.take_snapshot()
             self.stats["compacted"] += 1
 
-    # --- what must hold --------------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self.world.failures:
@@ -263,7 +263,7 @@ class Run:
             raise ViolationError(f"node {i} voted for {self.votes[i, term]} and {vote} in term {term}")
 
     def _check_matches(self, i: int, leader: Member) -> None:
-        """What a leader counts on a follower's disk is there."""
+        """Check that the entries which a leader counts on a follower's disk are there."""
         for peer, (match, _) in leader.node.voter.matches().items():
             follower = self.world.up.get(peer)
             if follower is None or follower.term != leader.term or match == 0:
@@ -345,7 +345,7 @@ class Run:
             if name in present and name not in self.world.acked and outcome is not None
         ]
         if undone:
-            raise ViolationError(f"{undone[0][:9]!r} was said to be void and took effect")
+            raise ViolationError(f"{undone[0][:9]!r} was reported as void and was applied")
         self.stats["acked"] += len(self.world.acked)
         self.stats["elections"] += len(self.leaders)
 
@@ -364,7 +364,7 @@ def run_raft_seed(
     alone_count: int = 0,
     stats: Counter[str] | None = None,
 ) -> str | None:
-    """Run one schedule; returns what was violated, or None."""
+    """Run one schedule. Return the violation, or None."""
     run = Run(seed, count, plan, SETTINGS, alone_count)
     is_prevote_due = Voter.is_prevote_due
     if not is_prevote_used:  # Raft must be safe without it
@@ -381,12 +381,12 @@ def run_raft_seed(
 
 
 def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None = None) -> str | None:
-    """Like ``run_raft_seed``, in one of several moods."""
+    """Run one schedule in one of several plans. Return the violation, or None."""
     plan = HARSH if seed % 2 else CALM
     count = 5 if seed % 5 == 0 else 3
     if seed % 17 == 0:
         count = 1 + seed % 2
-        plan = replace(plan, wipe=0)  # nobody else would have what is lost
+        plan = replace(plan, wipe=0)  # a lost disk would be the only copy
     alone_count = 0
     if seed % 7 == 3:
         alone_count = 1 + seed % 30

@@ -1,6 +1,6 @@
-"""The schedules by which Raft as shipped loses data, one by one, and those against rules of our own.
+"""The schedules by which Raft as shipped in pysyncobj loses data, and those against rules of our own.
 
-Each plays a history on a ``World`` by hand and returns what was violated, or None. ``DIRECTED`` names the
+Each runs a fixed history on a ``World`` and returns the violation, or None. ``DIRECTED`` names the
 schedule that finds each mutant.
 """
 
@@ -20,7 +20,7 @@ Schedule = Callable[[], str | None]
 
 
 def _world(count: int = 3, **settings: Any) -> World:
-    """A founded cluster, lead by node 1 in term 1."""
+    """Return a bootstrapped cluster, led by node 1 in term 1."""
     world = World(count, seeded_rng(1), replace(STILL, retained_entries=0, **settings))
     world.found()
     return world
@@ -105,7 +105,9 @@ def s4_a_kill_within_compaction_keeps_the_log() -> str | None:
 
 
 def s5_an_answer_on_its_way_cuts_nothing() -> str | None:
-    """The leader hears of the first of many appends; what it sends again must not cut the follower's log."""
+    """The leader receives the response to the first of many appends; its next append must not truncate the
+    follower.
+    """
     world = _world(append_bytes=1_000)
     world.isolate(3)
     for n in range(6):
@@ -126,7 +128,7 @@ def s5_an_answer_on_its_way_cuts_nothing() -> str | None:
 
 
 def s5b_an_old_append_cuts_nothing() -> str | None:
-    """The same, played to the loss: an append of long ago arrives once more, and the leader dies."""
+    """The same until data is lost: an old append arrives again, and the leader dies."""
     world = _world()
     world.isolate(3)
     world.propose(1, ["0"])
@@ -194,7 +196,7 @@ def s8_an_acknowledgement_of_another_term_does_not_count() -> str | None:
     world.link(1, 2)
     world.forget(1, 2)
     world.propose(1, [f"new{n}" for n in range(3)])
-    for message in late:  # an answer to something sent since the link began, but for its term
+    for message in late:  # a response to a message sent since the link began, but of another term
         world.inject(2, 1, {**message, "seq": world.up[1].last_append_seq(2)})
     for _ in range(3):
         world.deliver(1, 4)
@@ -215,7 +217,7 @@ def s9_a_vote_counts_once() -> str | None:
 
 
 def s11_what_is_committed_is_not_taken_from_memory() -> str | None:
-    """All disks lose the same tail, as a power cut without syncs would do: a leader must not commit alone."""
+    """All disks lose the same tail, as in a power cut without syncs: a leader must not commit alone."""
     world = _world()
     before = {i: dict(world.disks[i].tree()) for i in world.ids}
     world.propose(1, [f"a{n}" for n in range(20)])
@@ -236,7 +238,7 @@ def s11_what_is_committed_is_not_taken_from_memory() -> str | None:
 
 
 def _replaced_disk(world: World) -> None:
-    """``precious`` is on nodes 1 and 2 when node 2's disk is replaced."""
+    """Commit ``precious`` on nodes 1 and 2, and replace the disk of node 2."""
     world.isolate(3)
     world.propose(1, ["precious"])
     world.settle(1, 2)
@@ -316,7 +318,7 @@ def s16_a_late_answer_does_not_roll_back_the_state() -> str | None:
 
 
 def s16b_a_snapshot_from_before_the_acknowledged_end_cuts_nothing() -> str | None:
-    """The follower has acknowledged more than the snapshot holds, though it has not heard of the commit."""
+    """The follower has acknowledged more than the snapshot contains, but has not received the commit."""
     world = _world()
     world.propose(1, [f"a{n}" for n in range(10)])
     world.settle(1, 3)
@@ -361,7 +363,7 @@ def s17_a_piece_of_a_snapshot_commits_nothing() -> str | None:
 
 
 def s18_a_new_disk_does_not_count() -> str | None:
-    """A deposed leader finds a voter that has forgotten the election it was deposed by."""
+    """A deposed leader finds a voter whose new disk does not contain the election that deposed it."""
     world = _world()
     world.isolate(1)
     world.elect(3)
@@ -504,7 +506,7 @@ DIRECTED: Final[dict[str, Schedule]] = {
 
 
 def finds(mutant: str) -> str | None:
-    """What the schedule for this mutant says when its rule is gone."""
+    """Return the violation that the mutant's schedule finds, or None."""
     with without(mutant):
         try:
             return DIRECTED[mutant]()

@@ -1,7 +1,8 @@
-"""Voters of Raft without a network, a clock or a disk: every message, tick and power cut by hand.
+"""Raft voters without a network, a clock or a disk: the test delivers every message, tick and power cut.
 
-The real ``RaftNode`` runs on a loop that does nothing by itself, over links that hold what is sent until it
-is delivered, on disks in memory that can be cut off at any moment. Schedules and the fuzzer share it.
+The real ``RaftNode`` runs on a loop that only runs on request, over links that hold messages until they
+are delivered, on disks in memory that can be cut off at any moment. The schedules and the fuzzer share
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 DIRECTORY: Final = "meta"
-#: Nothing happens by itself for hours: for schedules.
+# : No timer expires for hours: for schedules.
 STILL: Final = RaftSettings(
     election_timeout_ms=5_000_000, fetch_timeout_ms=10**9, heartbeat_ms=1_000_000, snapshot_min_bytes=10**9
 )
@@ -38,7 +39,7 @@ class _Handle:
 
 
 class HandLoop:
-    """The part of an event loop that a node uses; runs when told to."""
+    """The part of an event loop that a node uses; runs on request."""
 
     def __init__(self, clock: list[float]) -> None:
         self._clock = clock
@@ -60,7 +61,7 @@ class HandLoop:
         return handle
 
     def run(self) -> None:
-        """Do what is ready and what is due, once."""
+        """Run the callbacks that are ready or due, once."""
         timers, self._timers = self._timers, []
         for handle in timers:
             if handle.call is not None and handle.when <= self.time():
@@ -87,7 +88,7 @@ class HandRunner:
 
 
 class Link:
-    """One way, in order. Holds what is sent."""
+    """One direction between two nodes, in order. Holds messages until they are delivered."""
 
     def __init__(self) -> None:
         self.queue: deque[bytes] = deque()
@@ -99,20 +100,20 @@ class Link:
 
 
 class Member:
-    """One process: a node and the state machine behind it. Hears everything at once (``NodeListener``)."""
+    """One process: a node and the state machine behind it, which is called at once (``NodeListener``)."""
 
     def __init__(self, world: World, node_id: int) -> None:
         self.world = world
         self.node_id = node_id
-        self.values: list[tuple[int, str]] = []  #: (offset, value) of what took effect
+        self.values: list[tuple[int, str]] = []  # : (offset, value) of the applied entries
         self.snapshot_values: list[str] = []
         self.offset = 0
         self.index = 0
         self.leader: tuple[int | None, int] = (None, 0)
         self.failure: BaseException | None = None
         self.queued = 0  # proposals since the last tick
-        self.seen_to = 0  #: effects that the fuzzer has compared
-        self.fresh_snapshot = False  #: ... and a snapshot that it has not
+        self.seen_to = 0  # : the entries that the fuzzer has compared
+        self.fresh_snapshot = False  # : whether there is a snapshot that it has not compared
         self.runner = HandRunner(world.clock)
         self.node = RaftNode(
             world.disks[node_id],
@@ -164,12 +165,12 @@ class Member:
 
     @property
     def names(self) -> list[str]:
-        """All values that took effect, in order."""
+        """Return all applied values, in order."""
         return self.snapshot_values + [name for _, name in self.values]
 
     @property
     def is_leader(self) -> bool:
-        """In the library's sense: from the election on."""
+        """Whether it leads in the library's sense: from the election on."""
         return self.failure is None and self.node.voter.raft_state() == LEADER
 
     @property
@@ -179,16 +180,16 @@ class Member:
 
     @property
     def vote(self) -> int | None:
-        """Of the present term."""
+        """The vote in the current term."""
         vote: int | None = self.node.voter._SyncObj__votedForNodeId
         return vote
 
     def last_append_seq(self, peer: int) -> int:
-        """Of the last append that the leader sent to ``peer``."""
+        """Return the sequence of the last append that the leader sent to ``peer``."""
         return self.node.voter._append_seq.get(peer, 0)
 
     def send_snapshot_to(self, peer: int) -> None:
-        """Let the leader begin with the snapshot again at ``peer``."""
+        """Let the leader send its snapshot to ``peer`` again."""
         voter = self.node.voter
         voter._SyncObj__raftNextIndex[voter._nodes[peer]] = 1
 
@@ -197,11 +198,14 @@ class Member:
         return int(self.node.voter.raftCurrentTerm)
 
     def log(self) -> list[tuple[int, int]]:
-        """(index, term) of what the log holds."""
+        """Return (index, term) of the entries in the log."""
         return [(index, term) for _, index, term in self.node.journal[:]]
 
     def propose(self, name: str, after_offset: int | None = None) -> None:
-        """Its outcome goes to ``world.outcomes``. Decided on the state to be, unless it is said on which."""
+        """Propose a value, decided on the coming state unless ``after_offset`` is given.
+
+        The outcome goes to ``world.outcomes``.
+        """
         if after_offset is None:
             after_offset = self._offset_to_be()
         self.world.decided_on[name] = after_offset
@@ -212,7 +216,7 @@ class Member:
         )
 
     def _offset_to_be(self) -> int:
-        """The offset that the log leaves once all of it, and what is queued, is committed."""
+        """Return the offset after the whole log and all queued entries are committed."""
         journal = self.node.journal
         if self.queued:
             return journal.last_index + self.queued
@@ -223,7 +227,7 @@ class Member:
         return offset
 
     def tick(self) -> None:
-        """Do what has gathered; then tick for sure."""
+        """Run the pending work, then tick."""
         self.queued = 0
         self.runner.hand_loop.run()
         self.node.kick()
@@ -231,7 +235,7 @@ class Member:
 
 
 class World:
-    """``count`` voters, numbered from 1, and everything between them."""
+    """``count`` voters, numbered from 1, and the links between them."""
 
     def __init__(
         self, count: int, rng: Rng, settings: RaftSettings = STILL, *, is_linked: bool = True
@@ -247,7 +251,7 @@ class World:
         self.failures: list[tuple[int, BaseException]] = []
         self.outcomes: dict[str, Outcome | None] = {}
         self.decided_on: dict[str, int] = {}
-        self.acked: dict[str, int] = {}  #: value → offset, of proposals told to have taken effect
+        self.acked: dict[str, int] = {}  # : {value: offset} of the acknowledged proposals
         for i in self.ids:
             self.start(i)
         if is_linked:
@@ -287,7 +291,7 @@ class World:
         return member
 
     def kill(self, i: int) -> None:
-        """The process is gone at once; its disk keeps what the kernel has."""
+        """End the process at once; its disk keeps what was written to the kernel."""
         self.up.pop(i, None)
         for j in self.ids:
             self._drop(i, j)
@@ -297,7 +301,7 @@ class World:
         self.disks[i].crash(self.rng)
 
     def wipe(self, i: int) -> None:
-        """Another disk, empty."""
+        """Replace the disk by an empty one."""
         self.kill(i)
         self.disks[i] = MemoryFileSystem(crashable=True)
 
@@ -326,7 +330,7 @@ class World:
                     self.link(a, b)
 
     def unlink(self, a: int, b: int) -> None:
-        """What is on its way is lost."""
+        """Close the link; messages in transit are lost."""
         self.cut |= {(a, b), (b, a)}
         self._drop(a, b)
 
@@ -346,7 +350,7 @@ class World:
     # --- messages --------------------------------------------------------------------------------------
 
     def pending(self, a: int, b: int) -> list[Message]:
-        """What is on its way from ``a`` to ``b``."""
+        """Return the messages in transit from ``a`` to ``b``."""
         link = self.links.get((a, b))
         return [messages.decode(data) for data in link.queue] if link is not None else []
 
@@ -363,7 +367,7 @@ class World:
         self.up[b].node.transport.receive(a, data)
 
     def forget(self, a: int, b: int) -> None:
-        """What is on its way is lost, and nobody notices."""
+        """Lose the messages in transit; neither node notices."""
         link = self.links.get((a, b))
         if link is not None:
             link.queue.clear()
@@ -387,7 +391,7 @@ class World:
         self.tick(i)
 
     def settle(self, *ids: int, rounds: int = 12) -> None:
-        """Let everything between these nodes arrive, leaders beating."""
+        """Deliver everything between these nodes, with heartbeats of the leaders."""
         chosen = ids or tuple(self.up)
         for _ in range(rounds):
             for i in chosen:
@@ -400,24 +404,24 @@ class World:
             self.tick(*(i for i in chosen if i in self.up))
 
     def found(self) -> None:
-        """Let the cluster be founded, and lead by node 1."""
+        """Bootstrap the cluster, led by node 1."""
         for _ in range(4):
             self.settle(rounds=4)
             self.clock[0] += self.settings.heartbeat_ms / 1000 + 0.001
         assert all(not member.abstains for member in self.up.values()), "founded"
         assert self.leaders() == [(1, 1)], self.leaders()
 
-    # --- looking ---------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------
 
     def leaders(self) -> list[tuple[int, int]]:
-        """(node, term)"""
+        """Return (node, term) of every leader."""
         return [(i, member.term) for i, member in self.up.items() if member.is_leader]
 
     def names(self, i: int) -> list[str]:
         return self.up[i].names
 
     def propose(self, i: int, names: Iterable[str]) -> None:
-        """One after the other, each appended before the next is decided on."""
+        """Propose values one after the other, each appended before the next is decided on."""
         for name in names:
             self.up[i].propose(name)
             self.up[i].tick()

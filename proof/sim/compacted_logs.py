@@ -1,8 +1,7 @@
-"""I3 and I6 for logs that each replica compacts on its own: by record, for their batches differ.
+"""I3 and I6 for logs that each replica compacts on its own: by record, since their batches differ.
 
-Compaction may take a record away, but never put another one in its place, nor move it. That nothing that
-counts was taken away is seen at rest: what a coordinator knows is what every replica's log tells
-(``Coordination``).
+Compaction may remove a record, but may never replace or move one. ``Coordination`` checks at rest that
+no current record was removed: the state of a coordinator equals a replay of every replica's log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ READ_BYTES = 1 << 20
 
 
 class Told(NamedTuple):
-    """One record, as a log tells it."""
+    """One record of a log."""
 
     offset: int
     leader_epoch: int
@@ -28,16 +27,16 @@ class Told(NamedTuple):
 
 
 class CompactedLogs:
-    """What has been seen in any replica of any such partition."""
+    """The records that were found in any replica of the compacted partitions."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Any, int, int], int] = {}
         self._committed: dict[tuple[Any, int], Told] = {}
 
     def check(self, where: str, key: Any, batch: RecordBatch) -> list[Told]:
-        """I3. Returns the batch's records. Raises Violation."""
+        """Check I3. Return the batch's records. Raises Violation."""
         header = batch.header
-        if header.is_control:  # a marker, or what compaction has left of removed records
+        if header.is_control:  # a marker, or an empty batch that compaction has left
             return []
         columns = batch.columns()
         keys = columns.keys or [None] * header.record_count
@@ -54,7 +53,7 @@ class CompactedLogs:
         return found
 
     def check_committed(self, where: str, key: Any, told: Told) -> None:
-        """I6, of a record below a high watermark. Raises Violation."""
+        """Check I6 for a record below a high watermark. Raises Violation."""
         known = self._committed.setdefault((key, told.offset), told)
         if known != told:
             raise Violation(
@@ -65,7 +64,7 @@ class CompactedLogs:
 
 
 def read_buffers(log: Any, start: int, end: int) -> Iterator[tuple[memoryview, int]]:
-    """(buffer, position) of each batch in [start, end); ends early at what can't be read."""
+    """Yield (buffer, position) of each batch in [start, end). Ends early at unreadable data."""
     offset = start
     while offset < end:
         try:
@@ -83,19 +82,19 @@ def read_buffers(log: Any, start: int, end: int) -> Iterator[tuple[memoryview, i
 
 
 def read_headers(log: Any, start: int, end: int) -> Iterator[BatchHeader]:
-    """The headers of all batches in [start, end)."""
+    """Yield the headers of all batches in [start, end)."""
     for buffer, position in read_buffers(log, start, end):
         yield parse_header(buffer, position)
 
 
 def read_batches(log: Any, start: int, end: int) -> Iterator[RecordBatch]:
-    """All batches in [start, end)."""
+    """Yield all batches in [start, end)."""
     for buffer, position in read_buffers(log, start, end):
         yield RecordBatch(buffer[position : position + total_length(buffer, position)])
 
 
 def replayed(machine: Any, hosted: Any, now: Any) -> Any:
-    """``machine`` after all that is in the log of ``hosted``, from its start to its end."""
+    """Return ``machine`` after a replay of the whole log of ``hosted``."""
     from kafkalite.broker.coordination.loader import replay_batches
 
     log = hosted.partition.log

@@ -1,9 +1,9 @@
-"""Groups and transactions in a simulated cluster: the programs that use them, and what must hold of them.
+"""Groups and transactions in a simulated cluster: the programs that use them, and their invariants.
 
-Checked while things break: no partition is owned by two members (R38). When all is healed: every group is
-stable and every partition owned once (L3), no transaction is open and nothing is held back from readers (L4).
-At the end: transactions are whole, the exactly-once job made one record of each, and every record of the load
-was read by its group.
+Checked during faults: no partition is owned by two members (R38). After healing: every group is stable
+and every partition owned once (L3), no transaction is open and no reader is held back (L4). At the end:
+transactions are complete or absent, the exactly-once job wrote one record for each input, and its group
+read every record of the load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READ_PATIENCE_MS: Final = 5_000
 
 
 class Holder(NamedTuple):
-    """Who believes to hold a partition."""
+    """A member that believes to own a partition."""
 
     client: str
     member_id: str
@@ -43,26 +43,28 @@ class Holder(NamedTuple):
 
 
 class Coordination:
-    """What all such programs of a run share."""
+    """The state that all such programs of a run share."""
 
     def __init__(self, workload: Workload, nodes: Sequence[SimNode]) -> None:
         self.workload = workload
         self.nodes = nodes
         self.transactions = TransactionHistory()
-        self.processed: set[tuple[str, int, int]] = set()  #: what the readers' group was given
+        self.processed: set[tuple[str, int, int]] = set()  # : the records that the readers' group received
         self.output_partitions = 2
         self.ledger_partitions = 2
         self.is_over = False
-        self.on_decided: Callable[[], None] = lambda: None  #: a client was told that it is committed
-        self._epochs: dict[TopicPartition, int] = {}  # the latest coordinator of each partition
-        #: What was committed once, and does not go back: offsets, epochs of groups and of members.
+        self.on_decided: Callable[[], None] = lambda: (
+            None
+        )  # : called when a client receives the acknowledgement of a commit
+        self._epochs: dict[TopicPartition, int] = {}  # the epoch of each partition's latest coordinator
+        # : Committed values that never decrease: offsets, epochs of groups and of members.
         self._reached: dict[tuple[Any, ...], int] = {}
-        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  #: as the clients believe
+        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  # : as the clients believe
         self.clients: list[Client] = make_clients(self, workload)
 
     @property
     def written(self) -> list[TopicPartition]:
-        """What transactions write to, in order."""
+        """The partitions that transactions write to, in order."""
         return [
             *(TopicPartition(OUTPUT, number) for number in range(self.output_partitions)),
             *(TopicPartition(LEDGER, number) for number in range(self.ledger_partitions)),
@@ -77,7 +79,7 @@ class Coordination:
             client.start()
 
     async def create_topics(self, replication_factor: int, configs: dict[str, str]) -> None:
-        """On the client host it is called on."""
+        """Create the topics. Runs on the client host that calls it."""
         settings: dict[str, Any] = CLIENT_SETTINGS | {"default_api_timeout_ms": 20_000}
         rng = self.workload.simulation.rng("admin of groups")
         count = self.nodes[0].settings["offsets_topic_num_partitions"]
@@ -88,10 +90,10 @@ class Coordination:
             for topic, partitions in ((OUTPUT, self.output_partitions), (LEDGER, self.ledger_partitions)):
                 await admin.create_topic(topic, partitions, replication_factor, configs=configs)
 
-    # --- what clients tell
+    # --- reports of clients
 
     def on_assigned(self, client: str, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """A member has taken partitions. Nobody who is a member too may believe to hold them."""
+        """Record that a member owns partitions. No other current member may believe to own them."""
         group_id = consumer.config.group_id
         assert group_id is not None
         member_id = consumer.group_metadata().member_id
@@ -107,24 +109,24 @@ class Coordination:
         self.workload.simulation.probe("assigned")
 
     def on_given_back(self, client: str, partitions: Sequence[TopicPartition]) -> None:
-        """It holds them no more."""
+        """Record that a member has revoked partitions."""
         for key in [key for key, holder in self._holders.items() if holder.client == client]:
             if key[1] in partitions:
                 del self._holders[key]
                 self.workload.simulation.probe("given-back")
 
     def forget(self, client: str) -> None:
-        """It is gone, or begins anew."""
+        """Forget what a client owns: it has ended, or starts again."""
         for key in [key for key, holder in self._holders.items() if holder.client == client]:
             del self._holders[key]
 
     def forget_host(self, name: str) -> None:
-        """All of a host is gone."""
+        """Forget what all clients of a host own."""
         for key in [key for key, holder in self._holders.items() if holder.client.startswith(f"{name}.")]:
             del self._holders[key]
 
     def _holds(self, group_id: str, holder: Holder) -> bool:
-        """Whether it is a member, and not one that was expelled, joined again and has yet to be told so."""
+        """Whether it is a member, and not one that was expelled and has not received that yet."""
         group = self._group(group_id)
         if group is None or holder.member_id not in group.members:
             return False
@@ -134,15 +136,15 @@ class Coordination:
             return False
         return True
 
-    # --- what brokers hold
+    # --- state of brokers
 
     def _machines(self, kind: int) -> Iterator[Any]:
-        """Each partition's machine, of its latest coordinator."""
+        """Yield the state machine of each partition's latest coordinator."""
         for shard in self._shards(kind):
             yield shard.machine
 
     def _shards(self, kind: int) -> Iterator[Any]:
-        """Each partition's latest coordinator, while it is loaded."""
+        """Yield each partition's latest coordinator that is loaded."""
         latest: dict[int, Any] = {}
         for node in self.nodes:
             broker = node.live
@@ -165,7 +167,7 @@ class Coordination:
         return None
 
     def check(self) -> None:
-        """What holds at every moment. Raises Violation."""
+        """Check what holds at every moment. Raises Violation."""
         if not self.is_used:
             return
         for shard in self._shards(GROUP):
@@ -185,7 +187,7 @@ class Coordination:
                     raise Violation("R38", f"{partition} of {group_id}: {other} and {member_id} own it")
 
     def _check_progress(self, shard: Any) -> None:
-        """What is committed does not go back: everything that this coordinator knows is. What is not may."""
+        """Check that committed values do not decrease. Uncommitted ones may."""
         groups = shard.machine.groups
         for group_id in (READERS, JOBS, WATCHERS):
             group = groups.get(group_id)
@@ -211,7 +213,7 @@ class Coordination:
         self._reached[what] = value
 
     def _note_generation(self, group: Any) -> None:
-        """Count what rarely happens."""
+        """Count rare events."""
         known = self._reached.get(("epoch of group", group.group_id), 0)
         if group.group_epoch > known:
             self.workload.simulation.probe("rebalance")
@@ -231,7 +233,7 @@ class Coordination:
     # --- at rest
 
     def unsettled(self) -> str | None:
-        """Why groups or transactions are not at rest; None when they are (L3, L4)."""
+        """Return why groups or transactions are not at rest; None if they are (L3, L4)."""
         for group_id, clients in ((READERS, "g"), (JOBS, "x"), (WATCHERS, "v")):
             if not any(client.host.name.startswith(clients) for client in self.clients):
                 continue
@@ -249,7 +251,7 @@ class Coordination:
         return None
 
     def _partitions(self, pattern: str) -> list[tuple[str, int]]:
-        """(topic id, partition) of every topic there is whose name matches."""
+        """Return (topic id, partition) of every existing topic whose name matches."""
         broker = next(node.live for node in self.nodes if node.live is not None and node.is_broker)
         return sorted(
             (shape.topic_id, number)
@@ -259,7 +261,7 @@ class Coordination:
         )
 
     def uncommitted(self) -> str | None:
-        """What the job has not consumed yet, or the readers not processed, of all that there is."""
+        """Return a record that the job or the readers have not consumed yet, or None."""
         for tp in self.workload.keys:
             end = self._end(tp)
             if end is None:
@@ -297,7 +299,9 @@ class Coordination:
                     yield hosted.partition
 
     def open_transactions(self) -> str | None:
-        """A transaction that nobody has ended, or what readers wait behind; None when all is at rest (L4)."""
+        """Return an open transaction, or a partition that holds readers back; None if all are at rest
+        (L4).
+        """
         for machine in self._machines(TRANSACTION):
             for pending in machine.pending_markers():
                 return f"markers of {pending.name!r} are not written in {pending.partitions}"
@@ -308,7 +312,7 @@ class Coordination:
         return None
 
     def check_rest(self) -> None:
-        """R36: what each coordinator knows is what every replica of its partition tells. Raises Violation."""
+        """Check R36: each coordinator's state equals a replay of every replica. Raises Violation."""
         for kind in (GROUP, TRANSACTION):
             for shard in self._shards(kind):
                 known = _durable(shard.machine)
@@ -320,7 +324,7 @@ class Coordination:
                     if _durable(machine) != known:
                         raise Violation(
                             "R36",
-                            f"{hosted.key} on {node.node_id} tells another state than the coordinator's: "
+                            f"{hosted.key} on {node.node_id} has another state than the coordinator: "
                             + _difference(known, _durable(machine)),
                         )
                     self.workload.simulation.probe("replayed")
@@ -328,7 +332,7 @@ class Coordination:
     # --- at the end
 
     async def read_everything(self) -> None:
-        """The final read of what transactions wrote, with read_committed."""
+        """Read all that transactions wrote, with read_committed, at the end."""
         self.transactions.read_finally_at(await self._read(self.written))
 
     async def _read(self, keys: Sequence[TopicPartition]) -> dict[Place, str]:
@@ -356,7 +360,7 @@ class Coordination:
         return read
 
     def judge(self) -> None:
-        """Raises Violation for the first anomaly of the whole run."""
+        """Raise Violation for the first anomaly of the whole run."""
         found = check_transactions(self.transactions)
         if any(client.host.name.startswith("x") for client in self.clients) and not self._trims:
             found += check_transform(self._transformed())
@@ -380,12 +384,12 @@ def _source(value: str) -> tuple[str, int, int]:
 
 
 def _durable(machine: Any) -> Any:
-    """What another coordinator must arrive at from the same records."""
+    """Return the state that another coordinator must reach from the same records."""
     return machine.durable() if hasattr(machine, "durable") else machine.durable_state()
 
 
 def _difference(one: Any, other: Any) -> str:
-    """What is the first thing that differs."""
+    """Return the first difference, as text."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
             if one.get(key) != other.get(key):

@@ -1,7 +1,7 @@
-"""Schedules for the rules of coordinators in a cluster: real brokers and clients, cut off and killed at the
-worst moment. Each breaks a promise when its rule is removed, and none otherwise.
+"""Directed schedules for the rules of coordinators in a cluster: real brokers and clients, cut off and
+killed at the worst moment. Each violates a promise when its rule is removed, and none otherwise.
 
-``DIRECTED`` is {mutant: schedule}; a schedule returns None, or what was violated.
+``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proof.sim.workload import CLIENT_SETTINGS
 
 KEY: Final = TopicPartition("t", 0)
 GROUP_ID: Final = "g"
-TIMEOUT_MS: Final = 2_000  #: of a transaction, and of who wants an answer
+TIMEOUT_MS: Final = 2_000  # : of transactions and of requests
 _READ: Final = OffsetFetchRequest(GROUP_ID, "", -1, False, None)
 
 
@@ -33,7 +33,7 @@ _READ: Final = OffsetFetchRequest(GROUP_ID, "", -1, False, None)
 
 
 async def _commit(stage: Stage, offset: int, bootstrap: list[str]) -> bool:
-    """Whether it was told as committed."""
+    """Commit an offset. Return whether it was acknowledged."""
     settings = CLIENT_SETTINGS | {"default_api_timeout_ms": TIMEOUT_MS}
     async with Admin(bootstrap, rng=stage.simulation.rng(f"commit {offset}"), **settings) as admin:
         try:
@@ -50,7 +50,7 @@ async def _committed(stage: Stage, bootstrap: list[str]) -> int:
 
 
 def _ask(coordinators: Any) -> Response | Pending | None:
-    """What a broker answers when it is asked for what is committed; None: that it is no coordinator."""
+    """Return a broker's response to an offset fetch; None if it does not coordinate the group."""
     try:
         answer: Response | Pending = coordinators.groups(GROUP_ID).submit(_READ)
     except BrokerError:
@@ -59,7 +59,7 @@ def _ask(coordinators: Any) -> Response | Pending | None:
 
 
 async def _told(answer: Response | Pending | None) -> int | None:
-    """The offset in the answer, -1 for none; None when it is a refusal."""
+    """Return the offset in the response, -1 for none; None if it is a refusal."""
     if answer is None:
         return None
     try:
@@ -75,7 +75,7 @@ async def _ask_inside(node: SimNode) -> int | None:
 
 
 async def answer_uncommitted(stage: Stage) -> str | None:
-    """A coordinator that is cut off from the others takes a commit, and is replaced."""
+    """A coordinator that is cut off from the other brokers accepts a commit, and is replaced."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -84,12 +84,12 @@ async def answer_uncommitted(stage: Stage) -> str | None:
     await stage.succeeded(old, OFFSETS_TOPIC)
     found = await stage.on("reader", _committed(stage, [node.address for node in stage.others(old)]))
     if is_told and found != 20:
-        return f"R36: offset 20 was told as committed, and after a failover it is {found}"
+        return f"R36: offset 20 was acknowledged as committed, and after a failover it is {found}"
     return None
 
 
 async def keep_serving(stage: Stage) -> str | None:
-    """A coordinator that was cut off and replaced is back, and somebody asks it."""
+    """A coordinator that was cut off and replaced is back, and receives a request."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -105,7 +105,7 @@ async def keep_serving(stage: Stage) -> str | None:
 
 
 async def serve_unloaded(stage: Stage) -> str | None:
-    """A request arrives in the very moment in which a broker becomes the coordinator."""
+    """A request arrives at the very moment in which a broker becomes the coordinator."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -159,7 +159,7 @@ class _Writer:
         self.partition = partition
         self.has_written = asyncio.Event()
         self.may_commit = asyncio.Event()
-        self.is_told: bool | None = None  #: None: not yet
+        self.is_told: bool | None = None  # : None: no response yet
 
     async def run(self) -> None:
         async with _producer(self.stage, "writer") as producer:
@@ -182,7 +182,7 @@ def _begin(stage: Stage, partition: int = 0) -> _Writer:
 
 
 async def answer_early(stage: Stage) -> str | None:
-    """A coordinator that is cut off from the others is asked to commit, and is replaced."""
+    """A coordinator that is cut off from the other brokers receives a commit, and is replaced."""
     await stage.open(KEY.topic)
     writer = _begin(stage)
     await writer.has_written.wait()
@@ -193,14 +193,14 @@ async def answer_early(stage: Stage) -> str | None:
     old.kill()
     await stage.succeeded(old, TRANSACTIONS_TOPIC)
     await stage.whole()
-    await stage.until(lambda: stage.held_back(KEY.topic) is None)  # aborted by timeout, if not committed
+    await stage.until(lambda: stage.held_back(KEY.topic) is None)  # aborted by timeout, unless committed
     if writer.is_told and not await stage.on("reader", stage.read_committed(KEY)):
-        return "R32: a transaction was told as committed, and after a failover it is aborted"
+        return "R32: a transaction was acknowledged as committed, and after a failover it is aborted"
     return None
 
 
 async def marker_uncommitted(stage: Stage) -> str | None:
-    """A partition's leader takes a marker that its follower never gets, and dies for good."""
+    """A partition's leader appends a marker that its follower never receives, and dies for good."""
     await stage.open(KEY.topic, partitions=3, replication_factor=2)
     await stage.on("warm-up", _commit_nothing(stage))
     coordinator = stage.led(TRANSACTIONS_TOPIC)
@@ -229,7 +229,7 @@ async def _commit_nothing(stage: Stage) -> None:
 
 
 async def unverified(stage: Stage) -> str | None:
-    """A transaction's first batch is under way when another producer takes over its transactional id."""
+    """A transaction's first batch is in transit when another producer takes over its transactional id."""
     await stage.open(KEY.topic)
     await stage.on("warm-up", _commit_nothing(stage))
     leader = stage.led(KEY.topic)
@@ -249,10 +249,10 @@ async def unverified(stage: Stage) -> str | None:
     await stage.on("warm-up", _commit_nothing(stage))
     link.heal()
     await asyncio.wait((zombie,))
-    zombie.exception()  # it is refused: what matters is what the partition took
+    zombie.exception()  # it is refused: only the partition's log matters
     await asyncio.sleep(5 * TIMEOUT_MS / 1000)
     held = stage.held_back(KEY.topic)
-    return held and f"R31: a batch began a transaction that nobody will end: readers are held back in {held}"
+    return held and f"R31: a batch began a transaction that will never end: readers are held back in {held}"
 
 
 # --- compacted logs (R41) ----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ _COMPACTED: Final = {
 
 
 async def forgets_unheard(stage: Stage) -> str | None:
-    """A replica is away when a key is deleted, and for longer than the others keep the tombstone for."""
+    """A replica is away when a key is deleted, and for longer than the others keep the tombstone."""
     stage.observer.compacted_topics = (KEY.topic,)
     await stage.open(KEY.topic, configs=_COMPACTED)
     await stage.on("writer", _write(stage, b"deleted", b"old"))
@@ -286,14 +286,14 @@ async def forgets_unheard(stage: Stage) -> str | None:
 
 
 async def _pass_time(stage: Stage) -> None:
-    """Enough of it, with enough to compact, for a tombstone to go."""
+    """Wait and write until compaction has removed an old tombstone."""
     for number in range(4):
         await asyncio.sleep(1.1 * _RETENTION_MS / 1000)
         await stage.on("writer", _write(stage, b"other", b"%d" % number))
 
 
 async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
-    """That record, and what makes its segment a closed one."""
+    """Write the record, and enough behind it to close its segment."""
     clock, rng = stage.simulation.host("writer").clock, stage.simulation.rng("writer")
     async with Producer(stage.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
         await producer.send(KEY.topic, value, key=key, partition=0)
@@ -302,7 +302,7 @@ async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
 
 
 def _values(node: SimNode, key: bytes) -> list[bytes | None]:
-    """All that a reader of that replica's log is told of the key."""
+    """Return all values of the key in that replica's log."""
     assert node.live is not None
     (hosted,) = (one for one in node.live.partitions if one.key == KEY)
     batches = read_batches(hosted.partition.log, hosted.log_start_offset, hosted.log_end_offset)

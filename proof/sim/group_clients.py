@@ -1,5 +1,6 @@
-"""Simulated programs that use coordinators: readers of a group, exactly-once jobs, transactional producers,
-and teams that write one batch together. What they see goes into histories that the scenario judges."""
+"""Simulated programs that use coordinators: readers of a group, exactly-once jobs, transactional
+producers, and teams that write one batch together. They record histories, which the scenario judges.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +49,12 @@ PRODUCER_SETTINGS: Final[dict[str, Any]] = CLIENT_SETTINGS | {
 
 
 class _Ownership(RebalanceListener):
-    """Tells the world what a member believes to hold."""
+    """Reports which partitions a member believes to own."""
 
     def __init__(self, coordination: Coordination, client: str) -> None:
         self._coordination = coordination
         self._client = client
-        self.session = 0  #: grows whenever something came: then reading begins at what is committed
+        self.session = 0  # : grows with each assignment: reading then starts at the committed offset
         self.consumer: Consumer | None = None
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
@@ -66,7 +67,7 @@ class _Ownership(RebalanceListener):
 
 
 class _CoordinatedClient(Client):
-    """Goes on until coordination is over."""
+    """A client that runs until coordination is over."""
 
     def __init__(self, coordination: Coordination, name: str) -> None:
         super().__init__(coordination.workload, name)
@@ -90,7 +91,7 @@ class _CoordinatedClient(Client):
 
 
 class GroupReader(_CoordinatedClient):
-    """A member of a group that reads the load's topic, and commits by itself or lets it be committed."""
+    """A member of a group that reads the load's topic, and commits explicitly or automatically."""
 
     async def run(self, client: str) -> None:
         workload, rng = self.workload, self.rng
@@ -117,7 +118,7 @@ class GroupReader(_CoordinatedClient):
                     self._coordination.on_decided()
                 await asyncio.sleep((0.6 if rng.random() < 0.2 else 0.2) * rng.random())
                 if rng.random() < 0.03:
-                    return  # leaves, and comes back as another member
+                    return  # it leaves, and comes back as another member
 
     def _note(self, session: str, records: Sequence[Record]) -> None:
         polls: dict[int, Poll] = {}
@@ -136,7 +137,7 @@ class GroupReader(_CoordinatedClient):
 
 
 class Watcher(_CoordinatedClient):
-    """A member of a group that reads whatever topics there are; an administrator makes and deletes them."""
+    """A member of a group that reads all side topics, which an administrator creates and deletes."""
 
     async def run(self, client: str) -> None:
         rng = self.rng
@@ -201,8 +202,8 @@ class Transformer(_CoordinatedClient):
 class Transactor(_CoordinatedClient):
     """Writes transactions of a few values to a few partitions, and commits or aborts them.
 
-    Now and then a second producer of the same transactional id takes over in the middle: what the first one
-    does from then on must fail.
+    Now and then a second producer of the same transactional id takes over in the middle: everything
+    that the first one does after that must fail.
     """
 
     number = 0
@@ -253,14 +254,14 @@ class Transactor(_CoordinatedClient):
                 await asyncio.sleep(0.1 * rng.random())
 
     async def _be_replaced(self, client: str, producer: Producer, transaction: Written) -> None:
-        """Go on after another producer of the transactional id was told that it is in charge."""
+        """Go on after another producer of the transactional id was initialized."""
         async with self._producer(f"{client}'"):
             transaction.is_zombie = True
             if await self._is_refused(producer, transaction):
                 self.simulation.probe("zombie-producer-refused")
 
     async def _oversleep(self, producer: Producer, transaction: Written) -> None:
-        """Go on after the transaction's time was over: the coordinator has aborted it."""
+        """Go on after the transaction has timed out: the coordinator has aborted it."""
         await asyncio.sleep((TRANSACTION_TIMEOUT_MS + 1_000) / 1000)
         if await self._is_refused(producer, transaction):
             self.simulation.probe("timeout-abort")
@@ -279,7 +280,7 @@ class Transactor(_CoordinatedClient):
 class BatchTeam(_CoordinatedClient):
     """A driver and its writers: batch after batch of one application, as a Spark job writes them.
 
-    The driver remembers only which batch is next, and asks after a crash what was decided last.
+    The driver only remembers which batch is next. After a crash it asks for the last decision.
     """
 
     async def run(self, client: str) -> None:
@@ -298,7 +299,9 @@ class BatchTeam(_CoordinatedClient):
                     written.outcome = UNKNOWN
                 result = await group.finish(batch_id, [winner for winner, _ in winners])
                 for each in prepared:
-                    if each is not None:  # repeated: an earlier driver's late request may have decided
+                    if (
+                        each is not None
+                    ):  # a repeated batch: a late request of an earlier driver may have decided it
                         each[1].outcome = COMMITTED if each[0].writer in result.winners else ABORTED
                 self._coordination.on_decided()
                 self.simulation.probe("batch-repeated" if result.is_repeated else "batch-decided")
@@ -309,7 +312,9 @@ class BatchTeam(_CoordinatedClient):
                 await asyncio.sleep(0.8 * rng.random())
 
     async def _write(self, client: str, batch_id: int, number: int) -> tuple[Any, Written] | None:
-        """One attempt: what it prepared, or None when the batch was found decided or it failed."""
+        """Run one attempt. Return what it prepared; None if the batch was already decided or the attempt
+        failed.
+        """
         member = f"{client}/{batch_id}/{number}"
         written = self._coordination.transactions.begin(client, member, OPEN)
         writer = TransactionGroupWriter(
@@ -336,7 +341,7 @@ class BatchTeam(_CoordinatedClient):
 
 
 class CommittedReader(_CoordinatedClient):
-    """Reads with read_committed what transactions write, from the beginning, and now and then once more."""
+    """Reads what transactions write with read_committed, and now and then again from the beginning."""
 
     async def run(self, client: str) -> None:
         coordination, rng = self._coordination, self.rng
@@ -367,7 +372,7 @@ class CommittedReader(_CoordinatedClient):
 
 
 def make_clients(coordination: Coordination, workload: Workload) -> list[Client]:
-    """As many of each kind as the load says."""
+    """Create the clients of each kind that the load asks for."""
     load = workload.load
     return [
         *(GroupReader(coordination, f"g{number}") for number in range(1, load.group_readers + 1)),

@@ -1,7 +1,7 @@
-"""What goes wrong: kills, cuts, power losses and the rest, at times and places drawn from the seed.
+"""Faults: kills, cuts, power losses and others, at times and places drawn from the seed.
 
-Each fault is a coroutine that does something, waits, and undoes it. Several may be under way at once.
-``heal`` undoes everything that is not undone yet.
+Each fault is a coroutine that breaks something, waits, and repairs it. Several may run at the same
+time. ``heal`` repairs everything that is still broken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CLOCK_ERROR_MS: Final = 1_000_000
 
 
 class Nemesis:
-    """The hand that breaks things. Runs in the simulation's own context."""
+    """Strikes the faults. Runs in the simulation's own context."""
 
     def __init__(
         self, simulation: Simulation, plan: Plan, nodes: Sequence[SimNode], workload: Workload
@@ -36,7 +36,7 @@ class Nemesis:
         self.clients: Sequence[Client] = workload.clients
         self.rng = simulation.rng("nemesis")
         self.on_fault: Callable[[], None] = lambda: None
-        #: Tells the node that leads a partition, or the active controller; None while nobody knows.
+        # : Returns the node that leads a partition, or the active controller; None if there is none.
         self.find_leader: Callable[[], SimNode | None] = lambda: None
         self.find_controller: Callable[[], SimNode | None] = lambda: None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -46,7 +46,7 @@ class Nemesis:
         self._disk_losses = 0
 
     async def run(self, duration_s: float) -> None:
-        """Break things for so long."""
+        """Strike faults for ``duration_s``."""
         loop, plan, rng = self.simulation.loop, self.plan, self.rng
         end_s = loop.time() + duration_s
         names = [name for name, weight in plan.faults.items() for _ in range(weight)]
@@ -65,8 +65,7 @@ class Nemesis:
         self.on_fault()
 
     async def _at_a_moment(self, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Half of all faults come in the very moment in which a client is told that its record is safe, or
-        that what it committed is."""
+        """Strike half of all faults at the very moment in which a client receives an acknowledgement."""
         if self.rng.random() < 0.5:
             told = self.simulation.loop.create_future()
             if self.plan.load.committed_readers and self.rng.random() < 0.5:
@@ -82,22 +81,22 @@ class Nemesis:
         await fault()
 
     def on_acknowledged(self) -> None:
-        """A client was told just now."""
+        """A client has just received the acknowledgement of a record."""
         if self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_result(None)
 
     def on_decided(self) -> None:
-        """A client was told just now that its transaction or its offsets are committed."""
+        """A client has just received the acknowledgement of a transaction or of offsets."""
         if self._decided is not None and not self._decided.done():
             self._decided.set_result(None)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # the loop tells it as a violation
+            raise task.exception()  # type: ignore[misc] # the loop reports it as a violation
 
     async def heal(self) -> None:
-        """Everything works again from now on; whoever is down is started."""
+        """Repair everything, and start every node that is down."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -122,7 +121,7 @@ class Nemesis:
                 node.start()
 
     async def _stopped(self, node: SimNode) -> None:
-        """Return when a stop that is under way has ended; one that hangs is ended by force."""
+        """Return when a stop in progress has ended; kill the node if it hangs."""
         for _ in range(int(STOP_PATIENCE_S / 0.05)):
             if node.state != "stopping":
                 return
@@ -135,7 +134,7 @@ class Nemesis:
         return self.plan.mean_fault_s * 2 * self.rng.random()
 
     def _target(self) -> SimNode:
-        """One of the nodes: often the one that leads."""
+        """Return one of the nodes, often a leader."""
         choice = self.rng.random()
         found = None
         if choice < 0.3:
@@ -222,7 +221,7 @@ class Nemesis:
             client.crash()
 
     async def _pause_client(self) -> None:
-        """It stands still, perhaps for longer than its session, and wakes as a zombie."""
+        """Pause a client, perhaps for longer than its session."""
         client = self.clients[self.rng.randrange(len(self.clients))]
         host = client.host
         if client.is_done or not host.is_running or host.is_paused:
@@ -256,7 +255,7 @@ class Nemesis:
         await self._cut([(first, second), (second, first)])
 
     async def _isolate(self) -> None:
-        """One node from the others; its clients may still reach it."""
+        """Cut one node off from the others; its clients may still reach it."""
         node = self._target().host.name
         others = [other.host.name for other in self.nodes if other.host.name != node]
         await self._cut([(node, other) for other in others] + [(other, node) for other in others])
@@ -298,7 +297,7 @@ class Nemesis:
         self._start_again(node)
 
     async def _broken_disk(self) -> None:
-        """Syncs fail: the broker loses some of its logs until it is started again."""
+        """Let syncs fail: the broker takes some of its logs offline until it is restarted."""
         node = self._target()
         if not node.is_running:
             return

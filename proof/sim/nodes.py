@@ -1,4 +1,4 @@
-"""Real brokers on simulated hosts: start, stop, kill, and what each of them is doing."""
+"""Real brokers on simulated hosts: start, stop, kill, and the state of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DATA_PATH: Final = "/data"
 
 
 class SimNode:
-    """One node of the cluster: a host, a disk, and the broker that runs there now, if one does.
+    """One node of the cluster: a host, a disk, and the running broker, if any.
 
-    ``is_excused`` says that its disk was made to fail: then it may refuse to start or stop by itself, which
-    is else a violation, and somebody has to start it again.
+    ``is_excused`` means that its disk was made to fail: then it may refuse to start or stop by itself,
+    which is a violation otherwise, and must be started again.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class SimNode:
         self.host: Host = simulation.host(f"{'b' if is_broker else 'k'}{node_id}")
         self.settings = dict(settings)
         self.broker: Broker | None = None
-        self.state = "down"  #: or starting, running, stopping
+        self.state = "down"  # : or starting, running, stopping
         self.is_excused = False
         self.start_count = 0
-        self.is_rejoining = False  #: with an empty disk that the others have to fill again
+        self.is_rejoining = False  # : with an empty disk that the others have to fill again
         self.failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -52,18 +52,18 @@ class SimNode:
 
     @property
     def is_running(self) -> bool:
-        """Its program serves; it may be paused."""
+        """Whether its broker has started; it may be paused."""
         return self.state == "running" and self.host.is_running
 
     @property
     def live(self) -> Broker | None:
-        """The broker, while its parts can be looked at."""
+        """The broker, once its parts exist."""
         return self.broker if self.is_running else None
 
-    # --- life -------------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a new process; ``state`` tells when it serves."""
+        """Start a new process; ``state`` says when it serves."""
         self.host.kill()
         self.start_count += 1
         self.state = "starting"
@@ -100,7 +100,7 @@ class SimNode:
         self._on_exit(run)
 
     def _on_exit(self, run: int) -> None:
-        """The program has ended by itself: what it left behind goes as after a kill."""
+        """Clean up after a program that has ended by itself, as after a kill."""
         if run == self.start_count:
             self.state = "down"
             self.broker = None
@@ -109,11 +109,11 @@ class SimNode:
             self.simulation.loop.call_soon(self._bury, process, context=self.simulation.network.context)
 
     def _bury(self, process: Process | None) -> None:
-        if self.host.process is process:  # the next one may have begun meanwhile
+        if self.host.process is process:  # the next one may have started meanwhile
             self.host.kill()
 
     async def stop(self) -> None:
-        """In good order. To be awaited by the simulation's own hand."""
+        """Shut down in order. To be awaited outside of all hosts."""
         broker, process = self.broker, self.host.process
         if broker is None or process is None or not self.is_running:
             return
@@ -134,7 +134,7 @@ class SimNode:
         self.host.lose_power()
 
     def replace_disk(self) -> None:
-        """Lose power and the disk with it; the next start is told that this is so."""
+        """Cut the power and replace the disk; the next start knows that."""
         self.lose_power()
         self.simulation.note(f"new disk for {self.host}")
         self.host.replace_disk()
@@ -143,13 +143,13 @@ class SimNode:
     def _gone(self) -> None:
         self.state = "down"
         self.broker = None
-        self.start_count += 1  # whatever its last run may still want to tell
+        self.start_count += 1  # so that later calls of its last run are ignored
 
 
 def make_nodes(
     simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0
 ) -> list[SimNode]:
-    """``count`` brokers that are controllers too; with ``controllers``, as many nodes more for that alone.
+    """Return ``count`` brokers that are controllers too, or that many and ``controllers`` further nodes.
 
     One broker without controllers is a cluster of its own and needs no quorum.
     """

@@ -1,17 +1,17 @@
-"""Watches the insides of all brokers at once, and checks after each step what no broker can see alone.
+"""Looks into all brokers at once, and checks after each step what no broker can check alone.
 
-The invariants bear the numbers of the rules' list:
+The invariants have the numbers of docs/rules.md:
 
-I1  the leader of a partition holds every record that was ever committed or acknowledged
-I2  so does every running member of the in-sync set and of the eligible leader replicas
+I1  the leader of a partition has every record that was ever committed or acknowledged
+I2  so has every running member of the ISR and of the eligible leader replicas
 I3  two batches of one partition with the same offset and leader epoch are the same, on any two brokers
-I4  a leader that may commit waits for everybody in the in-sync set of the metadata
+I4  a leader that may commit waits for every replica in the ISR of the metadata
 I5  a partition has one leader in each epoch
-I6  what is below any replica's high watermark is the same everywhere and for ever
+I6  records below any replica's high watermark are the same everywhere and for ever
 I7  a log's epochs are those of its batches
 I8  log start <= high watermark <= log end, and synced end <= log end
-I9  what a replica knows of its producers is what its log tells
-I10 the cluster image: leader in the in-sync set, in-sync set and eligible replicas apart and assigned
+I9  the producer state of a replica equals a replay of its log
+I10 the cluster image: leader in the ISR, ISR and eligible replicas disjoint and assigned
 I11 the metadata log: entries once committed never change, and every node applies the same ones
 """
 
@@ -48,11 +48,11 @@ class _Seen:
         self.truncations = 0
         self.high_watermark = 0
         self.batches: list[BatchHeader] = []
-        self.records: deque[Told] = deque()  # of a log that is compacted: not yet known to be committed
+        self.records: deque[Told] = deque()  # of a compacted log: not known to be committed yet
 
 
 class Observer:
-    """Keeps what has been true, to compare it with what is."""
+    """Keeps a record of the past, to compare the present with it."""
 
     def __init__(self, simulation: Simulation, nodes: Sequence[SimNode]) -> None:
         self._simulation = simulation
@@ -60,29 +60,30 @@ class Observer:
         self._seen: dict[tuple[int, Key], _Seen] = {}
         self._batches: dict[tuple[Key, int, int], tuple[int, int]] = {}  # I3: (crc, next offset)
         self._leaders: dict[tuple[Key, int], int] = {}  # I5
-        #: I6: {base offset: (leader epoch, crc, next offset)} of all that was below a high watermark.
+        # : I6: {base offset: (leader epoch, crc, next offset)} of all batches that were below a high
+        # watermark.
         self._committed: dict[Key, dict[int, tuple[int, int, int]]] = {}
         self._committed_end: dict[Key, int] = {}
         self._acknowledged_end: dict[Key, int] = {}
-        self._trimmed: set[Key] = set()  # partitions of which the beginning has been deleted
+        self._trimmed: set[Key] = set()  # partitions whose beginning has been deleted
         self._image = ClusterImage()
         self._images: dict[int, tuple[int, str]] = {}
         self._entries: dict[int, str] = {}  # I11: metadata offset -> image digest
-        self.compacted_topics: Sequence[str] = ()  #: of which replicas compact their logs during the run
+        self.compacted_topics: Sequence[str] = ()  # : topics whose logs are compacted during the run
         self._compacted = CompactedLogs()
         self.check_count = 0
 
-    # --- what others ask --------------------------------------------------------------------------------
+    # --- for the other parts of a run -------------------------------------------------------------------
 
     @property
     def image(self) -> ClusterImage:
-        """The newest that any node has shown."""
+        """The newest image of any node."""
         return self._image
 
     def on_acknowledged(self, key: TopicPartition, offset: int) -> None:
-        """A client was told, with ``acks=all``, that its record stands there."""
+        """A client has received the acknowledgement, with ``acks=all``, of its record at ``offset``."""
         topic = self._image.topics.get(key.topic)
-        assert topic is not None, f"records were acknowledged to {key}, of which no node has heard"
+        assert topic is not None, f"records were acknowledged to {key}, which no node knows"
         life = (*key, topic.topic_id)
         self._acknowledged_end[life] = max(self._acknowledged_end.get(life, 0), offset + 1)
 
@@ -90,16 +91,16 @@ class Observer:
         return next((node for node in self._nodes if node.node_id == node_id), None)
 
     def leader_of_any(self, number: int) -> SimNode | None:
-        """The node that leads one of the partitions."""
+        """Return the node that leads one of the partitions, or None."""
         states = list(_states(self._image))
         if not states:
             return None
         return self.node_of(states[number % len(states)][1].leader)
 
-    # --- the checks -------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Look at everything. Raises Violation."""
+        """Check all brokers. Raises Violation."""
         self.check_count += 1
         live = [(node, node.broker) for node in self._nodes if node.is_running and node.broker is not None]
         for node, broker in live:
@@ -130,7 +131,7 @@ class Observer:
             self._image = image
 
     def _note_changes(self, before: ClusterImage, after: ClusterImage) -> None:
-        """Count what rarely happens."""
+        """Count rare events."""
         probe = self._simulation.probe
         for key, state in _states(after):
             old = before.partition(*key[:2])
@@ -267,7 +268,7 @@ class Observer:
                 break
             told = (header.leader_epoch, header.crc, header.next_offset)
             known = committed.get(header.base_offset)
-            was_skipped = known is None and key in self._trimmed  # deleted elsewhere before anybody looked
+            was_skipped = known is None and key in self._trimmed  # deleted elsewhere before it was checked
             if header.base_offset < end and known != told and not was_skipped:
                 raise Violation(
                     "I6",
@@ -279,7 +280,7 @@ class Observer:
         self._committed_end[key] = max(end, seen.committed_to)
 
     def _check_candidate(self, node: SimNode, broker: Broker) -> None:
-        """I1, I2: whoever may lead has everything."""
+        """Check I1 and I2: every replica that may lead is complete."""
         for key, state in _states(self._image):
             if node.node_id not in (*state.isr, *getattr(state, "elr", ())):
                 continue
@@ -309,12 +310,12 @@ class Observer:
             told = (header.leader_epoch, header.crc, header.next_offset)
             if committed.get(header.base_offset, told) != told:
                 raise Violation(name, f"{where}: offset {header.base_offset} is not what was committed there")
-            break  # the logs agree below: a batch tells its epoch, and an epoch has one history (I3)
+            break  # the logs agree below: each batch has its epoch, and an epoch has one history (I3)
 
     # --- at rest ----------------------------------------------------------------------------------------
 
     def check_rest(self) -> None:
-        """What is cheap enough only once: epochs and producers of every log. Raises Violation."""
+        """Check epochs and producers of every log, which is too slow for each step. Raises Violation."""
         for node in self._nodes:
             broker = node.live
             if broker is None or not node.is_broker:
@@ -325,7 +326,7 @@ class Observer:
                     self._check_producers(node, (*hosted.key, ""), hosted.partition.log)
 
     def _check_producers(self, node: SimNode, key: Key, log: Any) -> None:
-        """I9. Only of producers that are known: one that has been silent for long may be forgotten."""
+        """Check I9 for the producers in the state; one that was idle for long may be gone."""
         expected: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
         for header in read_headers(log, log.log_start_offset, log.log_end_offset):
             if header.producer_id < 0:
@@ -345,7 +346,7 @@ class Observer:
                 raise Violation(
                     "I9",
                     f"{key[0]}-{key[1]} on {node.node_id}: producer {producer_id} is in epoch {known.epoch}"
-                    f" with {told}; the log tells epoch {epoch}, {batches}",
+                    f" with {told}; the log has epoch {epoch}, {batches}",
                 )
 
     def _check_epochs(self, node: SimNode, key: Key, log: Any) -> None:
@@ -354,22 +355,22 @@ class Observer:
         for header in read_headers(log, log.log_start_offset, log.log_end_offset):
             if not found or header.leader_epoch != found[-1][0]:
                 found.append((header.leader_epoch, header.base_offset))
-        # An epoch may begin before the first batch that is left, and may have had none.
+        # An epoch may begin before the first remaining batch, and may have had none.
         if [epoch for epoch, _ in found if epoch not in dict(told)] or any(
             dict(told)[epoch] > max(start, log.log_start_offset) for epoch, start in found
         ):
             raise Violation("I7", f"{key[0]}-{key[1]} on {node.node_id}: {told}, but the log has {found}")
 
     def has_no_candidate(self) -> bool:
-        """Whether some partition has nobody who may lead it, now or when everybody is back."""
+        """Whether some partition has no replica that may lead it, even when all brokers are back."""
         return any(state.leader < 0 and not state.isr and not state.elr for _, state in _states(self._image))
 
     def unconverged_isr(self) -> str | None:
-        """Why not every replica is in sync yet; None when all are."""
+        """Return why not every replica is in sync yet; None if all are."""
         return self._unconverged(alike=False)
 
     def unconverged(self) -> str | None:
-        """L1: why the replicas are not all alike yet; None when they are. Nobody must be writing."""
+        """Return why the replicas are not equal yet (L1); None if they are. No client may be writing."""
         return self._unconverged(alike=True)
 
     def _unconverged(self, *, alike: bool) -> str | None:
@@ -382,7 +383,7 @@ class Observer:
                 return f"node {node.node_id} is behind with the metadata"
         for key, state in _states(image):
             if set(state.isr) != set(state.replicas) or state.leader < 0:
-                return f"{key[0]}-{key[1]} is not whole: {state}"
+                return f"{key[0]}-{key[1]} is not fully in sync: {state}"
             ends: dict[int, tuple[int, int]] = {}
             for node_id in state.replicas:
                 replica = self.node_of(node_id)

@@ -1,7 +1,7 @@
-"""What a seed draws: how large the cluster is, how it is set, what goes wrong and how often.
+"""The plan of a run, drawn from its seed: cluster size, settings, kinds and rates of faults.
 
-Swarm testing: each run has only some kinds of faults, each with a strength of its own, so that rare
-combinations get runs to themselves instead of drowning in noise.
+Swarm testing: each run has only some kinds of faults, each with its own rate, so that rare combinations
+occur in runs of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from kafkalite.rng import Rng
 from proof.sim.workload import Load
 
-#: Every kind of fault: its name is a method of the nemesis. (weight, whether one broker alone can have it)
+# : Every kind of fault: its name is a method of the nemesis. (weight, whether a single broker can have it)
 FAULTS: Final[dict[str, tuple[int, bool]]] = {
     "kill": (4, True),
     "kill_all": (1, False),
@@ -40,26 +40,26 @@ _CALM: Final = {"replace_disk", "full_disk", "broken_disk", "power_loss_all", "k
 
 @dataclass
 class Plan:
-    """One run, apart from the chance inside it."""
+    """The plan of one run, apart from the random choices during it."""
 
     seed: int
     brokers: int = 3
-    controllers: int = 0  #: nodes of their own; 0: the brokers are the controllers
+    controllers: int = 0  # : separate nodes; 0: the brokers are the controllers
     partitions: int = 2
     replication_factor: int = 3
     min_insync_replicas: int = 2
     durability: str = "fsync"
-    faults: dict[str, int] = field(default_factory=dict)  #: name: weight
-    power_losses: int = 1_000  #: at most so many, in all
-    disk_losses: int = 0  #: at most so many disks are replaced
-    mean_gap_s: float = 1.5  #: between the beginnings of two faults
+    faults: dict[str, int] = field(default_factory=dict)  # : {name: weight}
+    power_losses: int = 1_000  # : the most power losses, in all
+    disk_losses: int = 0  # : the most disks that are replaced
+    mean_gap_s: float = 1.5  # : between the starts of two faults
     mean_fault_s: float = 2.0
     fault_phase_s: float = 15.0
     broker_settings: dict[str, Any] = field(default_factory=dict)
     topic_configs: dict[str, str] = field(default_factory=dict)
-    admin_pause_s: float = 0.0  #: the mean between two acts of an administrator; 0: there is none
+    admin_pause_s: float = 0.0  # : the mean between two actions of an administrator; 0: there is none
     load: Load = field(default_factory=Load)
-    compacts: bool = False  #: the internal topics have small segments, and cleaners are busy
+    compacts: bool = False  # : whether internal topics have small segments and are compacted often
     delay_s: float = 0.0003
     jitter_s: float = 0.0003
     spike_rate: float = 0.0
@@ -76,7 +76,7 @@ class Plan:
 
 
 def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
-    """The plan of ``seed``. ``scale`` stretches the time of faults."""
+    """Draw the plan of ``seed``. ``scale`` stretches the time of faults."""
     plan = Plan(seed, brokers=brokers)
     plan.partitions = 1 + rng.randrange(3)
     plan.fault_phase_s = (8.0 + 10.0 * rng.random()) * scale
@@ -93,12 +93,13 @@ def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
         if (brokers > 1 or alone) and rng.random() < (0.15 if name in _CALM else 0.45):
             plan.faults[name] = weight * (1 + rng.randrange(4))
     if page_cache:
-        # What is acknowledged is in the memory of min.insync.replicas brokers: fewer may lose power.
+        # Acknowledged records are in the memory of min.insync.replicas brokers: fewer than that may lose
+        # power.
         plan.faults.pop("power_loss_all", None)
         plan.power_losses = plan.min_insync_replicas - 1
     plan.disk_losses = plan.min_insync_replicas - 1
     if page_cache and "replace_disk" in plan.faults:
-        plan.faults.pop("power_loss", None)  # one or the other, for they add up
+        plan.faults.pop("power_loss", None)  # only one of the two kinds, since they add up
     if brokers > 1 and rng.random() < 0.25:
         plan.controllers = 3
     if rng.random() < 0.5:
@@ -114,7 +115,7 @@ def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
 
 
 def _draw_settings(plan: Plan, rng: Rng) -> None:
-    """Small limits reach in seconds what takes production days."""
+    """Draw small limits, which are reached in seconds rather than in days."""
     settings = plan.broker_settings
     plan.topic_configs = {
         "min.insync.replicas": str(plan.min_insync_replicas),
@@ -163,7 +164,7 @@ def _draw_load(plan: Plan, rng: Rng) -> None:
 
 
 def _draw_coordination(plan: Plan, rng: Rng) -> None:
-    """Programs that use groups and transactions, and coordinators that are impatient."""
+    """Draw programs that use groups and transactions, and short timeouts of coordinators."""
     load, settings = plan.load, plan.broker_settings
     load.group_readers = rng.randrange(4)
     load.transformers = rng.randrange(3)

@@ -1,7 +1,7 @@
-"""Runs seeds, many at a time, and tells what was found in a form that can be replayed.
+"""Runs many seeds at a time, and reports violations with the command that replays them.
 
-``python -m proof.sim --seeds 300 --jobs 2``. Exit codes: 0 all is well, 127 something crashed,
-128 the cluster did not come back, 129 it lied; 130 a rare path was never taken.
+``python -m proof.sim --seeds 300 --jobs 2``. Exit codes: 0 no violation, 127 a crash, 128 a violation
+of liveness, 129 a violation of safety, 130 a probe never fired.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REGRESSION_SEEDS: Final = Path(__file__).with_name("regression_seeds.txt")
 STORY_LINES: Final = 120
 SEEDS_PER_PROCESS: Final = 50
 
-#: Paths that a long enough run must take, or it proves nothing about them.
+# : Paths that a long enough run must take; otherwise it proves nothing about them.
 PROBES: Final[tuple[str, ...]] = (
     "truncation",
     "isr-shrink",
@@ -37,10 +37,10 @@ PROBES: Final[tuple[str, ...]] = (
     "kill",
     "power-loss",
 )
-#: From so many seeds on a probe that never fired is a failure.
+# : From this many seeds on, a probe that never fired is a failure.
 PROBES_FROM_SEEDS: Final = 40
 
-#: The same of groups and transactions, which not every seed has.
+# : The same for groups and transactions, which not every seed has.
 COORDINATION_PROBES: Final = (
     "rebalance",
     "member-expelled",
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def regression_seeds(brokers: int) -> list[int]:
-    """Seeds that found something once: ``<brokers> <seed>  what it was`` a line."""
+    """Return the seeds that once found a bug. Each line is ``<brokers> <seed>  <the bug>``."""
     found: list[int] = []
     for line in REGRESSION_SEEDS.read_text("utf-8").splitlines():
         fields = line.partition("#")[0].split()
@@ -114,7 +114,7 @@ def run_many(
     budget_s: float | None = None,
     story: int = 0,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come. ``budget_s``: no seed begins after that."""
+    """Yield outcomes as they complete. No seed starts after ``budget_s``."""
     end_s = None if budget_s is None else time.monotonic() + budget_s
     todo = iter(seeds)
     if jobs <= 1:
@@ -141,7 +141,7 @@ def run_many(
 
 
 def run_one(seed: int, brokers: int = 3, mutant: str | None = None, story: int = 0) -> Outcome:
-    """One seed; what the simulation itself can't stand is an outcome too."""
+    """Run one seed. An exception of the simulation itself is an outcome too."""
     try:
         outcome = run_seed(seed, brokers=brokers, mutant=mutant, story=story)
     except Exception as error:
@@ -152,7 +152,7 @@ def run_one(seed: int, brokers: int = 3, mutant: str | None = None, story: int =
 
 
 class Report:
-    """Counts, and prints what was found."""
+    """Counts outcomes, and prints violations."""
 
     def __init__(self, verbose: bool = False) -> None:
         self._verbose = verbose
@@ -177,7 +177,7 @@ class Report:
                 f"{'FAIL' if outcome.violation else 'ok  '} seed={outcome.seed} {outcome.trace_hash}"
                 f" {outcome.virtual_ms / 1000:.1f} s in {outcome.wall_s:.1f} s,"
                 f" {outcome.acknowledged}/{outcome.sends} acknowledged,"
-                f" whole after {outcome.healing_ms} ms; {outcome.plan}",
+                f" in sync after {outcome.healing_ms} ms; {outcome.plan}",
             )
         if outcome.violation is not None:
             self.failures.append(outcome)
@@ -195,7 +195,7 @@ class Report:
             f"{self.seeds} seeds, {len(self.failures)} failed;"
             f" {self.virtual_ms / 3_600_000:.2f} simulated hours in {wall_s:.0f} s"
             f" ({rate:.0f} times real time, {self.cpu_s / max(self.seeds, 1):.1f} s a seed);"
-            f" {self.acknowledged} records acknowledged; whole again after faults within"
+            f" {self.acknowledged} records acknowledged; in sync again after faults within"
             f" {_percentile(self.healing_ms, 50)} ms (median), {_percentile(self.healing_ms, 100)} ms (worst)"
         )
         _say("  ".join(f"{name}={count}" for name, count in sorted(self.probes.items())))
@@ -232,7 +232,7 @@ def replay_command(outcome: Outcome) -> str:
 
 
 def _commit() -> str:
-    """The commit of this source, or unknown outside of a checkout."""
+    """Return the commit of this source, or "unknown" outside of a checkout."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],

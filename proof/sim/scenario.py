@@ -1,8 +1,8 @@
-"""One seed from beginning to end: warm up, break things, heal, wait for peace, read everything, judge.
+"""One seed from start to end: warm up, strike faults, heal, wait for convergence, read everything, judge.
 
 ::
 
-    start ─ create topics ─ clients ─ faults ──────── heal ─ whole again? ─ clients end ─ final read ─ check
+    start ─ create topics ─ clients ─ faults ─────── heal ─ converged? ─ clients end ─ final read ─ check
             └ invariants, every 100 ms of virtual time and after each fault ┘
 """
 
@@ -40,21 +40,21 @@ AFTERMATH_S: Final = 1.0
 END_DEADLINE_S: Final = 20.0
 PROBE_DEADLINE_S: Final = 10.0
 READ_DEADLINE_S: Final = 30.0
-GROUPS_DEADLINE_S: Final = 20.0  #: sessions, time-outs of transactions, and what there is to catch up
+GROUPS_DEADLINE_S: Final = 20.0  # : covers sessions, transaction timeouts and the backlog
 
 T = TypeVar("T")
 
 
 @dataclass
 class Outcome:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     plan: str
     brokers: int
     violation: str | None = None
     mutant: str | None = None
-    kind: str = ""  #: safety, liveness, crash
+    kind: str = ""  # : safety, liveness, crash
     check: str = ""
     trace_hash: str = ""
     virtual_ms: int = 0
@@ -63,7 +63,7 @@ class Outcome:
     sends: int = 0
     acknowledged: int = 0
     polls: int = 0
-    healing_ms: int = 0  #: from the end of all faults until every replica was in sync again
+    healing_ms: int = 0  # : from the end of all faults until every replica was in sync again
     probes: dict[str, int] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
 
@@ -77,9 +77,10 @@ def run_seed(
     story: int = 0,
     lines: list[str] | None = None,
 ) -> Outcome:
-    """Run one seed. Never raises for what the cluster does.
+    """Run one seed. Failures of the cluster are in the outcome, not raised.
 
-    ``story``: how many events to keep as text; ``lines``: where to put what goes into the trace hash.
+    ``story``: how many events to keep as text; ``lines``: collects the lines that go into the trace
+    hash.
     """
     started_s = time.perf_counter()
     simulation = Simulation(seed)
@@ -161,7 +162,7 @@ class Scenario:
         return None
 
     async def run(self) -> None:
-        """All phases. Raises Violation."""
+        """Run all phases. Raises Violation."""
         for node in self.nodes:
             node.start()
         await self._until(
@@ -202,7 +203,9 @@ class Scenario:
         self._judge()
 
     async def _end_coordination(self, admin: Any) -> None:
-        """What was produced is consumed; then its programs end, and nothing stays open (L3, L4)."""
+        """Wait until all records are consumed, end the programs, and check that nothing is left open (L3,
+        L4).
+        """
         coordination = self.coordination
         await self._until(GROUPS_DEADLINE_S, "L3", coordination.uncommitted)
         coordination.is_over = True
@@ -227,9 +230,10 @@ class Scenario:
         self.coordination.check()
 
     def _is_stranded(self) -> bool:
-        """Whether a partition has lost every replica that surely has everything.
+        """Whether a partition has lost every replica that is certainly complete.
 
-        With durability=page-cache a few unclean stops can do that. Then a leader is an operator's decision.
+        With durability=page-cache a few unclean stops can do that. Then an operator must elect a
+        leader.
         """
         return self.plan.durability == "page-cache" and self.observer.has_no_candidate()
 
@@ -243,7 +247,7 @@ class Scenario:
         return _busy(self.workload.clients)
 
     async def _watch(self, duration_s: float) -> None:
-        """Let time pass, and check meanwhile."""
+        """Let time pass, and check the invariants meanwhile."""
         end_s = self.simulation.loop.time() + duration_s
         while (left_s := end_s - self.simulation.loop.time()) > 0:
             await asyncio.sleep(min(CHECK_INTERVAL_S, left_s))
@@ -255,7 +259,7 @@ class Scenario:
             raise self.simulation.violations[0]
 
     async def _until(self, deadline_s: float, name: str, problem: Any) -> None:
-        """Wait until ``problem`` tells none. Raises Violation of liveness after ``deadline_s``."""
+        """Wait until ``problem`` returns None. Raises Violation of liveness after ``deadline_s``."""
         end_s = self.simulation.loop.time() + deadline_s
         while True:
             self._check()
@@ -268,7 +272,7 @@ class Scenario:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _as_client(self, name: str, deadline_s: float, host: Any, call: Coroutine[Any, Any, T]) -> T:
-        """Run ``call`` as a program of ``host``. Raises Violation when it fails or takes too long."""
+        """Run ``call`` as a program of ``host``. Raises Violation if it fails or takes too long."""
         host.kill()
         task = host.run(call)
         end_s = self.simulation.loop.time() + deadline_s

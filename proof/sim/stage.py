@@ -1,4 +1,4 @@
-"""Three brokers in a simulation, and hands to move things: for schedules told step by step."""
+"""Three brokers in a simulation, and methods to move them, for step-by-step schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP_S: Final = 0.02
 
 
 class Stage:
-    """Nodes 1 to 3 are brokers and controllers. What is run on a host is a program there."""
+    """Nodes 1 to 3 are brokers and controllers. Code that runs on a host is a program there."""
 
     def __init__(self, simulation: Simulation, settings: Mapping[str, Any]) -> None:
         self.simulation = simulation
@@ -43,7 +43,7 @@ class Stage:
         replication_factor: int = 3,
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Start everything, and create a topic; ``configs`` beside two replicas in sync, and fsync."""
+        """Start everything, and create a topic with fsync, min.insync.replicas 2 and ``configs``."""
         for node in self.nodes:
             node.start()
         await self.until(lambda: all(node.is_running for node in self.nodes))
@@ -71,7 +71,7 @@ class Stage:
         return result
 
     async def until(self, holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-        """Let time pass until ``holds``, checking the invariants of replication. Raises Violation."""
+        """Let time pass until ``holds()``, checking the invariants of replication. Raises Violation."""
         end_s = self.simulation.loop.time() + seconds
         while True:
             self.observer.check()
@@ -82,7 +82,7 @@ class Stage:
             await asyncio.sleep(_STEP_S)
 
     async def whole(self) -> None:
-        """Heal all links, start whoever is down, and wait until every replica is in sync."""
+        """Heal all links, start all nodes that are down, and wait until every replica is in sync."""
         self.simulation.network.heal()
         for node in self.nodes:
             if node.state == "down":
@@ -90,19 +90,19 @@ class Stage:
         await self.until(lambda: self.observer.unconverged_isr() is None)
 
     def leader(self, topic: str, partition: int = 0) -> SimNode | None:
-        """By the metadata; None while nobody leads."""
+        """Return the leader in the newest metadata; None if there is none."""
         state = self.observer.image.partition(topic, partition)
         return None if state is None else self.observer.node_of(state.leader)
 
     def led(self, topic: str, partition: int = 0) -> SimNode:
-        """The leader that there must be."""
+        """Return the leader, which must exist."""
         self.observer.check()
         leader = self.leader(topic, partition)
-        assert leader is not None, f"nobody leads {topic}-{partition}"
+        assert leader is not None, f"no broker leads {topic}-{partition}"
         return leader
 
     async def succeeded(self, before: SimNode, topic: str, partition: int = 0) -> SimNode:
-        """Wait until another one leads."""
+        """Wait until another node leads. Return it."""
         await self.until(lambda: self.leader(topic, partition) not in (None, before))
         return self.led(topic, partition)
 
@@ -110,17 +110,17 @@ class Stage:
         return [node for node in self.nodes if node not in nodes]
 
     def cut(self, one: str, *others: str) -> None:
-        """Both directions between ``one`` and each of ``others``."""
+        """Cut both directions between ``one`` and each of ``others``."""
         for other in others:
             self.simulation.network.link(one, other).cut()
             self.simulation.network.link(other, one).cut()
 
     def isolate(self, node: SimNode) -> None:
-        """From the other brokers, not from clients."""
+        """Cut a node off from the other brokers, but not from clients."""
         self.cut(node.host.name, *(other.host.name for other in self.others(node)))
 
     def held_back(self, topic: str) -> str | None:
-        """A partition in which readers of committed records wait behind something; None: nowhere (L4)."""
+        """Return a partition in which read_committed readers are held back; None if there is none (L4)."""
         for node in self.nodes:
             for hosted in node.live.partitions if node.live is not None else ():
                 if hosted.key.topic != topic or not hosted.is_leader:
@@ -131,7 +131,7 @@ class Stage:
         return None
 
     async def read_committed(self, *keys: TopicPartition) -> list[str]:
-        """All that read_committed readers are given."""
+        """Return all values that read_committed readers receive."""
         found: list[str] = []
         async with Consumer(
             bootstrap_servers=self.bootstrap,
@@ -152,7 +152,7 @@ Story = Callable[[Stage], Coroutine[Any, Any, str | None]]
 
 
 def play(story: Story, *, seed: int = 1, settings: Mapping[str, Any] | None = None) -> str | None:
-    """What ``story`` finds violated, or None. Raises Violation when something else is."""
+    """Return the violation that ``story`` finds, or None. Other violations are raised."""
     with Simulation(seed) as simulation:
         stage = Stage(simulation, settings or {})
         found = simulation.run(story(stage))

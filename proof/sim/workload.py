@@ -1,6 +1,7 @@
-"""What clients do meanwhile: producers, consumers and a final reader, each noting what it sees.
+"""The clients of a run: producers, consumers and a final reader, each recording what it receives.
 
-They are the package's own Producer, Consumer and Admin, on hosts of their own, and may be killed there.
+They are the package's own Producer, Consumer and Admin, on hosts of their own, where they may be
+killed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kafkalite.testing.sim.host import Host
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.histories.history import History, Poll, Send
 
-#: What clients wait for at most, in tests that take seconds of virtual time.
+# : Short timeouts, for runs that take seconds of virtual time.
 CLIENT_SETTINGS: Final[dict[str, Any]] = {
     "request_timeout_ms": 2_000,
     "default_api_timeout_ms": 8_000,
@@ -31,7 +32,7 @@ CLIENT_SETTINGS: Final[dict[str, Any]] = {
     "reconnect_backoff_max_ms": 300,
     "metadata_max_age_ms": 5_000,
 }
-#: Topics that come and go begin with this; nobody's records are in them.
+# : The names of topics that are created and deleted begin with this; they have no records.
 SIDE_TOPIC: Final = "side-"
 DELIVERY_TIMEOUT_MS: Final = 6_000
 RESTART_S: Final = 0.3
@@ -39,27 +40,27 @@ RESTART_S: Final = 0.3
 
 @dataclass
 class Load:
-    """How much and how: part of what a seed draws."""
+    """The number and kind of clients: part of what a seed draws."""
 
     producers: int = 2
     consumers: int = 2
-    pause_s: float = 0.08  #: the mean between two bursts of a producer
-    burst: int = 4  #: records at most
+    pause_s: float = 0.08  # : the mean between two bursts of a producer
+    burst: int = 4  # : the most records of a burst
     value_bytes: int = 40
-    deletes_records: bool = False  #: somebody does, now and then
-    changes_min_isr: bool = False  #: somebody sets min.insync.replicas to 1 and to 2
+    deletes_records: bool = False  # : whether an administrator deletes records now and then
+    changes_min_isr: bool = False  # : whether an administrator sets min.insync.replicas to 1 and to 2
     group_readers: int = 0  #: members of one consumer group
-    transformers: int = 0  #: of an exactly-once job: consume, produce and commit in one transaction
-    transactors: int = 0  #: producers of transactions, with zombies
+    transformers: int = 0  # : of an exactly-once job: consume, produce and commit in one transaction
+    transactors: int = 0  # : producers of transactions, some of which are fenced
     batch_teams: int = 0  #: writers of transaction groups
-    watchers: int = 0  #: members of a group that reads topics that come and go
-    committed_readers: int = 0  #: of what all of these write
+    watchers: int = 0  # : members of a group that reads topics which are created and deleted
+    committed_readers: int = 0  # : of what all of these write
     producer_settings: dict[str, Any] = field(default_factory=dict)
     consumer_settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Client:
-    """A program on a host of its own that is started again when it has been killed or has failed."""
+    """A program on a host of its own, which is restarted when it was killed or has failed."""
 
     def __init__(self, workload: Workload, name: str) -> None:
         self.workload = workload
@@ -75,7 +76,7 @@ class Client:
         self.host.run(self._main(f"{self.host.name}.{self.run_count}"))
 
     def crash(self) -> None:
-        """Kill it; another one takes its place."""
+        """Kill it; another one is started."""
         self.simulation.note(f"crash {self.host}")
         self.start()
 
@@ -96,7 +97,7 @@ class Client:
         return self.workload.is_over
 
     def on_error(self, client: str, error: KafkaliteError) -> None:
-        """What a client could not go on after; mostly that nobody answered."""
+        """Record an error that a client could not recover from; mostly a timeout."""
 
     async def run(self, client: str) -> None:
         raise NotImplementedError
@@ -146,7 +147,7 @@ class ProducerClient(Client):
 
 
 class ConsumerClient(Client):
-    """Reads every partition from the beginning, now and then from anywhere again."""
+    """Reads every partition from the beginning, and now and then from a random offset again."""
 
     async def run(self, client: str) -> None:
         workload, rng = self.workload, self.rng
@@ -188,7 +189,7 @@ class ConsumerClient(Client):
 
 
 class AdministratorClient(Client):
-    """Creates, changes and deletes topics of its own, and asks about everything."""
+    """Creates, changes and deletes topics of its own, and describes everything."""
 
     def __init__(self, workload: Workload, name: str, pause_s: float, replication_factor: int) -> None:
         super().__init__(workload, name)
@@ -238,7 +239,7 @@ class AdministratorClient(Client):
 
 
 class Workload:
-    """All clients of a run, and the history they write."""
+    """All clients of a run, and the history they record."""
 
     def __init__(
         self, simulation: Simulation, bootstrap: Sequence[str], keys: Sequence[TopicPartition], load: Load
@@ -251,7 +252,7 @@ class Workload:
         self.is_over = False
         self.on_ok: Callable[[Send], None] = lambda send: None
         self.others: list[Client] = []
-        self.coordinator_keys: list[TopicPartition] = []  #: of internal topics, once they are there
+        self.coordinator_keys: list[TopicPartition] = []  # : of internal topics, once they exist
         self.producers = [ProducerClient(self, f"p{number}") for number in range(1, load.producers + 1)]
         self.consumers = [ConsumerClient(self, f"c{number}") for number in range(1, load.consumers + 1)]
 
@@ -271,7 +272,7 @@ class Workload:
             client.start()
 
     async def create_topics(self, replication_factor: int, configs: dict[str, str]) -> None:
-        """On the client host it is called on; retried until it is there."""
+        """Create the topics, with retries. Runs on the client host that calls it."""
         topics: dict[str, int] = {}
         for topic, _ in self.keys:
             topics[topic] = topics.get(topic, 0) + 1
@@ -283,7 +284,7 @@ class Workload:
                 )
 
     async def probe(self) -> None:
-        """One record to every partition: a healthy cluster takes it. Raises KafkaliteError."""
+        """Produce one record to every partition. Raises KafkaliteError."""
         settings = CLIENT_SETTINGS | {"delivery_timeout_ms": DELIVERY_TIMEOUT_MS}
         async with Producer(
             self.bootstrap,
@@ -299,7 +300,7 @@ class Workload:
                 self.history.ok(send, done.offset, self.simulation.now_ms)
 
     async def read_everything(self) -> None:
-        """The final read: every partition from its first record to its end."""
+        """Read every partition from its first record to its end."""
         async with Consumer(
             bootstrap_servers=self.bootstrap,
             rng=self.simulation.rng("final reader"),
@@ -312,7 +313,7 @@ class Workload:
             starts = await consumer.beginning_offsets(self.keys)
             for key in self.keys:
                 if starts[key] > 0 and not self.load.deletes_records:
-                    raise Violation("final-read", f"{key} begins at {starts[key]}: nobody deleted records")
+                    raise Violation("final-read", f"{key} begins at {starts[key]}: no records were deleted")
                 await consumer.seek(key, starts[key])
             while any((consumer.position(key) or 0) < ends[key] for key in self.keys):
                 batch = await consumer.get_many(timeout_ms=5_000)

@@ -1,12 +1,12 @@
-"""A driver that copies one topic to another, changing each record; a program of its own, to be killed.
+"""A driver that copies one topic to another and changes each record: a program of its own, to be killed.
 
 ::
 
     python -m proof.spark.copy_job '{"master": "local[2,4]"}' < orders
 
-Reads orders on standard input, a line of JSON each (``Order``), and answers each with a line that begins with
-``ANSWER``. The session starts before the first order comes, so that the next driver can be kept ready. The
-end of the input ends it.
+Reads orders on standard input, a line of JSON each (``Order``), and responds to each with a line that
+begins with ``ANSWER``. The session starts before the first order arrives, so that the next driver can
+be kept ready. The end of the input ends it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _END_LIMIT_S: Final = 5.0
 
 
 def run(spark: Any, order: Mapping[str, Any]) -> str:
-    """Run one query to the end that the order names. Raises what ended it instead.
+    """Run one query until the end that the order names. Raises the error that ended it instead.
 
     An order has ``source`` and ``sink`` (options), ``checkpoint`` and ``until``: "available-now",
-    "processed" (a query without end, stopped when it has everything), or a number: stopped as soon as
-    that batch has ended, whatever it is doing then. It may name another ``format`` and ``transform``.
+    "processed" (an endless query, stopped when it has copied everything), or a number: stopped as soon
+    as that batch has ended. It may name another ``format`` and ``transform``.
     """
     name = order.get("format", FORMAT)
     frame = spark.readStream.format(name).options(**order["source"]).load()
@@ -47,7 +47,7 @@ def run(spark: Any, order: Mapping[str, Any]) -> str:
             query.processAllAvailable()
         else:
             while query.isActive and ((query.lastProgress or {}).get("batchId", -1) < until):
-                query.awaitTermination(0.02)  # raises what ended the query
+                query.awaitTermination(0.02)  # raises the error that ended the query
         query.stop()
     progress = query.lastProgress
     return f"ended after batch {progress['batchId'] if progress else None}"
@@ -59,9 +59,9 @@ def _say(text: str) -> None:
 
 
 def _is_gone(spark: Any, error: Exception) -> bool:
-    """Whether the error is that of a dead JVM."""
+    """Whether the error comes from a dead JVM."""
     if type(error).__module__.startswith("pyspark."):
-        return False  # an answer
+        return False  # a response
     try:
         spark.sparkContext._gateway.proc.wait(timeout=_END_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -1,12 +1,14 @@
-"""What a copy does to each record, told to Spark and told in Python; and how a driver answers."""
+"""The change that a copy makes to each record, for Spark and for Python; and the format of a driver's
+responses.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: A line of a driver's output that begins so is an answer.
+# : A line of a driver's output that begins with this is a response.
 ANSWER: Final = "ANSWER "
-#: Whose record it was and what it says. ``expected_value`` says the same in Python.
+# : The place and the value of the input record. ``expected_value`` is the same in Python.
 TRANSFORM: Final = (
     "key",
     "concat(string(partition), '/', string(offset), ':', upper(string(value))) as value",
@@ -14,5 +16,5 @@ TRANSFORM: Final = (
 
 
 def expected_value(partition: int, offset: int, value: bytes) -> bytes:
-    """What the copy of a record must hold."""
+    """Return the value that the copy of a record must have."""
     return b"%d/%d:%s" % (partition, offset, value.upper())

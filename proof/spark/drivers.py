@@ -1,4 +1,4 @@
-"""Drivers as processes: started ahead of time, given orders, dead when a plan says so."""
+"""Drivers as processes: started ahead of time, given orders, killed by a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIED: Final = "died"
 
 
 class Driver:
-    """One ``copy_job``; its output goes to ``log``. Wherever it stands, ``close`` ends it."""
+    """One ``copy_job``. Its output goes to ``log``. ``close`` ends it in any state."""
 
     def __init__(
         self, settings: Mapping[str, Any], log: Path, environment: Mapping[str, str] | None = None
@@ -31,10 +31,10 @@ class Driver:
         self._settings = dict(settings)
         self._environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
-        self._application_id = ""  #: known when the session stands
+        self._application_id = ""  # : known once the session has started
 
     async def start(self) -> None:
-        """Start the process; it may take orders at once, and is quicker when it had time."""
+        """Start the process. It accepts orders at once, and is quicker after some time."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -55,7 +55,7 @@ class Driver:
         return self._process.pid
 
     async def run(self, order: Mapping[str, Any], limit_s: float = QUERY_LIMIT_S) -> str:
-        """Give an order; the answer, or DIED. Raises TimeoutError with the end of the log."""
+        """Send an order. Return the response, or DIED. Raises TimeoutError with the end of the log."""
         assert self._process is not None and self._process.stdin is not None, "start() first"
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -82,7 +82,7 @@ class Driver:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     async def close(self) -> None:
-        """Kill it and all that it started and did not send elsewhere."""
+        """Kill it and its child processes."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ class Driver:
         await self._process.wait()
         home = fast_start.shadow_home()
         if home is not None and self._application_id.startswith("app-"):
-            # Where the executors of a local cluster work, whatever spark.local.dir says.
+            # The work directory of a local cluster's executors, which ignores spark.local.dir.
             shutil.rmtree(home / "work" / self._application_id, ignore_errors=True)
         if self._process.stdin is not None:
             self._process.stdin.close()

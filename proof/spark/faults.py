@@ -1,13 +1,14 @@
-"""Copying queries killed at every named point on a cluster of three brokers: what came out is told, or fails.
+"""Copying queries killed at every named point, on a cluster of three brokers; the output is checked.
 
 ::
 
     python -m proof.spark.faults --rounds 20 --seed 7
     python -m proof.spark.faults --rounds 1 --point before-commit --point after-commit
 
-Each round is one query's life: source, a change of each record, sink, one checkpoint, and all points, one
-after the other. Then a read_committed reader must find f(input), once each and in order, and no transaction
-open. After the rounds come a fifth as many in which the sink is at-least-once: nothing may be lost.
+Each round is the life of one query: source, a change of each record, sink, one checkpoint, and all
+points, one after the other. Then a read_committed reader must find f(input), each record once and in
+order, and no open transaction. After the rounds follow a fifth as many with an at-least-once sink,
+which may lose nothing.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from sparkbridge.local import fast_start
 
 IN_PARTITIONS: Final = 2
 OUT_PARTITIONS: Final = 3
-HISTORY: Final = 60  #: records of a partition that a start at latest must not read
-FIRST: Final = 40  #: of a partition, after the start was chosen and before the first batch
+HISTORY: Final = 60  # : records of a partition that a start at latest must not read
+FIRST: Final = 40  # : of a partition, between the choice of the start and the first batch
 PER_TRIGGER: Final = 90
-#: Batches after the last one in which something happens.
+# : Batches after the last point.
 SPARE_BATCHES: Final = 4
 HEALING_LIMIT_S: Final = 60.0
 OPEN_LIMIT_S: Final = 15.0
@@ -61,7 +62,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a round."""
+    """The result of a round."""
 
     seed: int
     struck: Counter[str] = field(default_factory=Counter)
@@ -74,7 +75,7 @@ class Outcome:
 
 
 class Round:
-    """One query's life. ``run`` raises TimeoutError when something does not get on."""
+    """The life of one query. ``run`` raises TimeoutError if a step makes no progress."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class Round:
     # --- the runs ------------------------------------------------------------------------------------
 
     async def _live(self, stack: AsyncExitStack, helper: asyncio.Task[None]) -> None:
-        """Run after run, with the next driver starting while this one works."""
+        """Run after run, while the next driver starts."""
         masters = [
             run.master
             for index, run in enumerate(self._runs)
@@ -170,7 +171,7 @@ class Round:
         wanted = "died" if run.ends_driver else "failed" if run.ends_query else "ended"
         if missed or not answer.startswith(wanted):
             raise AssertionError(
-                f"run {number} ({run}) was to end as {wanted!r}, and said {answer!r}; "
+                f"run {number} ({run}) should have ended as {wanted!r}, and ended as {answer!r}; "
                 f"did not strike: {missed}\n{driver.tail()}"
             )
         self.outcome.struck.update(run.plan.keys())
@@ -198,10 +199,10 @@ class Round:
     def _checkpoint(self) -> Path:
         return self._directory / "checkpoint"
 
-    # --- help from outside ---------------------------------------------------------------------------
+    # --- requests of the points ----------------------------------------------------------------------
 
     async def _help(self) -> None:
-        """Do what the points ask for, for ever."""
+        """Do what the points request, until cancelled."""
         while True:
             for what in self._plan.asked():
                 if what == "more-input":
@@ -238,7 +239,7 @@ class Round:
     # --- the verdict ---------------------------------------------------------------------------------
 
     def _logged(self) -> dict[int, dict[str, Any]]:
-        """The source's end offset of each batch, as Spark's offset log has it."""
+        """Return the source's end offset of each batch in Spark's offset log."""
         files = [path for path in (self._checkpoint / "offsets").iterdir() if path.name.isdigit()]
         return {int(path.name): json.loads(path.read_text().splitlines()[-1]) for path in files}
 
@@ -274,7 +275,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 async def run(
     directory: Path, seeds: Sequence[int], *, loose: int, points: Collection[str], brokers: int
 ) -> list[Outcome]:
-    """A round for each seed on one cluster, the last ``loose`` of them at-least-once.
+    """Run a round for each seed on one cluster, the last ``loose`` of them at-least-once.
 
     Stops at the first one with a problem.
     """
@@ -306,7 +307,7 @@ def _line(number: int, outcome: Outcome, is_loose: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when every round was as it must be, 1 otherwise."""
+    """Return exit code 0 if every round passed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m proof.spark.faults", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="exactly once; a fifth more are at-least-once")
     parser.add_argument("--seed", type=int, default=None, help="of the first round; the others count on")

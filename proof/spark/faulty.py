@@ -1,7 +1,7 @@
 """The source and the sink, killed at the points of a plan: format ``faulty-kafkalite``.
 
-Takes every option of format ``kafkalite``, and ``faults.directory`` and ``faults.plan``: see ``points``. What
-does the work are the bridge's own reader and writer; here is only when it is killed.
+Has every option of format ``kafkalite``, and ``faults.directory`` and ``faults.plan``: see ``points``.
+It wraps the bridge's own reader and writer, and only adds the kills.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FaultyDataSource(KafkaliteDataSource):
 
 
 def _batch_id() -> int:
-    """Of the task that runs here."""
+    """Return the batch of the running task."""
     context = TaskContext.get()
     assert context is not None
     return int(context.getLocalProperty("streaming.sql.batchId") or 0)
@@ -66,7 +66,7 @@ class FaultyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         offset: dict[str, Any] = self._inner.initialOffset()
         if "latest-start" in self._plan.batches and "latest-start" not in self._plan.struck():
-            self._plan.ask("more-input")  # between the start that was chosen and the first batch
+            self._plan.ask("more-input")  # between the choice of the start and the first batch
         return offset
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

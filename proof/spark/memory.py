@@ -1,11 +1,12 @@
-"""How much memory the Python workers take while much flows from source to sink.
+"""Measure the memory of the Python workers while data flows from source to sink.
 
 ::
 
     python -m proof.spark.memory --megabytes 1000 --value-bytes 1000
 
-One query under ``local[2]`` copies a topic of that size, in as few batches as Spark likes. The resident
-memory of every Python process below the driver is sampled from /proc; what came out is counted and summed.
+One query under ``local[2]`` copies a topic of that size, in as few batches as Spark chooses. The
+resident memory of every Python process below the driver is sampled from /proc; the output is counted
+and summed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparkbridge.local import fast_start
 
 PARTITIONS: Final = 2
 SAMPLE_S: Final = 0.1
-#: The JVM is not what is looked at.
+# : The JVM is not measured.
 SETTINGS: Final = {"spark.master": "local[2]", "spark.log.level": "OFF", "spark.driver.memory": "1g"}
 LIMIT_S: Final = 900.0
 _CHUNK: Final = 10_000
@@ -40,7 +41,7 @@ _PAGE_BYTES: Final = 4096
 
 
 class Content(NamedTuple):
-    """A topic, summed up: equal for equal multisets of values."""
+    """The sum of a topic: equal for equal multisets of values."""
 
     records: int
     sum_of_crcs: int
@@ -51,10 +52,10 @@ EMPTY: Final = Content(0, 0)
 
 @dataclass(slots=True)
 class Usage:
-    """What was seen of the Python processes, in MiB."""
+    """The memory of the Python processes, in MiB."""
 
     peak: dict[int, float] = field(default_factory=dict)  #: by process
-    samples: list[tuple[float, float, float]] = field(default_factory=list)  #: second, largest, all together
+    samples: list[tuple[float, float, float]] = field(default_factory=list)  # : (seconds, largest, total)
     input: Content = EMPTY
     output: Content = EMPTY
     copy_s: float = 0.0
@@ -68,12 +69,12 @@ class Usage:
         return max((each[2] for each in self.samples), default=0.0)
 
     def largest_in(self, part: slice) -> float:
-        """The largest process in a part of the samples that were taken while data flowed."""
+        """Return the largest process in a part of the samples taken while data flowed."""
         return max((each[1] for each in self.samples[part]), default=0.0)
 
 
 def python_processes(ancestor: int) -> dict[int, float]:
-    """Resident MiB of each Python process below ``ancestor``, by process id."""
+    """Return the resident MiB of each Python process below ``ancestor``, by process id."""
     parents: dict[int, int] = {}
     sizes: dict[int, float] = {}
     for directory in Path("/proc").iterdir():
@@ -83,7 +84,7 @@ def python_processes(ancestor: int) -> dict[int, float]:
             words = (directory / "stat").read_text().rpartition(")")
             resident = int((directory / "statm").read_text().split()[1]) * _PAGE_BYTES / 2**20
         except (OSError, ProcessLookupError):
-            continue  # gone meanwhile
+            continue  # the process has ended meanwhile
         number = int(directory.name)
         parents[number] = int(words[2].split()[1])
         if "(python" in words[0]:
@@ -127,7 +128,7 @@ async def _content(servers: str, topic: str) -> Content:
 
 
 async def measure(directory: Path, *, megabytes: int, value_bytes: int) -> Usage:
-    """Copy so much (10^6 bytes) and watch. Raises AssertionError when the query does not end well."""
+    """Copy ``megabytes`` (10^6 bytes each) and measure. Raises AssertionError if the query fails."""
     usage = Usage()
     async with ProcessCluster(
         directory / "nodes", brokers=1, settings={"durability": "page-cache"}
@@ -171,7 +172,7 @@ async def measure(directory: Path, *, megabytes: int, value_bytes: int) -> Usage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when all came out, and no process took more than the limit."""
+    """Return exit code 0 if the output is complete and no process exceeded the limit."""
     parser = argparse.ArgumentParser(prog="python -m proof.spark.memory", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=1_000)
     parser.add_argument("--value-bytes", type=int, default=1_000)

@@ -1,8 +1,8 @@
-"""The points at which a copying query is killed, and a plan of which strikes when.
+"""The points at which a copying query is killed, and a plan of when each strikes.
 
-A plan is text, so that it fits into an option: ``task-fails@3,before-commit@7`` strikes at the first chance
-in batch 3 or after it, and so on. Each point strikes once in a query's life: a flag in a directory that all
-processes share tells that it has.
+A plan is text, so that it fits into an option: ``task-fails@3,before-commit@7`` strikes at the first
+chance in batch 3 or after it, and so on. Each point strikes once in a query's life: a flag in a
+directory that all processes share records that it has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkalite.errors import KafkaliteError
 
-#: Where a process is killed, or a task fails. The order is that of one batch.
+# : Where a process is killed or a task fails, in the order of one batch.
 POINTS: Final[Mapping[str, str]] = {
     "latest-start": "driver JVM, first batch of a query that starts at latest",
     "planned": "driver JVM, offsets logged and ranges planned, no task begun",
     "stream-reader-killed": "the process that plans for the source",
     "reader-killed": "Python worker in the middle of reading a range",
     "writer-killed": "Python worker in the middle of its share of a batch",
-    "writer-killed-late": "Python worker, its share written, nobody told",
+    "writer-killed-late": "Python worker, its slice written, not reported",
     "task-fails": "task, its share written",
     "executor-killed": "executor JVM in the middle of a share",
     "leader-killed": "broker that leads a partition of the output, in the middle of a share",
@@ -32,11 +32,11 @@ POINTS: Final[Mapping[str, str]] = {
     "before-commit": "driver JVM, shares written, nothing decided",
     "after-commit": "driver JVM, batch decided, not in Spark's commit log",
 }
-#: After these the driver is gone.
+# : These kill the driver.
 KILLS_DRIVER: Final = frozenset({"latest-start", "planned", "before-commit", "after-commit"})
-#: After these the query is gone, the driver is not.
+# : These end the query, but not the driver.
 KILLS_QUERY: Final = frozenset({"stream-reader-killed"})
-#: These are done from outside: the point asks for them, and waits until they are done.
+# : These are done from outside: the point requests them, and waits until they are done.
 KILLS_BROKER: Final = frozenset({"leader-killed", "coordinator-killed"})
 
 DIRECTORY_OPTION: Final = "faults.directory"
@@ -46,14 +46,14 @@ _POLL_S: Final = 0.02
 
 
 class Planned(NamedTuple):
-    """What the source planned for one batch: where it ends is the batch's name."""
+    """The plan of the source for one batch, which is identified by its end."""
 
     end: dict[str, Any]
     ranges: tuple[tuple[str, int, int, int], ...]  #: topic, partition, first offset, end offset (exclusive)
 
 
 class InjectedFailure(Exception):
-    """The failure of a task that a plan asked for."""
+    """A task failure that a plan requested."""
 
 
 def plan_text(plan: Mapping[str, int]) -> str:
@@ -70,7 +70,7 @@ class FaultPlan:
             raise KafkaliteError(f"no such points: {', '.join(sorted(unknown))}", hint=", ".join(POINTS))
 
     def strikes(self, point: str, batch_id: int) -> bool:
-        """Whether to strike now; True once in the life of the directory."""
+        """Whether to strike now. True once in the life of the directory."""
         if batch_id < self.batches.get(point, batch_id + 1):
             return False
         try:
@@ -81,24 +81,26 @@ class FaultPlan:
         return True
 
     def struck(self) -> dict[str, int]:
-        """The points that have struck, and in which batch."""
+        """Return the points that have struck, with the batch of each."""
         flags = self.directory.glob("struck-*")
         return {flag.name.removeprefix("struck-"): int(flag.read_text() or -1) for flag in flags}
 
-    # --- which batch it is, for processes that Spark does not tell
+    # --- the current batch, for processes that do not receive it from Spark
 
     def on_committed(self, batch_id: int) -> None:
         _write(self.directory / "committed", str(batch_id))
 
     @property
     def current_batch_id(self) -> int:
-        """The one after the last that was committed; 0 at first. One too many when a batch is run again."""
+        """Return the batch after the last committed one; 0 at first. One too high while a batch is run
+        again.
+        """
         try:
             return int((self.directory / "committed").read_text()) + 1
         except FileNotFoundError:
             return 0
 
-    # --- what the source planned
+    # --- plans of the source
 
     def record(self, planned: Planned) -> None:
         line = json.dumps([planned.end, planned.ranges]) + "\n"
@@ -109,24 +111,24 @@ class FaultPlan:
             os.close(file)
 
     def planned(self) -> list[Planned]:
-        """All that was recorded, the oldest first."""
+        """Return all recorded plans, the oldest first."""
         path = self.directory / "planned.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [Planned(end, tuple(map(tuple, ranges))) for end, ranges in map(json.loads, lines)]
 
-    # --- help from outside
+    # --- requests
 
     def ask(self, what: str) -> None:
-        """Return when whoever looks at ``asked()`` has said ``done``. Raises TimeoutError."""
+        """Request ``what``, and return when it is marked as ``done``. Raises TimeoutError."""
         _write(self.directory / f"asked-{what}", "")
         deadline_s = time.monotonic() + HELP_LIMIT_S
         while not (self.directory / f"done-{what}").exists():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"nobody answered {what!r} in {HELP_LIMIT_S:g} s")
+                raise TimeoutError(f"the request {what!r} was not done within {HELP_LIMIT_S:g} s")
             time.sleep(_POLL_S)
 
     def asked(self) -> list[str]:
-        """What waits for ``done``."""
+        """Return the requests that are not done."""
         names = sorted(path.name.removeprefix("asked-") for path in self.directory.glob("asked-*"))
         return [name for name in names if not (self.directory / f"done-{name}").exists()]
 
@@ -139,7 +141,7 @@ def _words(text: str) -> list[tuple[str, str, str]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once or not at all: others look while we write."""
+    """Write atomically: other processes read meanwhile."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text)
     unfinished.replace(path)
@@ -149,7 +151,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def java_ancestor(process_id: int | None = None) -> int:
-    """The JVM that this process works for: the driver's, or an executor's. Raises ProcessLookupError."""
+    """Return the JVM above this process: the driver's, or an executor's. Raises ProcessLookupError."""
     current = process_id or os.getpid()
     while current > 1:
         current = int(Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()[1])
@@ -164,7 +166,7 @@ def kill_this_process() -> NoReturn:
 
 
 def kill_jvm(*, and_this_process: bool) -> None:
-    """SIGKILL to the JVM above. A worker whose executor is gone may live on for a while, as in real life."""
+    """Send SIGKILL to the JVM above. A worker may outlive its executor for a while, as in production."""
     os.kill(java_ancestor(), signal.SIGKILL)
     if and_this_process:
         kill_this_process()

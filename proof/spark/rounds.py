@@ -1,6 +1,7 @@
 """One round: the life of a copying query in which every point strikes, one after the other.
 
-The order of the points, the batches and the kind of each run follow from the seed. ``plan_round`` is pure.
+The order of the points, the batches and the kind of each run follow from the seed. ``plan_round`` is
+pure.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ from proof.spark.points import KILLS_DRIVER, KILLS_QUERY, POINTS
 
 LOCAL: Final = "local[2,4]"
 LOCAL_CLUSTER: Final = "local-cluster[2,1,1024]"
-#: Stopped from outside in the middle of whatever it does, and started again from its checkpoint.
+# : Stopped from outside at any moment, and restarted from its checkpoint.
 STOPPED: Final = "restart"
-#: A restart with another minPartitions than before.
+# : A restart with a different minPartitions.
 SPLIT: Final = "min-partitions"
 ALL: Final = (*POINTS, STOPPED, SPLIT)
-#: Strike where Spark does not tell the batch.
+# : Points at which Spark does not pass the batch.
 PLANNING: Final = frozenset({"planned", "stream-reader-killed"})
 MIN_PARTITIONS: Final = 5
 
 
 class Run(NamedTuple):
-    """One start of the query: on what master, with what options, what strikes in it, and how it is to end."""
+    """One start of the query: its master, its options, the points that strike, and how it ends."""
 
     master: str
     min_partitions: int | None
     plan: Mapping[str, int]
-    until: str | int  #: as of ``copy_job.run``
+    until: str | int  # : as in ``copy_job.run``
     ends_driver: bool
     ends_query: bool
 
 
 def plan_round(rng: Rng, points: Collection[str] = ALL) -> list[Run]:
-    """The runs of a round: batches go up, what kills is the last of its run, the last run ends in peace."""
+    """Return the runs of a round: batches increase, a kill is the last point of its run, the last run ends
+    normally.
+    """
     order = [point for point in POINTS if point in points and point != "latest-start"]
     if STOPPED in points:
         order.append(STOPPED)
@@ -54,8 +57,8 @@ def plan_round(rng: Rng, points: Collection[str] = ALL) -> list[Run]:
         end("available-now", driver=True)
     for point in order:
         kills = point in KILLS_DRIVER or point in KILLS_QUERY
-        # Several may strike in one batch, but nothing does where the planning of that batch was the end; and
-        # planning counts a batch that is run again as the one after it.
+        # Several points may strike in one batch, but none after a kill in its planning; and planning counts a
+        # batch that is run again as the next one.
         batch_id += 2 if point in PLANNING else 1 if kills else rng.randrange(2) + rng.randrange(2)
         endless = ("available-now", "processed")[rng.randrange(2)]
         if point == STOPPED:
@@ -70,13 +73,13 @@ def plan_round(rng: Rng, points: Collection[str] = ALL) -> list[Run]:
 
 
 def last_batch_id(runs: Iterable[Run]) -> int:
-    """The last batch in which something is to happen."""
+    """Return the last batch with a point."""
     stops = [run.until for run in runs if isinstance(run.until, int)]
     return max([0, *stops, *(batch_id for run in runs for batch_id in run.plan.values())])
 
 
 def _with_executors(runs: list[Run]) -> list[Run]:
-    """Give executors of their own to the driver under which one is killed, for its whole life."""
+    """Give a driver executors of its own, for its whole life, if one of them is killed."""
     lives: list[list[Run]] = [[]]
     for run in runs:
         lives[-1].append(run)

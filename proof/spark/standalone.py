@@ -5,8 +5,8 @@
     with StandaloneCluster(directory, workers=2) as cluster:
         spark = session("job", master=cluster.master, settings=cluster.driver_settings)
 
-The processes choose their ports themselves and tell them in their logs. All are gone at the end, with the
-executors that they started.
+The processes choose their ports themselves and log them. All are ended on exit, with the executors that
+they started.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StandaloneCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the master, the workers and a driver on this machine have in common."""
+        """Return the environment of the master, the workers and a driver on this machine."""
         home = fast_start.shadow_home()
         return {
             **os.environ,
@@ -72,12 +72,14 @@ class StandaloneCluster:
 
     @property
     def driver_settings(self) -> dict[str, str]:
-        """What a local master would get, for this one."""
+        """Return the settings that a local master would have, for this one."""
         settings = recommended_settings(f"local[{self._count}]", is_short_lived=True)
         return settings | {"spark.master": self.master}
 
     def start(self) -> None:
-        """Return when the master knows every worker. Raises TimeoutError, RuntimeError, with logs."""
+        """Return when the master has registered every worker. Raises TimeoutError, RuntimeError, with
+        logs.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._run("master", "org.apache.spark.deploy.master.Master", "--port", "0")
         deadline_s = time.monotonic() + START_LIMIT_S
@@ -91,7 +93,7 @@ class StandaloneCluster:
             self._check("the workers did not register", deadline_s)
 
     def close(self) -> None:
-        """SIGTERM to all, which takes the executors along; what does not end is killed."""
+        """Send SIGTERM to all, which ends the executors too. Kill what does not end."""
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -129,7 +131,7 @@ class StandaloneCluster:
         return found[1]
 
     def _check(self, problem: str, deadline_s: float) -> None:
-        """Wait a moment. Raises when time is up, or a process has ended."""
+        """Wait a moment. Raises if the time is over, or a process has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended, status {process.returncode}:\n{self.log(name)[-3000:]}")

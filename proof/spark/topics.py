@@ -1,4 +1,6 @@
-"""The input and the output of a copy: filled as a source must cope with, and read by the plain client."""
+"""The input and the output of a copy: written with all that a source must handle, and read by the plain
+client.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _MARKERS_LIMIT_S = 30.0
 
 
 async def fill(servers: str, topic: str, partitions: int, count: int, *, first: int = 0) -> None:
-    """``count`` records to each partition, of few keys: plain, in transactions, with aborted ones between.
+    """Write ``count`` records to each partition, of few keys: plain, in transactions, with aborted ones
+    between.
 
-    Returns when a read_committed reader can see them all: a commit is answered before each partition has it.
+    Returns when a read_committed reader can read them all: a commit is acknowledged before its markers
+    are written.
     """
     async with Producer(servers) as plain, Producer(servers, transactional_id=f"fill-{topic}") as careful:
         for number, start in enumerate(range(first, first + count, _SHARE)):
@@ -50,7 +54,7 @@ async def _send(producer: Producer, topic: str, partitions: int, numbers: range,
 
 
 async def ends(servers: str, topic: str, partitions: int) -> dict[int, int]:
-    """Where each partition ends for a read_committed reader (exclusive)."""
+    """Return the end of each partition for a read_committed reader (exclusive)."""
     async with Consumer(bootstrap_servers=servers, isolation_level="read_committed") as consumer:
         found = await consumer.end_offsets([TopicPartition(topic, number) for number in range(partitions)])
     return {tp.partition: offset for tp, offset in found.items()}
@@ -59,7 +63,7 @@ async def ends(servers: str, topic: str, partitions: int) -> dict[int, int]:
 async def read_all(
     servers: str, topic: str, partitions: int, *, starts: dict[int, int] | None = None
 ) -> list[Seen]:
-    """All that is committed, or from ``starts`` on (inclusive, by partition)."""
+    """Return all committed records, or those from ``starts`` on (inclusive, by partition)."""
     keys = [TopicPartition(topic, number) for number in range(partitions)]
     found: list[Seen] = []
     async with Consumer(
@@ -75,14 +79,14 @@ async def read_all(
 
 
 async def open_transactions(servers: str, topic: str, partitions: int, limit_s: float) -> list[str]:
-    """What a read_committed reader still waits for in the topic, and who holds it open, after ``limit_s``."""
+    """Return the transactions that hold read_committed readers back after ``limit_s``."""
     keys = [TopicPartition(topic, number) for number in range(partitions)]
     deadline_s = time.monotonic() + limit_s
     committed = Consumer(bootstrap_servers=servers, isolation_level="read_committed")
     uncommitted = Consumer(bootstrap_servers=servers, isolation_level="read_uncommitted")
     async with Admin(servers) as admin, committed, uncommitted:
         while True:
-            problems = ["nobody could be asked"]
+            problems = ["no broker responded"]
             with suppress(KafkaliteError):
                 problems = [
                     f"{tp}: producer {one.producer_id} has one open, from {one.transaction_start_offset} on"
@@ -90,7 +94,7 @@ async def open_transactions(servers: str, topic: str, partitions: int, limit_s: 
                     for one in producers
                     if one.transaction_start_offset is not None
                 ]
-                # A marker that is not on all replicas yet ends nothing for readers.
+                # A transaction stays open for readers until its marker is on all replicas.
                 stable, ends = await committed.end_offsets(keys), await uncommitted.end_offsets(keys)
                 problems += [
                     f"{tp}: committed up to {stable[tp]} of {ends[tp]}"

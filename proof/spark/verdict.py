@@ -1,4 +1,4 @@
-"""Whether a copy is what it must be: pure functions over what went in, what was planned and what came out."""
+"""Checks of a copy: pure functions over the input, the plans and the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN: Final = 5
 
 
 class Seen(NamedTuple):
-    """A record as a reader got it."""
+    """A record as a reader received it."""
 
     partition: int
     offset: int
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 
 def check_copy(inputs: Iterable[Seen], outputs: Sequence[Seen], *, at_least_once: bool = False) -> list[str]:
-    """What is wrong with the output as a multiset; nothing is lost, and unless allowed nothing is doubled."""
+    """Return what is wrong with the output as a multiset: lost records, and unless allowed, duplicates."""
     wanted: Counter[tuple[bytes | None, bytes | None]] = Counter(
         (each.key, expected_value(each.partition, each.offset, each.value or b"")) for each in inputs
     )
@@ -36,13 +36,13 @@ def check_copy(inputs: Iterable[Seen], outputs: Sequence[Seen], *, at_least_once
 
 
 def duplicates(outputs: Iterable[Seen]) -> int:
-    """Records beyond the first of each."""
+    """Count the records beyond the first of each."""
     return sum(count - 1 for count in Counter((each.key, each.value) for each in outputs).values())
 
 
 def check_replays(planned: Sequence[Planned], logged: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Whether each batch in Spark's offset log has one meaning, each time it was planned, and no holes are
-    between batches. ``logged``: the source's end offset by batch id.
+    """Return what is wrong with the batches in Spark's offset log: a batch that was planned in two ways,
+    or a gap between two batches. ``logged``: the source's end offset by batch id.
     """
     problems: list[str] = []
     reached: dict[tuple[str, int], int] = {}
@@ -66,9 +66,10 @@ def check_replays(planned: Sequence[Planned], logged: Mapping[int, Mapping[str, 
 def check_order(
     outputs: Iterable[Seen], planned: Sequence[Planned], logged: Mapping[int, Mapping[str, Any]]
 ) -> list[str]:
-    """Whether the records of each input partition stand in their order in each partition of the output.
+    """Return where the records of an input partition are out of order in a partition of the output.
 
-    Between batches always; within a batch as far as one task wrote them (minPartitions splits a partition).
+    Order must hold between batches, and within a batch among the records of one task (minPartitions
+    splits a partition).
     """
     problems: list[str] = []
     came: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -104,7 +105,7 @@ def _in_order(share: Sequence[int], attempt: Planned, source: int) -> bool:
 
 
 def _coverage(planned: Planned) -> dict[tuple[str, int], tuple[int, int]]:
-    """First offset and end offset of each partition, however it was split."""
+    """Return the first offset and the end offset of each partition, however it was split."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, partition, first, end in planned.ranges:
         low, high = found.get((topic, partition), (first, end))

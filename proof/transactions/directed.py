@@ -1,8 +1,9 @@
-"""Schedules for the rules of a transaction's coordinator: each breaks a promise when its rule is removed.
+"""Directed schedules for the rules of a transaction coordinator: each violates a promise when its rule is
+removed.
 
-The coordinator is the real machine on its records, the partitions are real replicas that lead alone, and what
-is late, lost or repeated between them is up to the schedule. ``DIRECTED`` is {mutant: schedule}; a schedule
-returns None, or what was violated.
+The coordinator is the real state machine on its records, the partitions are real replicas that lead
+alone, and the schedule decides which messages between them are late, lost or repeated. ``DIRECTED`` is
+{mutant: schedule}; a schedule returns None, or the violation.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ NAME: Final = "app"
 
 
 class Writer:
-    """A producer, as it knows itself."""
+    """A transactional producer, with the state that it believes to have."""
 
     def __init__(self, identity: tuple[int, int]) -> None:
         self.identity = identity
         self.sequences = dict.fromkeys(PARTITIONS, 0)
 
     def batch(self, partition: TxnPartition) -> bytearray:
-        """The next one. It may arrive much later."""
+        """Return its next batch, which may arrive much later."""
         sequence = self.sequences[partition]
         self.sequences[partition] += 1
         return build_batch(
@@ -59,7 +60,7 @@ class Writer:
 
 
 class World:
-    """One coordinator, and the leaders of the partitions it writes markers to."""
+    """One coordinator, and the leaders of the partitions that it writes markers to."""
 
     def __init__(self) -> None:
         self.machine = TransactionMachine()
@@ -73,7 +74,7 @@ class World:
     # --- the coordinator -------------------------------------------------------------------------------
 
     def ask(self, command: Any) -> Any:
-        """Raises BrokerError."""
+        """Return the coordinator's response. Raises BrokerError."""
         return self._take(self.machine.decide(command, CALLER, self.now, {}))
 
     def _take(self, decision: Decision) -> Any:
@@ -86,13 +87,13 @@ class World:
         return self._spare_id
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and do what it brings."""
+        """Advance the time, and run all that becomes due."""
         self.now = Instant(self.now.monotonic_ms + ms, self.now.wall_ms + ms)
         while (decision := self.machine.tick(self.now, {})).records:
             self._take(decision)
 
     def write_markers(self, *partitions: TxnPartition) -> None:
-        """Those that are due, to all partitions or only to some."""
+        """Write the markers that are due, to all partitions or only to some."""
         for pending in self.machine.pending_markers():
             written = tuple(one for one in pending.partitions if not partitions or one in partitions)
             for one in written:
@@ -108,7 +109,9 @@ class World:
         is_commit: bool,
         coordinator_epoch: int | None = None,
     ) -> None:
-        """One marker arrives; of an earlier coordinator, if it says so. Raises BrokerError."""
+        """Deliver one marker, of an earlier coordinator if ``coordinator_epoch`` says so. Raises
+        BrokerError.
+        """
         by = self.coordinator_epoch if coordinator_epoch is None else coordinator_epoch
         node = self.nodes[partition]
         node.partition.append_marker(producer_id, epoch, by, is_commit, self.now.wall_ms)
@@ -117,7 +120,9 @@ class World:
     # --- producers and leaders -------------------------------------------------------------------------
 
     def start(self) -> Writer:
-        """A producer of the transactional id. Raises ConcurrentTransactionsError: ask again."""
+        """Initialize a producer of the transactional id. Raises ConcurrentTransactionsError if it must
+        retry.
+        """
         answer = self.ask(
             InitProducerId(NAME, TIMEOUT_MS, -1, NO_PRODUCER_EPOCH, spare_producer_id=self._next_id())
         )
@@ -126,7 +131,9 @@ class World:
         return Writer((answer.producer_id, answer.producer_epoch))
 
     def arrive(self, partition: TxnPartition, batch: bytearray) -> None:
-        """At the leader, which has the coordinator add the partition first. Raises BrokerError."""
+        """Deliver a batch to the leader, which has the coordinator add the partition first. Raises
+        BrokerError.
+        """
         header, node = check(batch), self.nodes[partition]
         if is_new := node.partition.needs_verification(header):
             self.ask(AddPartitionsToTxnRequest(NAME, header.producer_id, header.producer_epoch, [partition]))
@@ -138,11 +145,11 @@ class World:
             self.arrive(partition, writer.batch(partition))
 
     def end(self, writer: Writer, *, is_commit: bool) -> None:
-        """Raises BrokerError."""
+        """End the transaction. Raises BrokerError."""
         self.ask(WithSpareId(EndTxnRequest(NAME, *writer.identity, is_commit), self._next_id()))
 
     def run_batch(self, batch_id: int) -> None:
-        """As a Spark driver does: a task joins, writes, and is the winner. Raises BrokerError."""
+        """Run a batch as a Spark driver does: a task joins, writes, and wins. Raises BrokerError."""
         join = JoinTxnGroupRequest(NAME, batch_id, "task", TIMEOUT_MS)
         answer = self.ask(WithSpareId(join, self._next_id()))
         winners = []
@@ -153,14 +160,16 @@ class World:
         self.ask(EndTxnGroupRequest(NAME, batch_id, winners))
         self.write_markers()
 
-    # --- what can be seen ------------------------------------------------------------------------------
+    # --- what readers see ------------------------------------------------------------------------------
 
     def visible(self, partition: TxnPartition) -> list[bytes]:
-        """What a reader of committed records is given."""
+        """Return the values that a read_committed reader receives."""
         return read_committed(self.nodes[partition].partition)
 
     def hanging(self) -> str | None:
-        """What readers wait behind though the coordinator has nothing to do (L4)."""
+        """Return a transaction that holds readers back although the coordinator has finished (L4), or
+        None.
+        """
         if self.machine.pending_markers():
             return None
         for partition, node in self.nodes.items():
@@ -171,7 +180,7 @@ class World:
 
 
 def no_epoch_bump() -> str | None:
-    """A batch of a transaction arrives after the transaction was aborted, and its marker written."""
+    """A batch of a transaction arrives after the transaction was aborted and its marker written."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -186,7 +195,7 @@ def no_epoch_bump() -> str | None:
 
 
 def marker_epoch_ignored() -> str | None:
-    """A batch for which the coordinator was asked in time is appended late, after the marker."""
+    """A batch that the coordinator verified in time is appended late, after the marker."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -201,7 +210,7 @@ def marker_epoch_ignored() -> str | None:
 
 
 def old_coordinator() -> str | None:
-    """A coordinator that was replaced aborts a transaction which its successor commits."""
+    """A replaced coordinator aborts a transaction which its successor commits."""
     world = World()
     world.coordinator_epoch = 1
     writer = world.start()
@@ -220,7 +229,7 @@ def old_coordinator() -> str | None:
 
 
 def complete_early() -> str | None:
-    """Only one of two partitions has its marker when the coordinator hears of it."""
+    """Only one of two partitions has its marker when the coordinator is asked to complete the transaction."""
     world = World()
     writer = world.start()
     world.send(writer, *PARTITIONS)
@@ -231,7 +240,7 @@ def complete_early() -> str | None:
 
 
 def opposite_accepted() -> str | None:
-    """The commit's answer is lost, one marker is written, and the producer aborts instead."""
+    """The response to a commit is lost, one marker is written, and the producer aborts instead."""
     world = World()
     writer = world.start()
     world.send(writer, *PARTITIONS)
@@ -248,10 +257,10 @@ def opposite_accepted() -> str | None:
 
 
 def init_keeps_open() -> str | None:
-    """A producer dies in the middle, and another one takes over."""
+    """A producer dies in the middle of a transaction, and another one takes over."""
     world = World()
     world.send(world.start(), PARTITIONS[0])
-    for _ in range(2):  # told to come again once
+    for _ in range(2):  # the first request is refused, and retried once
         try:
             world.start()
             break
@@ -264,7 +273,7 @@ def init_keeps_open() -> str | None:
 
 
 def timeout_no_bump() -> str | None:
-    """A producer sleeps for longer than its transaction may take, and goes on."""
+    """A producer sleeps past the timeout of its transaction, and goes on."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -278,9 +287,9 @@ def timeout_no_bump() -> str | None:
 
 
 def unretired_forgotten() -> str | None:
-    """A driver commits a batch and stops before it has noted that; it comes back after a long time.
+    """A driver commits a batch and stops before it has recorded that; it comes back after a long time.
 
-    Its name was retired once, by mistake: the batch after that has taken it back.
+    Its name was retired once, by mistake: the next batch has undone that.
     """
     world = World()
     world.run_batch(0)

@@ -1,13 +1,13 @@
 """Transactions in the logs of one partition: two real replicas, producers, a coordinator, a reader.
 
-A world without network and event loop, as ``core_world`` is: chance decides what happens next, and what is
-late, lost or sent twice. The coordinator is an oracle that decides each transaction once; its markers and
-the producers' batches arrive when they arrive. A reader of committed records follows as a consumer does.
-``run_txn_log_seed`` returns what was violated:
+A world without network and event loop, as ``proof.core.world`` is: the next event is random, and
+messages are late, lost or duplicated. The coordinator is an oracle that decides each transaction once;
+its markers and the producers' batches arrive at random times. A read_committed reader reads as a
+consumer does. ``run_txn_log_seed`` returns the violation:
 
-- a record is read whose transaction is not decided, or was aborted, or whose marker is not committed yet;
-- what is open, stable and aborted is not the same as a replay of the log tells (I9, R33);
-- after healing something is still open, or the reader lacks a record of a committed transaction (L4).
+- a record is read whose transaction is undecided or aborted, or whose marker is not committed yet;
+- the open or aborted transactions, or the stable offset, differ from a replay of the log (I9, R33);
+- after healing a transaction is still open, or the reader lacks a record of a committed one (L4).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proof.core.parts import ViolationError
 NODES: Final = (1, 2)
 PRODUCERS: Final = (7, 8, 9)
 STEPS: Final = 250
-TRIES: Final = 200  #: seeds that a mutant may take to be found
+TRIES: Final = 200  # : the most seeds to find a mutant with
 HEALING_ROUNDS: Final = 60
 _TOPIC_ID: Final = "c" * 32
 _DIRECTORY: Final = f"/data/{_TOPIC_ID}-0"
@@ -46,7 +46,7 @@ Name = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """A batch on its way. ``is_verified`` as it was when it was sent."""
+    """A batch in transit. ``is_verified`` as it was when the batch was sent."""
 
     producer_id: int
     epoch: int
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A marker on its way."""
+    """A marker in transit."""
 
     producer_id: int
     epoch: int
@@ -64,7 +64,7 @@ class Decided(NamedTuple):
 
 
 class Node:
-    """One replica, on a disk that survives it."""
+    """One replica, on a disk that survives its crashes."""
 
     def __init__(self, node_id: int, segment_bytes: int) -> None:
         self.node_id = node_id
@@ -108,7 +108,7 @@ class Node:
 
 
 class World:
-    """Both replicas are always in sync, so whatever is committed is on both disks."""
+    """Two replicas that are always in sync, so that both disks have every committed record."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -117,10 +117,10 @@ class World:
         self.leader = self.nodes[1]
         self.epochs = dict.fromkeys(PRODUCERS, 0)
         self.sequences = dict.fromkeys(PRODUCERS, 0)
-        self.added: set[Name] = set()  # the coordinator has the partition in the transaction
+        self.added: set[Name] = set()  # transactions to which the coordinator has added the partition
         self.decisions: dict[Name, bool] = {}
         self.committing: set[int] = set()  # producers that write no more to their transaction
-        self.counts: dict[Name, int] = {}  # of the batches of each transaction that was decided
+        self.counts: dict[Name, int] = {}  # the number of batches of each decided transaction
         self.coordinator_epoch = 0
         self.markers: list[Decided] = []
         self.parts: list[Part] = []
@@ -136,7 +136,7 @@ class World:
             else:
                 node.partition.become_follower(state)
 
-    # --- what may happen -------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
         happenings: list[tuple[Callable[[], object], int]] = [
@@ -155,7 +155,7 @@ class World:
         self.check_states()
 
     def send(self) -> None:
-        """A producer sends the next batch; the coordinator adds the partition for its first one."""
+        """Send a producer's next batch; the coordinator adds the partition for its first one."""
         producer_id = self.rng.choice(PRODUCERS)
         name = (producer_id, self.epochs[producer_id])
         if producer_id in self.committing:
@@ -166,7 +166,7 @@ class World:
         self.parts += [part] * self.rng.choice([1, 1, 2])
 
     def deliver(self) -> None:
-        """One message arrives, any of those under way; a marker stays until it is committed."""
+        """Deliver one of the messages in transit; a marker stays there until it is committed."""
         number = self.rng.randrange(len(self.parts) + len(self.markers) + 1)
         if number < len(self.parts):
             self.arrive(self.parts.pop(number))
@@ -187,7 +187,7 @@ class World:
             self.leader.partition.append(batch, check(batch), 1, is_verified=part.is_verified)
         except (OutOfOrderSequenceNumberError, UnknownProducerIdError):
             if (part.producer_id, part.epoch) not in self.decisions:
-                self.parts.append(part)  # another one must come first
+                self.parts.append(part)  # a batch before it must come first
         except BrokerError:
             return  # too late
 
@@ -200,7 +200,7 @@ class World:
             self.markers.remove(marker)
 
     def decide(self) -> None:
-        """A transaction is ended: by its producer, or by its coordinator. The next one has the next epoch."""
+        """End a transaction, by its producer or by its coordinator. The next one has the next epoch."""
         producer_id = self.rng.choice(PRODUCERS)
         name = (producer_id, self.epochs[producer_id])
         pending = any(one.producer_id == producer_id for one in self.markers)
@@ -210,7 +210,7 @@ class World:
         if is_commit:
             self.committing.add(producer_id)
             missing = set(range(self.sequences[producer_id])) - self.committed(name)
-            if missing:  # its producer waits for its batches, and sends them again
+            if missing:  # its producer waits for its batches, and retries them
                 self.parts += [Part(*name, sequence, is_verified=True) for sequence in sorted(missing)]
                 return
         self.committing.discard(producer_id)
@@ -221,7 +221,7 @@ class World:
         self.markers.append(Decided(producer_id, name[1] + 1, self.coordinator_epoch, is_commit))
 
     def committed(self, name: Name) -> set[int]:
-        """The sequences of a transaction's batches that are in the log for good."""
+        """Return the sequences of a transaction's batches that are committed."""
         high_watermark = self.leader.partition.high_watermark
         return {
             header.base_sequence
@@ -232,12 +232,14 @@ class World:
         }
 
     def elect_coordinator(self) -> None:
-        """Another one takes over what is decided, and goes on with it."""
+        """Let another coordinator load the decided transactions, and go on with them."""
         self.coordinator_epoch += 1
         self.markers = [one._replace(coordinator_epoch=self.coordinator_epoch) for one in self.markers]
 
     def stray_marker(self) -> None:
-        """What was coordinator ends a transaction on its own, once this partition knows of a later one."""
+        """Let a former coordinator end a transaction after this partition has received a marker of its
+        successor.
+        """
         producer_id = self.rng.choice(PRODUCERS)
         state = self.leader.log.producers.get(producer_id)
         name = (producer_id, self.epochs[producer_id])
@@ -248,7 +250,7 @@ class World:
         self.nodes[self.rng.choice(NODES)].sync()
 
     def fetch(self) -> None:
-        """The follower's fetch, and its answer."""
+        """Run the follower's fetch, with its response."""
         follower = next(one for one in self.nodes.values() if one is not self.leader)
         asked = follower.partition.fetch_position()
         leader = self.leader.partition
@@ -273,7 +275,7 @@ class World:
         follower.partition.on_fetched(answer, memoryview(batches), now_ms=1, asked=asked)
 
     def crash(self) -> None:
-        """A node goes and comes back; if it led, the other one leads."""
+        """Restart a node; if it led, the other one leads."""
         node = self.nodes[self.rng.choice(NODES)]
         node.restart(self.rng, self.rng.choice(["clean", "kill", "power"]))
         if node is self.leader:
@@ -287,7 +289,7 @@ class World:
         """Read committed records as a consumer does."""
         partition, log = self.leader.partition, self.leader.log
         if self.position > partition.high_watermark:
-            return  # a new leader that does not know yet what is committed
+            return  # a new leader that does not know the committed end yet
         read = partition.read(self.position, 500, is_committed_only=True)
         pending = sorted(log.aborted_between(self.position, read.next_offset), key=lambda one: one[1])
         aborted: set[int] = set()
@@ -316,7 +318,7 @@ class World:
     # --- checking --------------------------------------------------------------------------------------
 
     def check_states(self) -> None:
-        """What each replica knows is what a replay of its log tells."""
+        """Check that the producer state of each replica equals a replay of its log."""
         for node in self.nodes.values():
             log = node.log
             states, ended = ProducerStates(), []
@@ -355,7 +357,7 @@ class World:
         )
 
     def heal(self) -> None:
-        """Everything arrives: nothing may be left open, and every committed record is read (L4)."""
+        """Deliver everything: no transaction may be left open, and every committed record is read (L4)."""
         for _ in range(HEALING_ROUNDS):
             parts, self.parts = self.parts, []
             for part in parts:
@@ -393,7 +395,7 @@ class World:
 
 
 def read_committed(partition: Partition) -> list[bytes]:
-    """All that a reader of committed records is given of a partition's leader, as its client filters it."""
+    """Return all records that a read_committed reader receives from a leader, filtered as the client does."""
     read = partition.read(0, _LIMIT, is_committed_only=True)
     pending = sorted(partition.log.aborted_between(0, read.next_offset), key=lambda one: one[1])
     aborted: set[int] = set()
@@ -421,7 +423,7 @@ def _batches(buffers: list[memoryview]) -> list[RecordBatch]:
 
 
 def _headers(log: Log) -> list[tuple[Any, Any]]:
-    """(header, marker or None) of every batch."""
+    """Return (header, marker or None) of every batch."""
     read = log.read(0, max_bytes=_LIMIT, up_to=_LIMIT)
     return [
         (one.header, parse_marker(one.buffer) if one.header.is_control else None)
@@ -430,7 +432,7 @@ def _headers(log: Log) -> list[tuple[Any, Any]]:
 
 
 def run_txn_log_seed(seed: int, steps: int = STEPS) -> str | None:
-    """What one seed's history violates, or None."""
+    """Return the violation of one seed's history, or None."""
     world = World(seed)
     try:
         for _ in range(steps):
@@ -445,7 +447,7 @@ def _any_seed() -> str | None:
     return next(filter(None, map(run_txn_log_seed, range(1, TRIES))), None)
 
 
-#: {mutant: what finds it}: chance, within few seeds.
+# : {mutant: schedule}: random seeds find them quickly.
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = dict.fromkeys(
     (
         "R31-marker-epoch-ignored",

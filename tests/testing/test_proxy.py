@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from kafkalite.protocol.connection import ClientConnection
-from kafkalite.testing.proxy import ANYBODY, FaultyProxy, client_id_of
+from kafkalite.testing.proxy import ANY_CLIENT, FaultyProxy, client_id_of
 
 PATIENCE_S = 10
 SHORT_S = 0.15  # in which nothing must come
@@ -187,7 +187,7 @@ async def test_each_client_has_a_link_of_its_own(echo: str, dial: Any) -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 40])
 def test_whoever_does_not_say_who_is_anybody(garbage: bytes) -> None:
-    assert client_id_of(garbage) == ANYBODY
+    assert client_id_of(garbage) == ANY_CLIENT
 
 
 async def test_an_unreachable_target_closes_the_connection(dial: Any) -> None:

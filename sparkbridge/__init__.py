@@ -1,6 +1,7 @@
-"""The Spark source and sink of kafkalite, format ``kafkalite``: no jar, exactly once, Arrow all the way.
+"""The Spark source and sink of kafkalite, format ``kafkalite``: without a jar, exactly once, with Arrow
+throughout.
 
-Where this package is installed Spark finds the format by itself; elsewhere ``install(spark)`` ships it::
+If this package is installed, Spark finds the format by itself; otherwise ``install(spark)`` ships it::
 
     from sparkbridge import session
 
@@ -8,7 +9,7 @@ Where this package is installed Spark finds the format by itself; elsewhere ``in
     lines = spark.readStream.format("kafkalite").option("kafka.bootstrap.servers", "localhost:9092")
     lines = lines.option("subscribe", "lines").load()
 
-Names are loaded when they are first used: ``import sparkbridge`` loads neither pyspark nor pyarrow.
+Names are loaded on first use: ``import sparkbridge`` loads neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""KafkaliteDataSource: the one object that Spark makes for ``format("kafkalite")``.
+"""KafkaliteDataSource: the object that Spark makes for ``format("kafkalite")``.
 
-Spark makes it in a worker of its own and pickles it to those that plan, read and write. So it holds only the
-options; readers and writers, and all that they import, come when they are asked for.
+Spark makes it in a worker and pickles it for the processes that plan, read and write. So it holds only
+the options; readers, writers and their imports are loaded on demand.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class KafkaliteDataSource(DataSource):
-    """Source and sink, for batches and streams; the options of Spark's Kafka connector, and ours."""
+    """Source and sink for batches and streams, with the options of Spark's Kafka connector and ours."""
 
     @classmethod
     def name(cls) -> str:
         return "kafkalite"
 
     def schema(self) -> StructType:
-        """All columns of the source. Spark asks only when the user has given no schema.
+        """Return all columns of the source. Spark asks only if the user has given no schema.
 
-        Raises SparkOptionError for options that can't be, so that ``load()`` fails, not the first action.
+        Raises SparkOptionError for invalid options, so that ``load()`` fails, not the first action.
         """
         from sparkbridge.source.schema import source_schema
 
@@ -61,7 +61,7 @@ class KafkaliteDataSource(DataSource):
         return writer
 
     def _parsed_for_either(self) -> SourceOptions:
-        """The options as a stream's or as a batch's: ``schema`` is not told which it will be."""
+        """Parse the options as a batch's or else as a stream's: ``schema`` is called for both."""
         from sparkbridge.errors import SparkOptionError
         from sparkbridge.options import SourceOptions
 

@@ -1,7 +1,7 @@
-"""What can go wrong between Spark and kafkalite, by name.
+"""Errors and warnings of the bridge.
 
-Spark shows a Python exception of a data source as text, so each message stands by itself: what, where, and
-in the hint what to do.
+Spark shows a Python exception of a data source as text, so each message is complete: the failure, the
+value, and in the hint what to do.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from kafkalite.errors import KafkaliteError
 
 
 class SparkBridgeError(KafkaliteError):
-    """The root of what the bridge itself raises."""
+    """The base of the errors that the bridge raises."""
 
 
 class SparkOptionError(SparkBridgeError):
-    """An option of ``spark.read``, ``readStream``, ``write`` or ``writeStream`` that can't be."""
+    """An invalid option of ``spark.read``, ``readStream``, ``write`` or ``writeStream``."""
 
 
 class SourceSchemaError(SparkBridgeError):
-    """A schema given by the user names a column, or a type of one, that the source does not have."""
+    """A schema given by the user names a column or type that the source does not have."""
 
 
 class SinkSchemaError(SparkBridgeError):
@@ -26,24 +26,26 @@ class SinkSchemaError(SparkBridgeError):
 
 
 class DataLossError(SparkBridgeError):
-    """Records that the query had still to read are gone, and failOnDataLoss is true."""
+    """Records that the query has not read yet were deleted, and failOnDataLoss is true."""
 
 
 class SinkCommitError(SparkBridgeError):
-    """A batch could not be committed; nothing of it will be seen."""
+    """A batch could not be committed; none of its rows becomes visible."""
 
 
 class PipelineError(SparkBridgeError):
-    """A pipeline's file that makes no sense, or a pipeline whose own check failed."""
+    """An invalid pipeline file, or a pipeline whose own check failed."""
 
 
 class FastStartError(SparkBridgeError):
-    """The archive of Java classes that makes Spark's starts quick can't be made."""
+    """The archive of Java classes that makes Spark start quickly could not be made."""
 
 
 class UnknownSparkOptionWarning(UserWarning):
-    """An option that nothing reads."""
+    """An option without effect."""
 
 
 class DataLossWarning(UserWarning):
-    """Records are gone, failOnDataLoss is false, and the query goes on behind them."""
+    """Records were deleted before they were read, failOnDataLoss is false, and the query continues after
+    them.
+    """

@@ -1,4 +1,4 @@
-"""What a query does right now, as values: rows, lag and times of each batch.
+"""The progress of a query as values: rows, lag and times of each batch.
 
 ::
 
@@ -21,23 +21,23 @@ from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One batch that ended, or a look that found nothing (``row_count`` 0)."""
+    """One finished batch, or a trigger without data (``row_count`` 0)."""
 
     query_id: str
     run_id: str
     name: str | None
     batch_id: int
-    timestamp: str  #: when it began, ISO 8601
+    timestamp: str  # : of its start, ISO 8601
     row_count: int
-    rows_per_second: float  #: processed, by the time that the batch took
-    durations_ms: Mapping[str, int]  #: Spark's names: triggerExecution, addBatch, ...
-    positions: Positions = field(default_factory=dict)  #: where the query is, in topics of kafkalite
-    ends: Positions = field(default_factory=dict)  #: where the topics ended when it looked
-    late_count: int = 0  #: rows left out as older than the watermark, as Spark counts: after a first grouping
+    rows_per_second: float  # : processed, over the duration of the batch
+    durations_ms: Mapping[str, int]  # : by Spark's names: triggerExecution, addBatch, ...
+    positions: Positions = field(default_factory=dict)  # : of the query, in topics of kafkalite
+    ends: Positions = field(default_factory=dict)  # : of the topics when the query last looked
+    late_count: int = 0  # : rows dropped by the watermark, as Spark counts them: after a first grouping
 
     @property
     def lag(self) -> int:
-        """Offsets between where the query is and where the topics ended when it last looked."""
+        """The number of offsets between the query's positions and the ends of the topics."""
         return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
 
     @property
@@ -50,7 +50,7 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, told: Mapping[str, Any]) -> BatchProgress:
-        """From a progress as Spark tells it in json."""
+        """Parse a progress in Spark's json form."""
         positions: Positions = {}
         ends: Positions = {}
         for source in told.get("sources", ()):
@@ -74,7 +74,7 @@ class BatchProgress:
 
 
 def _positions(offset: Any) -> Positions:
-    """Those of an offset as a progress tells it, json or text; none when it is of another kind of source."""
+    """Parse an offset in a progress, json or text. Return {} if it is of another kind of source."""
     try:
         told = json.loads(offset) if isinstance(offset, str) else offset
         return StreamOffset.parse(told).positions if isinstance(told, Mapping) else {}
@@ -83,10 +83,10 @@ def _positions(offset: Any) -> Positions:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Calls ``on_progress`` for every batch and every idle look of every query of the session.
+    """Calls ``on_progress`` for every batch and every trigger without data, of all queries of the session.
 
-    ``on_end`` gets a query's run id and its error, or None when it was stopped. Both are called in a thread
-    of py4j's; what they raise is Spark's to log.
+    ``on_end`` receives a query's run id and its error, or None if it was stopped. Both are called in a
+    thread of py4j; Spark logs their exceptions.
     """
 
     def __init__(

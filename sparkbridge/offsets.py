@@ -1,9 +1,9 @@
-"""Where a stream is, as values and as the json that Spark writes into its offset log.
+"""The offsets of a stream as values, and as the json that Spark writes into its offset log. Pure.
 
-The json is the one of Spark's Kafka connector, ``{"topic": {"0": 23}}``, and beside the topics it has keys of
-our own, which begin with ``@`` as no topic can: ``@ids`` tells a topic from another of its name that came
-later, ``@from`` where the batch that ends here began in partitions that its start does not know, and
-``@initial`` marks the answer of ``initialOffset``. A batch so holds all that a replay of it needs.
+The json is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin
+with ``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from``
+is where the batch that ends here began in partitions that its start does not have, and ``@initial``
+marks the result of ``initialOffset``. So a batch has all that a replay needs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class OffsetFormatError(SparkBridgeError):
-    """Json that is not an offset of this source: another source's checkpoint, or an edited one."""
+    """Json that is not an offset of this source: the checkpoint is of another source, or was edited."""
 
 
 class OffsetRange(NamedTuple):
-    """What one task reads: ``start`` inclusive, ``end`` exclusive."""
+    """The offsets that one task reads: ``start`` inclusive, ``end`` exclusive."""
 
     topic: str
     partition: int
@@ -46,7 +46,9 @@ class OffsetRange(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """A topic at one moment: the log start and the end (LSO or high watermark, exclusive) per partition."""
+    """A topic at one moment: the log start and the end (last stable offset or high watermark, exclusive)
+    per partition.
+    """
 
     topic_id: str
     starts: tuple[int, ...]
@@ -58,9 +60,9 @@ Snapshot = Mapping[str, TopicSnapshot]
 
 
 class Loss(NamedTuple):
-    """Records still to be read that are gone: offsets ``from_`` (inclusive) to ``to`` (exclusive).
+    """Deleted records that were not read yet: offsets ``from_`` (inclusive) to ``to`` (exclusive).
 
-    Equal ones tell that nobody knows how many were still to be read from there on.
+    If both are equal, the number of lost records from there on is unknown.
     """
 
     topic: str
@@ -78,7 +80,9 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch, and the start of the next. ``from_`` is for partitions its start does not know."""
+    """The end of a batch and the start of the next. ``from_`` has the partitions that its start does not
+    have.
+    """
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)
@@ -86,7 +90,9 @@ class StreamOffset:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The same value always gives the same json, key order included, for Spark compares its text."""
+        """Return json. Equal values give equal text, with the same key order, because Spark compares the
+        text.
+        """
         told: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
             told[IDS] = dict(sorted(self.ids.items()))
@@ -98,7 +104,7 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, told: Mapping[str, Any]) -> StreamOffset:
-        """Raises OffsetFormatError. A key with ``@`` that is not known is an error too: it has a meaning."""
+        """Raises OffsetFormatError, also for unknown keys with ``@``: a newer version needs them."""
         if not isinstance(told, Mapping):
             raise _refused(told, "an object of topics")
         topics = {name: value for name, value in told.items() if not name.startswith("@")}
@@ -123,7 +129,7 @@ class StreamOffset:
 
 
 def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """``{"t": {"0": 23}}``, topics by name and partitions by number."""
+    """Return ``{"t": {"0": 23}}``, topics by name and partitions by number."""
     told: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         told.setdefault(topic, {})[str(partition)] = offset
@@ -131,7 +137,10 @@ def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict
 
 
 def positions_from_json(told: Any, whole: Any = None) -> Positions:
-    """The way back. Offsets are 0 or more. Raises OffsetFormatError with an excerpt of ``whole``."""
+    """Parse the result of ``positions_to_json``. Offsets are 0 or more.
+
+    Raises OffsetFormatError with an excerpt of ``whole``.
+    """
     whole = told if whole is None else whole
     if not isinstance(told, Mapping):
         raise _refused(whole, "an object of topics")
@@ -153,7 +162,7 @@ def positions_from_json(told: Any, whole: Any = None) -> Positions:
 
 
 def partition_number(text: Any) -> int | None:
-    """``"7"`` as 7; None for what can't be a partition."""
+    """Return 7 for ``"7"``; None for text that is not a partition."""
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
         return None
     number = int(text)

@@ -37,7 +37,7 @@ _MAX_LONG: Final = 2**63 - 1
 _LONG: Final = {"minimum": 1, "maximum": _MAX_LONG}
 _REQUEST_TIMEOUT_MS: Final[int] = CONSUMER_OPTIONS.get("request.timeout.ms").default
 
-# The connector's guide lists it for the sink too, where the column headers decides.
+# The guide of the connector lists it for the sink too, but there the column headers decides.
 _SILENT_AT_SINK: Final = {"includeheaders"}
 # The consumer settings that the source uses; it fetches ranges of offsets, so the others have no effect.
 _READ_BY_SOURCE: Final = {
@@ -290,7 +290,10 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
-        """Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect."""
+        """Parse the options of a source.
+
+        Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect.
+        """
         given = OptionReader(options, SOURCE_OPTIONS, CONSUMER_OPTIONS, "source", is_stream=is_stream)
         given.refuse(_REFUSED_BY_SOURCE)
         settings = given.client_settings()
@@ -402,7 +405,10 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-        """Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect."""
+        """Parse the options of a sink.
+
+        Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect.
+        """
         given = OptionReader(options, SINK_OPTIONS, PRODUCER_OPTIONS, "sink", is_stream=is_stream)
         given.refuse(_REFUSED_BY_SINK)
         settings = given.client_settings()
@@ -468,7 +474,7 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """startingTimestamp goes before startingOffsetsByTimestamp before startingOffsets."""
+    """startingTimestamp overrides startingOffsetsByTimestamp, which overrides startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -494,7 +500,7 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """As the starting ones. None in a stream without a bound."""
+    """The same order as for the start. None for a stream without a bound."""
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)
         if text is not None:

@@ -21,7 +21,7 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 
 
 class Where(NamedTuple):
-    """One place in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
+    """A place in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
 
     kind: Kind
     value: int = 0
@@ -34,7 +34,7 @@ GROUP: Final = Where("group")
 
 @dataclass(frozen=True, slots=True)
 class PositionSpec:
-    """A place for every partition, or by topic, or by partition; the option it was read from, for errors."""
+    """A place for every partition, by topic or by partition. ``option`` is named in errors."""
 
     option: str
     everywhere: Where | None = None
@@ -42,7 +42,7 @@ class PositionSpec:
     partitions: Mapping[TopicPartition, Where] = field(default_factory=dict, hash=False)
 
     def where(self, tp: TopicPartition) -> Where | None:
-        """The nearest word on ``tp``; None when there is none."""
+        """Return the most specific place for ``tp``, or None."""
         return self.partitions.get(tp) or self.topics.get(tp.topic) or self.everywhere
 
     def places(self) -> Iterator[Where]:
@@ -54,7 +54,7 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query begins. ``is_latest_without_match``: a time later than every record means the end."""
+    """Where a query starts. ``is_latest_without_match``: a time later than every record means the end."""
 
     is_latest_without_match: bool = False
 
@@ -75,17 +75,17 @@ _TIME_EXAMPLES: Final = "1431857103000 (milliseconds), 2015-05-17T10:05:03Z, -10
 
 
 def parse_starting_offsets(text: str, option: str = "startingOffsets") -> StartingSpec:
-    """``earliest``, ``latest``, ``group``, ``-100``, or json of these. Raises SparkOptionError."""
+    """Parse ``earliest``, ``latest``, ``group``, ``-100``, or json of these. Raises SparkOptionError."""
     return StartingSpec(option, *_parse(text, option, _starting_place, _OFFSET_EXAMPLES))
 
 
 def parse_ending_offsets(text: str, option: str = "endingOffsets") -> EndingSpec:
-    """``latest``, ``-100``, or json of these and of offsets. Raises SparkOptionError."""
+    """Parse ``latest``, ``-100``, or json of these and of offsets. Raises SparkOptionError."""
     return EndingSpec(option, *_parse(text, option, _ending_place, _END_EXAMPLES))
 
 
 def parse_starting_times(text: str, option: str, *, is_latest_without_match: bool) -> StartingSpec:
-    """One time, or json of times by topic or by partition. Raises SparkOptionError."""
+    """Parse one time, or json of times by topic or by partition. Raises SparkOptionError."""
     places = _parse(text, option, _time_place, _TIME_EXAMPLES)
     return StartingSpec(option, *places, is_latest_without_match=is_latest_without_match)
 
@@ -97,7 +97,9 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """(everywhere, by topic, by partition). ``read`` makes a place of a text or number, or None."""
+    """Return the places (everywhere, by topic, by partition). ``read`` makes one from a text or number, or
+    None.
+    """
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)
@@ -152,7 +154,7 @@ def _starting_place(value: str | int) -> Where | None:
 
 
 def _ending_place(value: str | int) -> Where | None:
-    """Everything but ``earliest`` and ``group``: a batch does not end there."""
+    """Accept everything but ``earliest`` and ``group``: a batch cannot end there."""
     if isinstance(value, int):
         return LATEST if value == -1 else Where("offset", value) if 0 <= value <= _MAX_LONG else None
     if value == "latest":
@@ -162,7 +164,7 @@ def _ending_place(value: str | int) -> Where | None:
 
 
 def _time_place(value: str | int) -> Where | None:
-    """Milliseconds since the epoch, ISO 8601 (UTC where no zone is told), or ``-10m``: so long ago."""
+    """Accept milliseconds since the epoch, ISO 8601 (UTC without a zone), or ``-10m``: 10 minutes ago."""
     if isinstance(value, int):
         return Where("time", value) if 0 <= value <= _MAX_LONG else None
     if _MILLISECONDS.fullmatch(value):
@@ -178,5 +180,5 @@ def _time_place(value: str | int) -> Where | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    timestamp_ms = -((_EPOCH - moment) // _MILLISECOND)  # rounded up: no record before it is wanted
+    timestamp_ms = -((_EPOCH - moment) // _MILLISECOND)  # rounded up: earlier records are not wanted
     return Where("time", timestamp_ms) if timestamp_ms >= 0 else None

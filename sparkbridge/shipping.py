@@ -1,8 +1,7 @@
-"""``install(spark)``: the bridge on a cluster whose executors do not have it installed.
+"""``install(spark)`` ships the bridge to a cluster whose executors do not have it installed.
 
-Spark's own ``addPyFile`` reaches tasks but not the process in which a stream's reader lives: that one looks
-in a directory of its own. What is shipped is Python; msgpack, crc32c and pyarrow, which are not, must be
-installed wherever tasks run.
+Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses a directory of
+its own. Only Python is shipped; msgpack, crc32c and pyarrow must be installed wherever tasks run.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from typing import Any, Final
 from sparkbridge.errors import SparkBridgeError
 
 PACKAGES: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
-#: What no task and no reader of a stream needs.
+# : Not needed by tasks and stream readers.
 LEFT_OUT: Final = frozenset({"__pycache__", "testing", "cli", "broker", "raft"})
-#: Where Spark's process for stream readers looks, below the root of the files that were added.
+# : Where Spark's process for stream readers looks, below the root of the added files.
 STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 
 def install(spark: Any) -> None:
-    """Ship this package to the executors and stream readers of ``spark``, and register format ``kafkalite``.
+    """Ship this package to the executors and stream readers of ``spark``, and register format
+    ``kafkalite``.
 
-    May be called again. Where the package is installed everywhere, nothing needs to be called at all. Raises
+    May be called again. It is not needed if the package is installed everywhere. Raises
     SparkBridgeError for a Spark Connect session: there the package must be installed on the server.
     """
     from pyspark import SparkFiles
@@ -53,7 +53,7 @@ def install(spark: Any) -> None:
 
 
 def pack(archive: Path) -> None:
-    """Write the packages into a zip, compiled as well: a worker then compiles nothing."""
+    """Write the packages into a zip, together with their bytecode, so that workers do not compile them."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / "packages"
         for package in PACKAGES:

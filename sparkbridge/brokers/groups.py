@@ -6,12 +6,11 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from kafkalite.client.cluster.retry import is_retriable
-from kafkalite.client.group.commits import to_commit
 from kafkalite.errors import (
     KafkaliteError,
     broker_error,
 )
-from kafkalite.model import NO_EPOCH, NO_OFFSET, OffsetAndMetadata, TopicPartition
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kafkalite.protocol.messages.groups import (
     CommittedOffset,
     FindCoordinatorRequest,
@@ -47,7 +46,8 @@ class GroupOffsets:
     def commit(self, group: str, positions: Positions, metadata: str) -> None:
         """Commit ``positions``. Raises BrokerError if the group has members, or as Brokers.until_answered."""
         entries = [
-            to_commit(tp, OffsetAndMetadata(offset, NO_EPOCH, metadata)) for tp, offset in positions.items()
+            CommittedOffset(tp.topic, tp.partition, offset, NO_EPOCH, metadata, NO_TIMESTAMP, "", 0, None)
+            for tp, offset in positions.items()
         ]
         if entries:
             self._call(group, OffsetCommitRequest(group, "", NO_EPOCH, None, entries), positions)

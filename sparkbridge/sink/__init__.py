@@ -1,1 +1,1 @@
-"""The sink: writers of tasks, commit and abort of batches."""
+"""The sink: writes the rows of tasks, commits and aborts batches."""

@@ -1,8 +1,9 @@
-"""A batch that failed, or was stopped: what its tasks wrote is taken back, or it would hold readers up.
+"""Aborts the transactions of a batch that failed or was stopped, which would block read_committed
+consumers.
 
-Spark gives the driver the messages of the tasks that ended, and ends the others in the middle: to one of
-those its input seems to have come to its end, so that it prepares, and finds nobody to tell. So the driver
-looks for the open attempts by name. Of the query it is told only the options: their mark is in the name.
+Spark passes the driver the messages of finished tasks and stops the others: to such a task its input
+seems to end, so it prepares, but its message is never delivered. So the driver looks for the open
+attempts by name. It knows only the options of the query: a hash of its checkpoint is part of the name.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from kafkalite.errors import KafkaliteError, TransactionalIdNotFoundError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import Written, attempt_writer, driver_config
 
-#: So long an abort is tried: what it leaves behind, the next commit or the time-out takes away.
+# : The timeout of an abort. The next commit or the transaction timeout aborts the remaining transactions.
 ABORT_TIMEOUT_MS: Final = 10_000
-#: An attempt may join while others are looked for.
+# : An attempt may join while others are looked for.
 MAX_LOOKS: Final = 3
 MARK_DIGITS: Final = 16
 
@@ -37,9 +38,10 @@ class Attempt(NamedTuple):
 
 
 def checkpoint_mark(options: Mapping[str, str], topic: str | None) -> str:
-    """Of a stream, the same in its tasks and in the driver; empty when its options name no checkpoint.
+    """Return a hash that is the same in the tasks and the driver of a stream; "" without a checkpoint
+    option.
 
-    With the topic, for ``/checkpoint`` may be a directory of each of several machines.
+    It includes the topic, because ``/checkpoint`` may be a directory on each of several machines.
     """
     named = [str(value) for name, value in options.items() if str(name).lower() == "checkpointlocation"]
     return hashlib.sha256(f"{topic}\n{named[0]}".encode()).hexdigest()[:MARK_DIGITS] if named else ""
@@ -53,10 +55,10 @@ def abort_batch(
     sink_id: str | None = None,
     batch_id: int | None = None,
 ) -> None:
-    """Take back what the tasks wrote, as far as that goes now: the cause of it matters more.
+    """Abort what the tasks wrote, as far as possible: only logs errors, because the cause matters more.
 
-    Besides those of ``messages``, the open attempts with ``mark`` in their names (none if it is empty), of
-    ``sink_id`` or else of all sinks, of ``batch_id`` or else of any batch.
+    Besides the writers of ``messages``, it aborts open attempts with ``mark`` in their names (none if
+    it is empty), of ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
     """
     if not options.exactly_once:
         return
@@ -91,7 +93,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
     for sink_id in sink_ids:
         try:
             writers = admin.describe_transaction_group(sink_id).writers
-        except TransactionalIdNotFoundError:  # no group, or nobody has joined
+        except TransactionalIdNotFoundError:  # no group, or no writer has joined
             continue
         for one in writers:
             if one.state == "Ongoing":
@@ -99,8 +101,8 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 
 def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
-    """Whoever takes the name of an attempt aborts what it wrote, and it can write no more."""
+    """Join under the name of each attempt, which aborts what it wrote and fences it."""
     for attempt in attempts:
         done.add(attempt)
-        with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # of a decided batch it changes nothing
+        with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is decided
             pass

@@ -19,11 +19,11 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteWriter(DataSourceArrowWriter):
-    """Made once per job; the tasks and the commit have copies of it.
+    """Created once per job; the tasks and the commit have copies of it.
 
-    With ``txnAppId`` and ``txnVersion`` a job submitted again, of the same two, writes nothing; with
-    ``sinkName``, one that a foreachBatch function starts again for the same batch of the stream.
-    Raises SparkOptionError and SinkSchemaError, before the job starts.
+    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes
+    nothing; with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes
+    nothing. Raises SparkOptionError and SinkSchemaError before the job starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -40,7 +40,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
         self.batch_id = self.options.txn_version or 0
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """One task attempt. See ``task_writer``."""
+        """Write the rows of one task attempt. See ``task_writer``."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -48,7 +48,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
             raise SinkCommitError("this is no task of Spark's", hint="write with df.write")
         attempt = f"{self.job_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}"
         sink_id, batch_id = self.sink_id, self.batch_id
-        query_id = context.getLocalProperty("sql.streaming.queryId") or ""  # within foreachBatch
+        query_id = context.getLocalProperty("sql.streaming.queryId") or ""  # inside foreachBatch
         options = self.options
         if query_id and options.sink_name is not None and options.txn_app_id is None:
             sink_id = f"{options.transactional_id_prefix}-{options.sink_name}"
@@ -57,13 +57,13 @@ class KafkaliteWriter(DataSourceArrowWriter):
         return write_task(iterator, self.columns, options, task)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Let readers see the rows. Raises SinkCommitError."""
+        """Make the rows visible to readers. Raises SinkCommitError."""
         sink_ids = {message.sink_id for message in messages if isinstance(message, Written)}
         is_random = self.options.txn_app_id is None and sink_ids == {self.sink_id}
         commit_batch(self.options, messages, is_last=is_random)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The job failed or was cancelled: take back what its tasks wrote."""
+        """Abort what the tasks wrote: the job failed or was cancelled."""
         may_be_named = self.options.sink_name is not None and self.options.txn_app_id is None
-        sink_id = None if may_be_named else self.sink_id  # only a task knows whether it is in foreachBatch
+        sink_id = None if may_be_named else self.sink_id  # only a task knows whether it runs in foreachBatch
         abort_batch(self.options, messages, self.job_id, sink_id=sink_id)

@@ -1,7 +1,8 @@
-"""Rows of a task as Arrow columns -> shares of one topic and partition each, in the order they came.
+"""Splits the rows of a task, as Arrow columns, into slices of one topic and partition each, in input
+order.
 
-No record is touched alone: keys are hashed by the column, rows sorted stably by their partition and moved
-once, and where a batch has to end is searched for in the offsets of the columns.
+No record is processed alone: keys are hashed by column, rows are sorted stably by partition and moved
+once, and the end of a batch is found by binary search in the offsets of the columns.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from kafkalite.records.arrow_keys import partitions_of_keys
 from kafkalite.records.partitioners import partition_for_key
 from sparkbridge.sink.schema import SinkColumns
 
-#: What a batch needs besides its records: the header, and the lengths of its columns.
+# : The size of a batch without its records: the header and the lengths of its columns.
 BATCH_BYTES: Final = 160
-#: And a header beside its bytes.
+# : The size of a record header without its name and value.
 HEADER_BYTES: Final = 12
-NO_PARTITION: Final = -1  # of a record without key, until it is known where its batch goes
+NO_PARTITION: Final = -1  # of records without a key, until the partition of their batch is chosen
 
 _LARGE: Final = {pa.large_binary(): pa.binary(), pa.large_string(): pa.string()}
 
 
 class Records(NamedTuple):
-    """Columns of equal length; None where there is none. ``timestamps`` are int64 milliseconds."""
+    """Columns of equal length; None for absent ones. ``timestamps`` are int64 milliseconds."""
 
     values: Any
     keys: Any = None
@@ -46,7 +47,7 @@ class Records(NamedTuple):
         return Records(*(None if one is None else one.take(indices) for one in self))
 
     def copy(self) -> Records:
-        """In memory of its own: a slice holds all of what it was cut from."""
+        """Return a copy in new memory: a slice keeps the whole array that it was cut from."""
         return Records(*(None if one is None else pa.concat_arrays(_arrays(one)) for one in self))
 
 
@@ -55,7 +56,7 @@ def _arrays(column: Any) -> list[Any]:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """All as one, in chunks where they are several. Either all have timestamps or none has."""
+    """Join parts, in chunks if there are several. Either all have timestamps or none has."""
     if len(parts) == 1:
         return parts[0]
     keys = headers = None
@@ -81,7 +82,7 @@ def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
 
 
 class PartitionSlice(NamedTuple):
-    """Records of one partition; of NO_PARTITION where the sender may choose."""
+    """Records for one partition, or for NO_PARTITION if the sender may choose."""
 
     topic: str
     partition: int
@@ -89,10 +90,10 @@ class PartitionSlice(NamedTuple):
 
 
 class Splitter:
-    """``partition_count`` answers for a topic, and raises for one that is not there.
+    """Splits Arrow batches. ``partition_count`` returns that of a topic, and raises if it is missing.
 
-    ``keyless`` tells the partition for rows without key that come in one batch with others; none is asked for
-    where all rows of a batch are without.
+    ``keyless`` returns the partition for rows without a key that come in one batch with others; it is
+    not called if all rows of a batch have no key.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Splitter:
         self._keyless = keyless
 
     def split(self, batch: Any, now_ms: int) -> Iterator[PartitionSlice]:
-        """The shares of a pyarrow.RecordBatch. A null timestamp is ``now_ms``. Raises RecordError."""
+        """Return the slices of a pyarrow.RecordBatch. A null timestamp becomes ``now_ms``. Raises
+        RecordError.
+        """
         if not batch.num_rows:
             return
         records = _records(batch, self._columns, now_ms)
@@ -142,7 +145,9 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Of each record, as int32 without nulls; None when all are without partition and key."""
+        """Return the partition of each record, as int32 without nulls; None if no record has a partition
+        or key.
+        """
         if given is not None:
             _check_given(topic, given, count)
             if not given.null_count:
@@ -186,12 +191,12 @@ def _check_given(topic: str, given: Any, count: int) -> None:
 
 
 def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Records]]:
-    """The records of each partition, ascending, their order kept. ``partitions`` has no nulls."""
+    """Return the records of each partition, ascending, in input order. ``partitions`` has no nulls."""
     counts = sorted((one["values"].as_py(), one["counts"].as_py()) for one in pc.value_counts(partitions))
     if len(counts) == 1:
         yield counts[0][0], records
         return
-    moved = records.take(pc.array_sort_indices(partitions))  # which is stable
+    moved = records.take(pc.array_sort_indices(partitions))  # a stable sort
     start = 0
     for partition, count in counts:
         yield partition, moved.slice(start, count)
@@ -199,7 +204,7 @@ def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Recor
 
 
 def _by_topic(topics: Any) -> Iterator[tuple[str, Any]]:
-    """Each topic with the indices of its rows, or None for all rows. Raises RecordError for a null."""
+    """Return each topic with the indices of its rows, or None for all rows. Raises RecordError for a null."""
     if topics.null_count:
         raise RecordError(
             "a row has no topic: column 'topic' is null in it",
@@ -234,7 +239,7 @@ def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
 
 
 def _small(array: Any) -> Any:
-    """Of the large kinds, which Spark sends with useLargeVarTypes, the one with 32-bit offsets."""
+    """Convert the large types, which Spark sends with useLargeVarTypes, to those with 32-bit offsets."""
     kind = _LARGE.get(array.type)
     if kind is not None:
         return array.cast(kind)
@@ -251,7 +256,7 @@ def _small_headers(array: Any) -> Any:
 
 
 def _milliseconds(timestamps: Any, now_ms: int) -> Any:
-    """int64 milliseconds since 1970, rounded down; Spark's session zone only says how to show them."""
+    """Return int64 milliseconds since 1970, rounded down. Spark's session time zone only affects display."""
     micros = timestamps.cast(pa.timestamp("us", tz=timestamps.type.tz)).cast(pa.int64())
     lowest = pc.min(micros).as_py()
     if lowest is not None and lowest < 0:
@@ -267,10 +272,11 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 
 
 def record_overhead(columns: SinkColumns) -> int:
-    """What a record has beside its bytes, at most: offsets, a timestamp, the mark of its headers.
+    """Return the size of a record without its data, at most: offsets, timestamp, the length of its
+    headers.
 
-    Of all columns that the rows of a task may have, for what has no key may join what has. The two bits of
-    validity come on top.
+    It covers all columns of the task's rows, because records without a key may share a batch with
+    others. The two validity bits come in addition.
     """
     overhead = 4
     if columns.key is not None:
@@ -283,7 +289,7 @@ def record_overhead(columns: SinkColumns) -> int:
 
 
 class Sizes:
-    """How many bytes records take in a batch, told from the offsets of their columns: an upper bound."""
+    """Computes the size of records in a batch from the offsets of their columns: an upper bound."""
 
     def __init__(self, records: Records, overhead: int) -> None:
         self._overhead = overhead
@@ -296,7 +302,7 @@ class Sizes:
             self._headers = [_offsets(content.field(0)), _offsets(content.field(1))]
 
     def between(self, start: int, end: int) -> int:
-        """Of the records from ``start`` to ``end``, exclusive."""
+        """Return the size of the records from ``start`` to ``end`` (exclusive) in bytes."""
         total = (end - start) * self._overhead + (end - start + 3) // 4
         for offsets in self._columns:
             total += offsets[end] - offsets[start]
@@ -308,7 +314,7 @@ class Sizes:
         return total
 
     def end(self, start: int, limit_bytes: int, limit_records: int) -> int:
-        """Where a batch ends that begins with ``start``: exclusive, and ``start`` if none fits."""
+        """Return the end (exclusive) of a batch that begins at ``start``; ``start`` if no record fits."""
         most = min(self._count, start + limit_records)
         if self.between(start, most) <= limit_bytes:
             return most
@@ -320,7 +326,7 @@ class Sizes:
 def cut(
     records: Records, limit_bytes: int, limit_records: int, overhead: int
 ) -> Iterator[tuple[Records, int]]:
-    """Pieces, with their sizes, each of at most ``limit_bytes``. Raises RecordTooLargeError."""
+    """Return pieces of at most ``limit_bytes``, with their sizes. Raises RecordTooLargeError."""
     sizes = Sizes(records, overhead)
     start = 0
     while start < records.row_count:
@@ -336,7 +342,7 @@ def cut(
 
 
 def _offsets(array: Any) -> memoryview:
-    """The count + 1 offsets of a binary, string or list array, as int32 items."""
+    """Return the count + 1 offsets of a binary, string or list array, as int32 items."""
     raw = memoryview(array.buffers()[1]) if array.buffers()[1] is not None else memoryview(bytes(4))
     if not len(raw):
         raw = memoryview(bytes(4))

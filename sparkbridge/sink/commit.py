@@ -1,7 +1,7 @@
-"""What the driver says of a batch that is written: commit it, once.
+"""Commits a written batch from the driver, once.
 
-A commit is one call, ``TransactionGroup.finish``, which may be repeated: who crashes between it and Spark's
-own commit log repeats it after the restart, and hears the first result.
+A commit is one call, ``TransactionGroup.finish``, which may be repeated: a driver that crashed between
+it and Spark's own commit log repeats it after the restart and receives the first result.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sparkbridge.errors import SinkCommitError
 from sparkbridge.local.worker_garbage import spare_collections
 from sparkbridge.options import SinkOptions
 
-#: So long a commit waits for its markers. It is decided before; readers see it when they are written.
+# : How long a commit waits for its markers. It is decided before that; the markers make it visible.
 COMPLETE_WAIT_MS: Final = 10_000
-#: So long a commit is tried, through failovers of the coordinator.
+# : The timeout of a commit, including failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
 
-#: Between two attempts to reach a broker.
+# : The pause between two attempts to reach a broker.
 REACH_PAUSE_S: Final = 0.2
 
 logger = logging.getLogger("sparkbridge")
@@ -42,11 +42,11 @@ logger = logging.getLogger("sparkbridge")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task attempt wrote. ``prepared`` is None where there is nothing for the driver to decide."""
+    """The message of one task attempt. ``prepared`` is None if the driver has nothing to decide."""
 
     sink_id: str
     batch_id: int
-    query_id: str  #: of the stream, which tells a sink used by two; empty of a batch job
+    query_id: str  # : of the stream, to detect a sink that two queries use; "" in a batch job
     rows: int
     prepared: tuple[str, int, int] | None
 
@@ -54,9 +54,10 @@ class Written(WriterCommitMessage):
 def commit_batch(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_last: bool = False
 ) -> GroupResult | None:
-    """Let readers see the batch. None where there is nothing to decide. Raises SinkCommitError.
+    """Make the batch visible to readers. Return None if there is nothing to decide. Raises
+    SinkCommitError.
 
-    ``is_last``: no batch of this sink follows, so the brokers need not keep its name for ever.
+    ``is_last``: no batch of this sink follows, so the brokers need not store its name for ever.
     """
     spare_collections("commit")
     written = [message for message in messages if isinstance(message, Written)]
@@ -102,9 +103,9 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """A winner that wrote nothing, so that a batch without rows tells too which query it was of."""
+    """Return a winner that wrote nothing, so that the brokers know the query of a batch without rows too."""
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
-        return []  # no query, or a name that no other one has
+        return []  # no query, or a name that belongs to this query alone
     writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
     timeout_ms = min(options.transaction_timeout_ms, COMMIT_TIMEOUT_MS)
     try:
@@ -115,7 +116,7 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
             )
         ) as joined:
             prepared = joined.prepare()
-    except InvalidTransactionTimeoutError:  # brokers that allow less do without
+    except InvalidTransactionTimeoutError:  # brokers that allow less get no witness
         prepared = None
     return [] if prepared is None else [prepared]
 
@@ -127,7 +128,7 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
 def attempt_writer(
     options: SinkOptions, sink_id: str, batch_id: int, writer: str, timeout_ms: int
 ) -> TransactionGroupWriter:
-    """A writer under this name, whose calls may take so long; its transaction no longer than a task's."""
+    """Return a writer of this name with that call timeout. Its transaction lasts no longer than a task's."""
     transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
     config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
     return TransactionGroupWriter(sink_id, batch_id, writer, config=config)
@@ -141,9 +142,9 @@ C = TypeVar("C", bound=_Client)
 
 
 def started(make: Callable[[], C], timeout_ms: int) -> C:
-    """A client that has started, made anew until a broker can be reached.
+    """Create and start a client, again until a broker can be reached.
 
-    Brokers that restart must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
+    Restarting brokers must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
     while True:
@@ -164,12 +165,12 @@ def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
 
 
 def writer_name(query_id: str, attempt: str) -> str:
-    """Of a task attempt, unique. The query comes first, see ``commit_batch``."""
+    """Return the unique name of a task attempt. It begins with the query, see ``_check_same_query``."""
     return f"{query_id}/{attempt}"
 
 
 def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
-    """A repeated batch must be this query's, or its rows would be taken for written."""
+    """Raise SinkCommitError if another query committed this batch: its rows would count as written."""
     if not result.is_repeated:
         return
     strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]
@@ -182,7 +183,7 @@ def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupR
 
 
 def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:
-    """Settings of an Admin: how to reach the cluster, and for how long a call is tried."""
+    """Return the settings of an Admin: how to reach the cluster, and the timeout of a call."""
     client = options.client
     common = {name: text for name, text in client.producer.items() if name in _COMMON}
     return {

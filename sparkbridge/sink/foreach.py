@@ -1,4 +1,4 @@
-"""Update mode, and several topics from one query: the sink as a function for ``foreachBatch``."""
+"""The sink as a function for ``foreachBatch``: for update mode, and for several topics from one query."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 def foreach_batch(
     options: Mapping[str, Any] | None = None, /, *, sinkName: str, **more: Any
 ) -> Callable[[DataFrame, int], None]:
-    """A function that writes each micro-batch once::
+    """Return a function that writes each micro-batch once::
 
         to_counts = foreach_batch(
             {"kafka.bootstrap.servers": "localhost:9092"}, topic="counts", sinkName="counts"
         )
         counts.writeStream.outputMode("update").foreachBatch(to_counts).start()
 
-    Options are those of ``df.write.format("kafkalite")``. A batch is known as written by
-    (``sinkName``, its number): two writes in one batch need two names, and a name belongs to one checkpoint.
-    Raises SparkOptionError.
+    Options are those of ``df.write.format("kafkalite")``. A written batch is identified by ``sinkName``
+    and its number: two writes in one batch need two names, and a name belongs to one checkpoint. Raises
+    SparkOptionError.
     """
     if not sinkName:
         raise SparkOptionError("sinkName is empty", hint="two writes in one batch need two names")
@@ -50,5 +50,5 @@ def foreach_batch(
 
 
 def _text(value: Any) -> str:
-    """As Spark's ``option`` has it."""
+    """Return the text that Spark's ``option`` makes of a value."""
     return str(value).lower() if isinstance(value, bool) else str(value)

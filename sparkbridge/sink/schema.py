@@ -1,8 +1,8 @@
-"""Which columns of a DataFrame the sink takes, of which type; told before the job starts.
+"""Checks the columns of a DataFrame before the sink's job starts.
 
-``value`` is required, string or binary. ``key`` (string or binary), ``headers`` (as the source's), ``topic``
-(string), ``partition`` (int) and ``timestamp`` (timestamp) may be there. Other columns are ignored, as by
-Spark's Kafka connector, with a warning where the name looks like a slip.
+``value`` is required, string or binary. ``key`` (string or binary), ``headers`` (as in the source),
+``topic`` (string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are
+ignored, as by Spark's Kafka connector, with a warning if the name looks like a typing error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparkbridge.errors import SinkSchemaError, UnknownSparkOptionWarning
 
 SINK_COLUMNS: Final = ("value", "key", "headers", "topic", "partition", "timestamp")
 
-#: What the source gives besides: copied from topic to topic, they are no slip.
+# : Further columns of the source: no typing errors in a query that copies topics.
 _OF_THE_SOURCE: Final = frozenset({"offset", "timestampType"})
 _ALLOWED: Final = {
     "value": "string or binary",
@@ -46,7 +46,7 @@ _CURES: Final = {
 
 
 class SinkColumns(NamedTuple):
-    """Where each column lies in a row; None for one that is not there, or that the topic option overrides."""
+    """The index of each column in a row; None if it is absent or overridden by the option topic."""
 
     value: int
     key: int | None = None
@@ -57,7 +57,7 @@ class SinkColumns(NamedTuple):
 
 
 def sink_columns(schema: StructType, topic: str | None) -> SinkColumns:
-    """The columns to take. ``topic`` is the option of that name, which comes before a column.
+    """Return the columns to write. ``topic`` is the option of that name, which overrides the column.
 
     Raises SinkSchemaError.
     """
@@ -111,7 +111,7 @@ def _is_header(data_type: DataType) -> bool:
 
 
 def _slips(name: str, others: list[str]) -> list[str]:
-    """Of ``others`` those that may mean ``name``, the nearest first."""
+    """Return the name in ``others`` that is most similar to ``name``, if any."""
     lowered = {other.lower(): other for other in others}
     return [lowered[close] for close in get_close_matches(name, lowered, n=1, cutoff=0.75)]
 

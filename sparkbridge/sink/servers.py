@@ -1,4 +1,4 @@
-"""Whether the sink's brokers can be reached, told by the driver before the job.
+"""Checks in the driver, before the job, whether the sink's brokers can be reached.
 
 A task would try for as long, and Spark would run it four times.
 """
@@ -14,20 +14,20 @@ from kafkalite.errors import ConnectionFailedError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import driver_config, started
 
-#: What Spark runs in the driver's process that makes writers for tasks. Commits come from another process,
-#: and have patience of their own with brokers that restart.
+# : The module of the process in which Spark makes writers for tasks. Commits run in another process and wait
+# : longer for brokers that restart.
 PLANNING_MODULE: Final = "pyspark.sql.worker.write_into_data_source"
-#: So long a job of its own tries. Others may be batches of a stream that runs, whose brokers may restart.
+# : The timeout of a job of its own. Other jobs may be batches of a running stream, whose brokers may restart.
 JOB_PATIENCE_MS: Final = 10_000
 
 _reached: set[str] = set()
 
 
 def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
-    """In the process that plans, once: raises ConnectionFailedError when no broker can be reached.
+    """Raise ConnectionFailedError if no broker can be reached. Checks once, in the planning process.
 
-    Tried for kafka.request.timeout.ms; by a batch job without a name for JOB_PATIENCE_MS at most. Spark makes
-    a writer for every micro-batch: those after the first ask nobody.
+    The timeout is kafka.request.timeout.ms, for a batch job without a name at most JOB_PATIENCE_MS.
+    Spark makes a writer for every micro-batch: only the first one sends a request.
     """
     servers = options.client.bootstrap_servers
     if PLANNING_MODULE not in sys.modules or servers in _reached:

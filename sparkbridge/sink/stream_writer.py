@@ -18,10 +18,10 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
-    """Spark pickles one to the tasks, and makes another for each commit: what they know is in the messages.
+    """Spark pickles one for the tasks and makes another for each commit: they share only the messages.
 
-    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka connector.
-    Raises SparkOptionError and SinkSchemaError, before the query starts.
+    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka
+    connector. Raises SparkOptionError and SinkSchemaError before the query starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -32,15 +32,15 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         spare_collections("plan")
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """One task attempt. See ``task_writer``."""
+        """Write the rows of one task attempt. See ``task_writer``."""
         return write_task(iterator, self.columns, self.options, _task_identity(self.options, self.mark))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Let readers see the batch; may be repeated. Raises SinkCommitError."""
+        """Make the batch visible to readers. May be repeated. Raises SinkCommitError."""
         commit_batch(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch failed or was stopped: take back what was written. The next start runs it again."""
+        """Abort what the tasks wrote: the batch failed or was stopped. The next start runs it again."""
         name = self.options.sink_name
         sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
         abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)

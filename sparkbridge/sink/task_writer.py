@@ -1,8 +1,9 @@
 """One task attempt of the sink: Arrow batches in, record batches to the leaders of their partitions out.
 
-Exactly once, the attempt is a writer of the batch's transaction group; what it wrote is seen when the driver
-names it, and never if it does not. At least once, a producer of the process is used, and all is acknowledged
-before the task ends. Nothing is touched by the record, and at most buffer.memory waits for acknowledgement.
+With exactly once, the attempt is a writer of the batch's transaction group; its records become visible
+if the driver names it as a winner. With at least once, it uses a producer of the process, and all
+records are acknowledged before the task ends. No record is processed alone, and unacknowledged records
+are limited by buffer.memory.
 """
 
 from __future__ import annotations
@@ -47,35 +48,37 @@ from sparkbridge.sink.columns import (
 from sparkbridge.sink.commit import Written, driver_config, older_batch_error, started, writer_name
 from sparkbridge.sink.schema import SinkColumns
 
-#: So many bytes of records may wait in all open batches of a task; then the largest goes.
+# : If the open batches of a task have more bytes of records than this, the largest one is sent.
 MAX_OPEN_BYTES: Final = 32 << 20
-#: What an Arrow slice costs beside its bytes, about; where rows are few to each, that is the most of it.
+# : The approximate memory of an Arrow slice besides its data, most of it if the slice has few rows.
 PIECE_BYTES: Final = 2_048
 SMALL_PIECE_BYTES: Final = 8 * PIECE_BYTES
-#: A topic's max.message.bytes is asked for again after this time, and after a refused batch.
+# : A topic's max.message.bytes is cached for this time, and until a batch is refused.
 LIMITS_MAX_AGE_S: Final = 300
 
 
 class TaskIdentity(NamedTuple):
-    """Who writes. ``sink_id`` and ``batch_id`` are what the driver commits, ``attempt`` is unique."""
+    """Identifies the writer. The driver commits ``sink_id`` and ``batch_id``; ``attempt`` is unique."""
 
     sink_id: str
     batch_id: int
     query_id: str
     attempt: str
-    partition: int  #: of Spark's task
+    partition: int  # : of Spark's task
 
 
 def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
-    """Write all rows, and tell the driver. Raises SinkCommitError, and what the client raises."""
+    """Write all rows and return the message for the driver. Raises SinkCommitError and errors of the
+    client.
+    """
     spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
     rows = 0
     first = next(batches, None)
-    if first is not None:  # else there is nobody to talk to
+    if first is not None:  # else no connection is needed
         write = _write_exactly_once if options.exactly_once else _write_at_least_once
         try:
             rows, prepared = write(chain([first], batches), columns, options, task)
@@ -129,7 +132,7 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """A batch that is decided must be the last one: Spark repeats no other."""
+    """Raise SinkCommitError if a decided batch is not the last one: Spark repeats no other."""
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:
@@ -140,7 +143,7 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
 
 
 def check_settings(options: SinkOptions) -> None:
-    """Whether the settings of the tasks' producers fit together. Raises SparkOptionError."""
+    """Raise SparkOptionError if the settings of the tasks' producers contradict each other."""
     settings = _settings(options)
     if options.exactly_once:
         settings |= {"transactional.id": "any", "transaction.timeout.ms": options.transaction_timeout_ms}
@@ -162,7 +165,7 @@ def _settings(options: SinkOptions) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _joined_writer(options: SinkOptions, task: TaskIdentity) -> Iterator[TransactionGroupWriter]:
-    """A writer that has joined the batch; left by an exception, it aborts what it wrote."""
+    """Return a writer that has joined the batch. An exception in the block aborts what it wrote."""
     writer = _joined(options, task)
     try:
         yield writer
@@ -177,7 +180,7 @@ def _joined(options: SinkOptions, task: TaskIdentity) -> TransactionGroupWriter:
     timeout_ms = options.transaction_timeout_ms
     try:
         return _join(options, task, timeout_ms)
-    except InvalidTransactionTimeoutError:  # the brokers allow less: as long as they do then
+    except InvalidTransactionTimeoutError:  # the brokers allow less: use their maximum
         with Admin(config=driver_config(options, 60_000)) as admin:
             node_id = admin.describe_cluster().brokers[0].node_id
             allowed = admin.describe_configs("broker", str(node_id))["transaction.max.timeout.ms"].value
@@ -200,20 +203,20 @@ _producers: dict[tuple[Any, ...], Producer] = {}
 
 
 def _pooled_producer(options: SinkOptions) -> Producer:
-    """The process's idempotent producer with these settings: workers are reused by many tasks."""
+    """Return the process's idempotent producer with these settings: many tasks use one worker."""
     settings = _settings(options)
     key = (os.getpid(), *sorted(settings.items()))
     producer = _producers.get(key)
     if producer is None:
         for other in [other for other in _producers if other[0] != os.getpid()]:
-            del _producers[other]  # of the process that this one was forked from
+            del _producers[other]  # inherited from the parent by a fork
         producer = started(lambda: Producer(config=settings), options.client.request_timeout_ms)
         _producers[key] = producer
     return producer
 
 
 def _forget_producer(producer: Producer) -> None:
-    """Not to be used again; what it has under way may still be written, as at least once allows."""
+    """Never use the producer again. Its batches in flight may still be written, as at least once allows."""
     for key, pooled in list(_producers.items()):
         if pooled is producer:
             del _producers[key]
@@ -227,7 +230,7 @@ _limits: dict[tuple[int, str, str], tuple[float, int]] = {}
 
 
 def _max_message_bytes(options: SinkOptions, topic: str) -> int:
-    """The topic's max.message.bytes, asked for once per process and a while."""
+    """Return the topic's max.message.bytes, cached per process for LIMITS_MAX_AGE_S."""
     key = (os.getpid(), options.client.bootstrap_servers, topic)
     known = _limits.get(key)
     now_s = time.monotonic()
@@ -238,11 +241,11 @@ def _max_message_bytes(options: SinkOptions, topic: str) -> int:
     return known[1]
 
 
-# --- out ---------------------------------------------------------------------------------------------
+# --- topic writer ------------------------------------------------------------------------------------
 
 
 class _OpenBatch:
-    """Records of one partition that wait for company."""
+    """Records of one partition that wait until their batch is full."""
 
     __slots__ = ("records", "row_count", "size_bytes")
 
@@ -261,9 +264,9 @@ class _OpenBatch:
         self.size_bytes += size_bytes
 
     def own(self) -> None:
-        """Have the last piece in memory of its own: the rest of its Arrow batch may go.
+        """Copy the last piece into memory of its own, so that the rest of its Arrow batch can be freed.
 
-        Small pieces are made one with those before them that are no larger, so there are few.
+        Small pieces are joined with preceding ones that are no larger, so that there are few.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count
@@ -278,17 +281,17 @@ class _OpenBatch:
 
 
 class BatchSender(Protocol):
-    """What the outlet needs of a producer."""
+    """The methods of a producer that TopicWriter uses."""
 
     def partitions_for(self, topic: str) -> list[Any]: ...
     def queue_batch(self, topic: str, partition: int, batch: RecordBatchBuilder) -> Any: ...
 
 
 class TopicWriter:
-    """Gathers shares into batches as large as the topic takes, and hands them to the producer.
+    """Gathers partition slices into batches as large as the topic allows, and passes them to the producer.
 
-    Invariant: of those with a key or a partition, records of one partition leave in the order they came;
-    and so do those without. A topic of one partition knows no difference.
+    Invariant: records of one partition that have a key or a partition are sent in input order, and so
+    are those that have neither. In a topic with one partition all records are sent in input order.
     """
 
     def __init__(
@@ -300,8 +303,8 @@ class TopicWriter:
         self._overhead = record_overhead(columns)
         self._first = task.partition + task.batch_id  # tasks of one batch begin with different partitions
         self._counts: dict[str, int] = {}
-        self._chosen: dict[str, int] = {}  # for rows without key, before _first is added
-        self._mixed: set[str] = set()  # topics that have them among others in this Arrow batch
+        self._chosen: dict[str, int] = {}  # for rows without a key, before _first is added
+        self._mixed: set[str] = set()  # topics with rows with and without keys in the current Arrow batch
         self._limit_bytes: dict[str, int] = {}
         self._limit_records = self._config.batch_max_messages or MAX_RECORDS_PER_BATCH
         self._open: dict[tuple[str, int], _OpenBatch] = {}
@@ -312,7 +315,7 @@ class TopicWriter:
         )
 
     def write_all(self, batches: Iterator[Any]) -> int:
-        """How many rows they had. All is handed over, not yet acknowledged."""
+        """Pass all rows to the producer and return their number. They are not acknowledged yet."""
         rows = 0
         for batch in batches:
             self.write(batch)
@@ -321,7 +324,7 @@ class TopicWriter:
         return rows
 
     def write(self, batch: Any) -> None:
-        """The rows of a pyarrow.RecordBatch."""
+        """Add the rows of a pyarrow.RecordBatch."""
         now_ms = time.time_ns() // 1_000_000
         for slice_ in self._splitter.split(batch, now_ms):
             self._add(slice_)
@@ -332,7 +335,7 @@ class TopicWriter:
             self._send(*max(self._open, key=lambda key: self._open[key].held_bytes))
 
     def flush(self) -> None:
-        """Hand over what is open."""
+        """Send all open batches."""
         while self._open:
             self._send(*next(iter(self._open)))
 
@@ -367,7 +370,7 @@ class TopicWriter:
         if partition == NO_PARTITION:
             partition = self._keyless(topic)
             self._go_on(topic)
-            if (topic, partition) in self._open:  # with rows that came before these
+            if (topic, partition) in self._open:  # its rows came before these
                 self._send(topic, partition)
         builder = RecordBatchBuilder(codec=self._config.codec, level=self._config.compression_level)
         now_ms = time.time_ns() // 1_000_000
@@ -391,7 +394,7 @@ class TopicWriter:
         return limit_bytes
 
     def _keyless(self, topic: str) -> int:
-        """The partition whose turn it is for records without key."""
+        """Return the next partition for records without a key."""
         count = self._partition_count(topic)
         chosen = self._partitioner.partition(topic, None, None, count)
         assert chosen is not None, "only a function may leave the choice"
@@ -399,11 +402,11 @@ class TopicWriter:
         return (chosen + self._first) % count
 
     def _keyless_among_others(self, topic: str) -> int:
-        if (topic, NO_PARTITION) in self._open:  # with rows that came before these
+        if (topic, NO_PARTITION) in self._open:  # its rows came before these
             self._send(topic, NO_PARTITION)
         self._mixed.add(topic)
         return self._keyless(topic)
 
     def _go_on(self, topic: str) -> None:
-        """The next records without key go to another partition."""
+        """Choose another partition for the next records without a key."""
         self._partitioner.on_batch_closed(topic, self._chosen[topic])

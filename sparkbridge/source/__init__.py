@@ -1,1 +1,1 @@
-"""The source: planning of micro-batches, reading of offset ranges."""
+"""The source: plans micro-batches and reads ranges of offsets."""

@@ -1,4 +1,4 @@
-"""KafkaliteReader: the source of a batch job. What it reads is fixed when the job is planned."""
+"""KafkaliteReader: the source of a batch job. The offsets to read are fixed when the job is planned."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class _PushFilters:
-    """The reader's ``pushFilters``, an attribute: a method of that name is an error to Spark while
-    spark.sql.python.filterPushdown.enabled is false, as it is by default. Spark looks at ``__func__``."""
+    """The reader's ``pushFilters`` as an attribute. If it were a method, Spark would raise an error while
+    spark.sql.python.filterPushdown.enabled is false, the default. Spark looks at ``__func__``.
+    """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
@@ -36,7 +37,7 @@ class _PushFilters:
 
 
 class KafkaliteReader(DataSourceReader):
-    """Raises SparkOptionError and SourceSchemaError before the job starts."""
+    """Reads ranges of offsets. Raises SparkOptionError and SourceSchemaError before the job starts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)
@@ -52,12 +53,16 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Take limits of topic, partition, offset and timestamp; all filters are Spark's to check again."""
+        """Use limits of topic, partition, offset and timestamp. Return all filters: Spark applies them
+        again.
+        """
         self._pruning = Pruning.of(filters)
         return list(filters)
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to read, one per task. Raises DataLossError, and what ``starting`` raises."""
+        """Return the ranges to read, one per task. Raises DataLossError, and the errors of
+        ``start_and_end``.
+        """
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
         snapshot = snapshots.first_snapshot(cluster, options)
@@ -76,7 +81,9 @@ class KafkaliteReader(DataSourceReader):
         return [InputPartition(each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: the records of one range; none for the partition that Spark makes when there is none."""
+        """In a task: return the records of one range; none for the partition that Spark adds if there is
+        none.
+        """
         if partition.value is None:
             return iter(())
         from sparkbridge.source.range_reader import read_range

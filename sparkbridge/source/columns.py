@@ -1,12 +1,14 @@
-"""Fetched batches as ``pyarrow.RecordBatch`` in Spark's schema: only the columns wanted, each as a whole.
+"""Makes ``pyarrow.RecordBatch`` in Spark's schema from fetched batches: only the requested columns, each
+as a whole.
 
-The values and keys of a batch that fills a RecordBatch by itself stay where they were received. Small batches
-are joined column by column, for the JVM pays for each RecordBatch, not for each row; the join is one copy
-of memory in Arrow. What repeats (topic, partition, timestampType) is a slice of an array that is kept. Only
-headers are looked at record by record.
+If a batch fills a RecordBatch by itself, its values and keys are not copied. Small batches are joined
+column by column, because the JVM's cost is per RecordBatch, not per row; the join is one copy of memory
+in Arrow. Constant columns (topic, partition, timestampType) are slices of cached arrays. Only headers
+are processed record by record.
 
-Times are Kafka's milliseconds made Spark's microseconds, as the connector does it: a record without a time
-(-1) is one millisecond before 1970. With log append time every record of a batch has the batch's.
+Timestamps are converted from Kafka's milliseconds to Spark's microseconds, as by the connector: a
+record without a timestamp (-1) is one millisecond before 1970. With log append time all records have
+the batch's.
 """
 
 from __future__ import annotations
@@ -56,21 +58,21 @@ Maker = Callable[[Pieces, int], pa.Array]
 
 
 class SparkBatchBuilder:
-    """Gathers batches of one partition in the order of its log, and makes one RecordBatch of them.
+    """Gathers batches of one partition in log order and makes one RecordBatch from them.
 
-    What it holds refers to the buffers that the batches were received in, until ``build``.
+    Until ``build``, it refers to the buffers that the batches were received in.
     """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
         self.row_count = 0
-        self.size_bytes = 0  #: of the batches gathered, unpacked
+        self.size_bytes = 0  # : of the gathered batches, decompressed
         self._schema = schema
         self._pieces: list[Piece] = []
         where = f"{topic}-{partition}"
         self._makers = [_maker(field, where, topic, partition) for field in schema]
 
     def add(self, batch: RecordBatch, start: int, end: int) -> None:
-        """Take the batch's records with offsets from ``start`` (inclusive) to ``end`` (exclusive), if any.
+        """Add the batch's records with offsets from ``start`` (inclusive) to ``end`` (exclusive), if any.
 
         Raises CorruptBatchError, BatchTooLargeError, RecordError.
         """
@@ -84,7 +86,9 @@ class SparkBatchBuilder:
             self.size_bytes += HEADER_BYTES + _size_bytes(body)
 
     def build(self) -> pa.RecordBatch:
-        """All that was gathered, and forget it. Raises CorruptBatchError, SourceSchemaError, RecordError."""
+        """Return all gathered records and forget them. Raises CorruptBatchError, SourceSchemaError,
+        RecordError.
+        """
         pieces, count = self._pieces, self.row_count
         self._pieces, self.row_count, self.size_bytes = [], 0, 0
         return pa.RecordBatch.from_arrays([make(pieces, count) for make in self._makers], schema=self._schema)
@@ -97,7 +101,7 @@ def _size_bytes(body: BodyView) -> int:
 
 
 def _maker(field: pa.Field, where: str, topic: str, partition: int) -> Maker:
-    """What makes the column of ``field``; the schema has been checked before."""
+    """Return the function that makes the column of ``field``, whose type has been checked."""
     match field.name:
         case "key":
             return lambda pieces, count: _binary(pieces, count, field, where, [p.body.keys for p in pieces])
@@ -127,10 +131,11 @@ def _binary(
     if all(view is None for view in views):
         return pa.nulls(count, field.type)
     arrays = [_binary_array(view, piece, field, where) for view, piece in zip(views, pieces, strict=True)]
-    # Each whole column runs from 0 to the length of its data: joined they are in order just when each is.
+    # Each whole column runs from 0 to the length of its data: the joined offsets ascend only if each column's
+    # do.
     joined = _joined(arrays)
     try:
-        joined.validate(full=True)  # every offset, and that text is UTF-8, in C++
+        joined.validate(full=True)  # checks all offsets, and that text is UTF-8, in C++
     except pa.ArrowException:
         _raise_first_problem(arrays, pieces, field, where)
         raise
@@ -138,18 +143,20 @@ def _binary(
 
 
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
-    """The piece's part of the column: of a whole batch not validated yet. Raises CorruptBatchError."""
+    """Return the piece's part of the column; that of a whole batch is not validated. Raises
+    CorruptBatchError.
+    """
     if view is None:
         return pa.nulls(piece.row_count, field.type)
     buffers = [
         None if view.validity is None else pa.py_buffer(view.validity),
-        pa.py_buffer(bytes(view.offsets)),  # a copy, because Arrow wants them aligned
+        pa.py_buffer(bytes(view.offsets)),  # a copy, because Arrow needs aligned offsets
         pa.py_buffer(view.data),
     ]
     array = pa.Array.from_buffers(field.type, view.count, buffers)
     if piece.is_whole:
         return array
-    # A part begins and ends where the offsets say; to follow them unseen could lead anywhere in memory.
+    # Slicing follows the offsets: unchecked ones could point anywhere in memory.
     _check_offsets(array, piece.header.base_offset, field.name, where)
     return array[piece.first : piece.first + piece.row_count]
 
@@ -179,7 +186,7 @@ def _raise_first_problem(arrays: list[pa.Array], pieces: Pieces, field: pa.Field
 
 
 def _offsets(pieces: Pieces, count: int) -> pa.Array:
-    runs: list[tuple[int, int]] = []  # (first offset, count): what follows without a gap is one run
+    runs: list[tuple[int, int]] = []  # (first offset, count) of each run of consecutive offsets
     for piece in pieces:
         base = piece.base_offset
         if runs and sum(runs[-1]) == base:
@@ -192,11 +199,13 @@ def _offsets(pieces: Pieces, count: int) -> pa.Array:
 
 def _timestamps(pieces: Pieces, where: str) -> pa.Array:
     arrays: list[pa.Array] = []
-    common = bytearray()  # the times of batches whose records all have one; nearly all batches are alike
+    common = (
+        bytearray()
+    )  # timestamps of batches whose records all have the same one, which nearly all batches are
     for piece in pieces:
         deltas, common_ms = piece.body.timestamp_deltas, piece.header.base_timestamp_ms
         if piece.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            deltas, common_ms = None, piece.header.max_timestamp_ms  # KIP-32: it is every record's
+            deltas, common_ms = None, piece.header.max_timestamp_ms  # KIP-32: the timestamp of every record
         if deltas is None:
             common += common_ms.to_bytes(_INT64_BYTES, sys.byteorder, signed=True) * piece.row_count
             continue
@@ -253,7 +262,7 @@ def _int64_array(data: bytes) -> pa.Array:
 
 
 def _capacity(count: int) -> int:
-    """The power of two that has room for ``count``: the sizes of what is kept."""
+    """Return the power of two that is at least ``count``: the size of a cached array."""
     return 1 << (count - 1).bit_length() if count else 1
 
 
@@ -277,7 +286,7 @@ def _repeated_text(text: str, count: int) -> pa.Array:
 
 
 def _headers(pieces: Pieces, count: int, kind: pa.DataType, where: str) -> pa.Array:
-    """Null where a record has none, as the connector gives it."""
+    """Records without headers have null, as in the connector."""
     if all(piece.body.headers is None for piece in pieces):
         return pa.nulls(count, kind)
     rows: list[Headers] = []
@@ -292,7 +301,9 @@ def _headers(pieces: Pieces, count: int, kind: pa.DataType, where: str) -> pa.Ar
         rows.extend(decoded[piece.first : piece.first + piece.row_count])
     is_map = pa.types.is_map(kind)
     if is_map:
-        rows = [tuple(dict(row).items()) if len(row) > 1 else row for row in rows]  # the last of a name
+        rows = [
+            tuple(dict(row).items()) if len(row) > 1 else row for row in rows
+        ]  # the last header of each name
     ends = list(accumulate(map(len, rows), initial=0))
     starts: list[Any] = [start if row else None for start, row in zip(ends, rows, strict=False)]
     offsets = pa.array([*starts, ends[-1]], _INT32)

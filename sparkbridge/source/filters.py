@@ -1,7 +1,7 @@
-"""Filters that Spark hands to a batch reader, as limits of what is read at all.
+"""Turns the filters that Spark pushes to a batch reader into limits of the ranges to read. Pure.
 
-They only ever leave out what no filter could let through; Spark applies the filters again to what is read.
-Filters are known by their class's name, so nothing of pyspark is imported here.
+They only exclude records that no filter lets through; Spark applies all filters to the records again.
+Filters are recognized by their class name, so pyspark is not imported here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a set of filters, all of which must hold, leaves to be read.
+    """The limits that follow from a set of filters, all of which must hold.
 
-    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to ``until``
-    (exclusive); ``from_ms`` is a time that all records wanted have or pass. There is no such limit upwards:
-    the times of a log need not be in order, so behind a later record there may be an earlier one.
+    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to
+    ``until`` (exclusive). ``from_ms`` is the least timestamp of the wanted records. There is no
+    greatest timestamp: those of a log need not ascend, so an earlier one may follow a later one.
     """
 
     topics: tuple[tuple[str, Any], ...] = ()
@@ -46,7 +46,7 @@ class Pruning:
 
     @classmethod
     def of(cls, filters: Iterable[Any]) -> Pruning:
-        """The limits that follow from pyspark's filters; those that nothing follows from are passed over."""
+        """Return the limits that follow from pyspark's filters. Filters that imply none are skipped."""
         pruning = cls()
         for each in filters:
             known = _readable(each)
@@ -60,7 +60,7 @@ class Pruning:
         if column == "partition":
             return replace(self, partitions=(*self.partitions, (name, value)))
         if name == "In" and not value:
-            return replace(self, until=0)  # only null was in it
+            return replace(self, until=0)  # the list had only null
         if column == "offset":
             first, until = _interval(name, value)
             ends = [end for end in (self.until, until) if end is not None]
@@ -70,7 +70,7 @@ class Pruning:
         return replace(self, from_ms=max(times, default=None))
 
     def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """What is left by topic, partition and offset."""
+        """Limit ranges by topic, partition and offset."""
         kept: list[OffsetRange] = []
         for range_ in ranges:
             if not all(_COMPARE[name](range_.topic, value) for name, value in self.topics):
@@ -84,7 +84,7 @@ class Pruning:
         return kept
 
     def times(self, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-        """The look-ups that ``narrow_by_time`` needs: the first offset at or after a time (ms)."""
+        """Return the look-ups that ``narrow_by_time`` needs: the first offset at or after a time (ms)."""
         if self.from_ms is None:
             return {}
         return {TopicPartition(range_.topic, range_.partition): self.from_ms for range_ in ranges}
@@ -92,9 +92,9 @@ class Pruning:
     def narrow_by_time(
         self, ranges: Iterable[OffsetRange], found: Mapping[TopicPartition, int | None]
     ) -> list[OffsetRange]:
-        """What is left by time. ``found`` None: all records are older, so the partition is left out.
+        """Limit ranges by time. If ``found`` is None, all records are older, and the partition is omitted.
 
-        A partition that was not looked up stays as it is.
+        A partition that was not looked up is unchanged.
         """
         kept: list[OffsetRange] = []
         for range_ in ranges:
@@ -105,7 +105,7 @@ class Pruning:
 
 
 def _readable(each: Any) -> tuple[str, str, Any] | None:
-    """(column, kind of comparison, value) of a filter that may limit what is read."""
+    """Return (column, kind of comparison, value) of a filter that may limit the ranges, else None."""
     name = type(each).__name__
     attribute: tuple[str, ...] = getattr(each, "attribute", ())
     if name not in _COMPARE or len(attribute) != 1 or attribute[0] not in _TYPES:
@@ -124,7 +124,7 @@ def _is_fit(column: str, value: Any) -> bool:
 
 
 def _interval(name: str, value: Any) -> tuple[int, int | None]:
-    """Offsets that a comparison can hold for: (first, exclusive end or None)."""
+    """Return the offsets that a comparison can hold for: (first, exclusive end or None)."""
     match name:
         case "EqualTo" | "EqualNullSafe":
             return value, value + 1
@@ -140,9 +140,9 @@ def _interval(name: str, value: Any) -> tuple[int, int | None]:
 
 
 def _from_ms(name: str, value: Any) -> int | None:
-    """The least record time (ms) that a comparison can hold for; None where there is no such limit.
+    """Return the least timestamp (ms) that a comparison can hold for; None if there is no such limit.
 
-    Records without a time have -1, so limits below 0 are none.
+    Records without a timestamp have -1, so limits below 0 are no limits.
     """
     match name:
         case "EqualTo" | "EqualNullSafe" | "GreaterThanOrEqual":

@@ -1,8 +1,8 @@
-"""What the driver decides about a source: how far the next batch goes, and what was lost on the way.
+"""Decides in the driver how far the next batch of a source goes, and which records were lost.
 
-Pure: positions, a snapshot of the logs and the time come in as values, and so do the losses go out; the
-readers look up, raise or warn. The end of a batch holds, beside the start that Spark keeps, all that a replay
-needs: ``ranges`` asks nothing but these two and where the logs begin now.
+Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers
+make the look-ups, raise or warn. The end of a batch, with the start that Spark stores, has all that a
+replay needs: ``ranges`` depends only on these two and on the current log starts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sparkbridge.offsets import OffsetRange, Positions, Snapshot, StreamOffset
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.splitting import split
 from sparkbridge.source.start_and_end import (
-    NO_ANSWERS,
-    Answers,
+    NO_RESULTS,
     Bounds,
-    Questions,
+    LookupResults,
+    Lookups,
     assigned,
     check_match,
     ending_offset,
@@ -37,10 +37,11 @@ _MAX_OFFSET: Final = 2**63 - 1
 _NOWHERE: Final = -1  # the position in a partition that was never read
 
 
-class BytesQuestion(NamedTuple):
-    """Where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are read.
+class BytesLookup(NamedTuple):
+    """Asks where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are
+    read.
 
-    ``first`` goes before the others: it was left without a batch at the last trigger.
+    ``first`` has priority: it got no records at the last trigger.
     """
 
     starts: Positions
@@ -50,7 +51,7 @@ class BytesQuestion(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger: it was read up to ``position``, and can be from ``start`` to ``target``."""
+    """One partition at a trigger: read up to ``position``, readable from ``start`` to ``target``."""
 
     position: int
     start: int
@@ -62,9 +63,9 @@ class _Reading(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """What a trigger found, before the limits: the partitions there are to read, those that are new (with the
-    offset they begin at), what was lost, and whether there is to be a batch even if it reads nothing, so that
-    what changed is logged.
+    """A trigger before the limits: the partitions to read, the new ones (with the offset they begin at)
+    and the losses. With ``is_forced`` there is a batch even if it reads nothing, so that a change is
+    logged.
     """
 
     start: StreamOffset
@@ -75,7 +76,7 @@ class _Draft(NamedTuple):
     is_forced: bool
 
     def ending_at(self, ends: Positions) -> tuple[StreamOffset, list[Loss]]:
-        """The end of the batch as it is logged, or the very start when nothing moved."""
+        """Return the end of the batch as it is logged, or ``start`` itself if nothing moved."""
         start, snapshot = self.start, self.snapshot
         positions = {tp: end for tp, end in ends.items() if end != _NOWHERE}
         if not self.is_forced and positions == start.positions:
@@ -93,17 +94,17 @@ class _Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The end of the next batch: the very ``start`` when there is none.
+    """The end of the next batch; ``start`` itself if there is none.
 
-    ``wants_bytes`` is to be answered with ``SourcePlan.cut`` before the end is used. ``seen`` are the ends of
-    the logs: what to wait behind for news.
+    If ``wants_bytes`` is set, pass its result to ``SourcePlan.cut`` before using the end. ``seen`` are
+    the ends of the logs: wait for data beyond them.
     """
 
     start: StreamOffset
     end: StreamOffset
     losses: list[Loss]
     seen: Positions
-    wants_bytes: BytesQuestion | None = None
+    wants_bytes: BytesLookup | None = None
     draft: _Draft | None = field(default=None, repr=False, compare=False)
     ends: Positions = field(default_factory=dict, repr=False, compare=False)
 
@@ -113,24 +114,25 @@ class Proposal:
 
 
 class SourcePlan:
-    """What one stream reader remembers in the driver between its calls; nothing of it outlives a restart."""
+    """The state of one stream reader in the driver between its calls. It does not survive a restart."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._initial: StreamOffset | None = None
         self._last_batch_ms: int | None = None
-        self._waits: dict[TopicPartition, int] = {}  # triggers in a row without a share of the limit
+        self._waits: dict[TopicPartition, int] = {}  # triggers in a row without a part of the limit
         self._waits_for_bytes: dict[TopicPartition, int] = {}  # the same for maxBytesPerTrigger
         self._is_available_now = False
         self._cap: Positions | None = None  # where AvailableNow ends, and the ids of its topics
         self._cap_ids: dict[str, str] = {}
-        self._bounds: Positions = {}  # ending offsets that are known; they never change
-        self._bounds_now_ms: int | None = None  # what an ending of "-10m" counts from
+        self._bounds: Positions = {}  # known ending offsets; they never change
+        self._bounds_now_ms: int | None = None  # the time that an ending of "-10m" is relative to
 
     def initial(self, snapshot: Snapshot, starting: Positions) -> StreamOffset:
-        """Where a new query starts. Asked again, it answers the same, whatever is given.
+        """Return where a new query starts. Later calls return the first result, whatever the arguments.
 
-        Raises StartOffsetMismatchError when the ending json names other partitions than are read.
+        Raises StartOffsetMismatchError if the ending json names other partitions than those that are
+        read.
         """
         if self._initial is None:
             if self.options.ending is not None:
@@ -139,21 +141,23 @@ class SourcePlan:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """End where the logs end at the next ``latest``, and not later.
+        """End where the logs end at the next ``latest``, never later.
 
-        It is fixed there and not here, for a batch that a crash left behind is run first.
+        The end is fixed there, because a batch that a crash left behind is run first.
         """
         self._is_available_now = True
         self._cap = None
 
-    def questions(self, snapshot: Snapshot, now_ms: int) -> Questions:
-        """Ending times whose offsets ``latest`` needs and are not found yet. Mostly none.
+    def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
+        """Return the ending times that ``latest`` needs offsets for and that are not found yet. Mostly
+        none.
 
-        Look them up after the snapshot: no record of it that is then not found can be behind the bound.
+        Look them up after the snapshot: then no record of the snapshot can be behind a bound that is
+        not found.
         """
         spec = self.options.ending
         if spec is None:
-            return Questions({})
+            return Lookups({})
         if self._bounds_now_ms is None:
             self._bounds_now_ms = now_ms
         times: dict[TopicPartition, int] = {}
@@ -162,7 +166,7 @@ class SourcePlan:
             timestamp_ms = None if where is None else time_of(where, self._bounds_now_ms)
             if timestamp_ms is not None and tp not in self._bounds:
                 times[tp] = timestamp_ms
-        return Questions(times)
+        return Lookups(times)
 
     def latest(
         self,
@@ -171,18 +175,19 @@ class SourcePlan:
         now_ms: int,
         *,
         is_limited: bool,
-        answers: Answers = NO_ANSWERS,
+        results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """How far the batch after ``start`` goes. Without ``is_limited`` (Trigger.Once) to the end.
+        """Return how far the batch after ``start`` goes. Without ``is_limited`` (Trigger.Once) it goes to
+        the end.
 
-        ``answers`` are those to ``questions``. A start that is initial always gives a batch, so that
-        the place where the query began is in Spark's log before anything else happens.
+        ``results`` are those of ``needed_lookups``. An initial start always gives a batch, so that
+        Spark logs where the query began before anything else happens.
         """
         partitions = assigned(snapshot, self.options.assign)
         if self._is_available_now and self._cap is None:
             self._cap = {tp: bounds.end for tp, bounds in partitions.items()}
             self._cap_ids = {topic: known.topic_id for topic, known in snapshot.items()}
-        draft = self._draft(start, snapshot, partitions, answers)
+        draft = self._draft(start, snapshot, partitions, results)
         seen = {tp: bounds.end for tp, bounds in partitions.items()}
         if is_limited and not draft.is_forced and self._is_too_early(draft.readings, now_ms):
             return Proposal(start, start, draft.losses, seen)
@@ -193,22 +198,24 @@ class SourcePlan:
         end, losses = draft.ending_at(ends)
         if end is not start:
             self._last_batch_ms = now_ms
-        wants_bytes: BytesQuestion | None = None
+        wants_bytes: BytesLookup | None = None
         most = self.options.max_bytes_per_trigger
         asked = {tp: reading.start for tp, reading in draft.readings.items() if ends[tp] > reading.start}
         if is_limited and most is not None and asked:
             waiting = [tp for tp in asked if tp in self._waits_for_bytes]
             first = max(waiting, key=self._waits_for_bytes.__getitem__, default=None)
-            wants_bytes = BytesQuestion(asked, {tp: ends[tp] for tp in asked}, most, first)
+            wants_bytes = BytesLookup(asked, {tp: ends[tp] for tp in asked}, most, first)
         return Proposal(start, end, losses, seen, wants_bytes, draft, ends)
 
     def cut(self, proposal: Proposal, ends: Mapping[TopicPartition, int]) -> Proposal:
-        """The proposal, ending at the answers to ``wants_bytes``; a partition without one is not read."""
+        """Return the proposal with the ends that ``wants_bytes`` resulted in; a partition without one is
+        not read.
+        """
         asked, draft = proposal.wants_bytes, proposal.draft
         if asked is None or draft is None:
             return proposal
         within = dict(proposal.ends)
-        waits = {  # one that maxOffsetsPerTrigger left out waits on, or it may never be the first
+        waits = {  # a partition left out by maxOffsetsPerTrigger keeps waiting, else it might never be first
             tp: count
             for tp, count in self._waits_for_bytes.items()
             if tp not in asked.starts and tp in draft.readings
@@ -225,16 +232,16 @@ class SourcePlan:
     def ranges(
         self, start: StreamOffset, end: StreamOffset, snapshot: Snapshot
     ) -> tuple[list[OffsetRange], list[Loss]]:
-        """What the tasks of the batch read, and what of it is gone. The same whenever it is asked.
+        """Return the ranges of the batch's tasks, and the losses. Repeated calls return the same.
 
-        ``@from`` goes before ``start``: where they differ, ``start`` was made anew after a crash.
+        ``@from`` overrides ``start``: if they differ, ``start`` was determined again after a crash.
         """
         first = {tp: end.from_.get(tp, start.positions.get(tp)) for tp in end.positions}
         whole, losses = whole_ranges(first, end.positions, end.ids, snapshot)
         return self.split(whole), losses
 
     def split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """Ranges of partitions, cut into those of tasks."""
+        """Split ranges of partitions into ranges of tasks."""
         options = self.options
         return split(
             ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
@@ -245,9 +252,9 @@ class SourcePlan:
         start: StreamOffset,
         snapshot: Snapshot,
         partitions: Mapping[TopicPartition, Bounds],
-        answers: Answers,
+        results: LookupResults,
     ) -> _Draft:
-        """Where each partition stands, before the limits."""
+        """Return the state of each partition, before the limits."""
         losses: list[Loss] = []
         readings: dict[TopicPartition, _Reading] = {}
         for tp, position in sorted(start.positions.items()):
@@ -260,18 +267,18 @@ class SourcePlan:
                 losses.append(Loss(*tp, bounds.end, position, _WENT_BACK))
                 readings[tp] = _Reading(position, bounds.end, bounds.end)
             else:
-                target = max(position, self._target(tp, bounds, snapshot, answers))
+                target = max(position, self._target(tp, bounds, snapshot, results))
                 readings[tp] = _Reading(position, max(position, bounds.start), target)
         new: Positions = {}
         for tp, bounds in partitions.items():
             if tp not in readings:
-                reading = _Reading(_NOWHERE, bounds.start, self._target(tp, bounds, snapshot, answers))
+                reading = _Reading(_NOWHERE, bounds.start, self._target(tp, bounds, snapshot, results))
                 if reading.lag > 0:
                     readings[tp], new[tp] = reading, bounds.start
         return _Draft(start, snapshot, readings, new, losses, is_forced=bool(losses) or start.is_initial)
 
-    def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, answers: Answers) -> int:
-        """How far ``tp`` may be read at all now: 0 for one that must wait for the next run."""
+    def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, results: LookupResults) -> int:
+        """Return how far ``tp`` may be read now; 0 if it must wait for the next run."""
         target = bounds.end
         if self._cap is not None:
             if tp not in self._cap or self._cap_ids[tp.topic] != snapshot[tp.topic].topic_id:
@@ -282,7 +289,7 @@ class SourcePlan:
             if spec.where(tp) is None:
                 return 0
             if tp not in self._bounds:
-                bound = ending_offset(spec, tp, bounds, answers)
+                bound = ending_offset(spec, tp, bounds, results)
                 if bound is None:
                     return target
                 self._bounds[tp] = bound
@@ -290,18 +297,20 @@ class SourcePlan:
         return target
 
     def _is_too_early(self, readings: Mapping[TopicPartition, _Reading], now_ms: int) -> bool:
-        """Whether minOffsetsPerTrigger holds the batch back."""
+        """Whether minOffsetsPerTrigger delays the batch."""
         fewest = self.options.min_offsets_per_trigger
         if fewest is None or self._is_available_now or self._last_batch_ms is None:
             return False
         if now_ms - self._last_batch_ms >= self.options.max_trigger_delay_ms:
             return False
         if all(reading.target >= self._bounds.get(tp, _MAX_OFFSET) for tp, reading in readings.items()):
-            return False  # nothing more will come
+            return False  # no more data will come
         return sum(reading.lag for reading in readings.values()) < fewest
 
     def _limited(self, readings: Mapping[TopicPartition, _Reading]) -> Positions:
-        """Ends by maxOffsetsPerTrigger. One without a share stays where it is."""
+        """Return the ends by maxOffsetsPerTrigger. A partition without a part of the limit stays at its
+        position.
+        """
         limit = self.options.max_offsets_per_trigger
         lags = {tp: reading.lag for tp, reading in readings.items() if reading.lag > 0}
         if limit is None or sum(lags.values()) <= limit:
@@ -323,10 +332,11 @@ class SourcePlan:
 def share_out(
     lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """``limit`` in proportion to the lags, exactly, or the lags when they fit. Lags are above 0.
+    """Divide ``limit`` in proportion to the lags, exactly, or return the lags if they fit. Lags are above
+    0.
 
-    What rounding leaves goes first to partitions whose share is below one, the longest waiting first
-    (``waits``), so that each of them has its turn; then to the largest remainders.
+    The remainder of rounding goes first to partitions that got less than one offset, the longest
+    waiting first (``waits``), so that each of them has its turn; then to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -345,10 +355,11 @@ def whole_ranges(
     ids: Mapping[str, str],
     snapshot: Snapshot,
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """One range per partition with something between ``first`` (None: the log start) and ``until``.
+    """Return one range per partition that has offsets between ``first`` (None: the log start) and
+    ``until``.
 
-    Of the snapshot only log starts and topic ids count, so that a replay gives the same, whatever was written
-    since. What is gone is left out and told.
+    Only log starts and topic ids of the snapshot matter, so that a replay returns the same, whatever
+    was written since. Deleted records are omitted and returned as losses.
     """
     ranges: list[OffsetRange] = []
     losses: list[Loss] = []
@@ -374,7 +385,7 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Partitions whose log ends before what was read: worth a second look (fetchOffset.numRetries)."""
+    """Return the partitions whose log ends before the position: ask again (fetchOffset.numRetries)."""
     return [
         tp
         for tp, bounds in assigned(snapshot).items()
@@ -388,6 +399,6 @@ def _ids(snapshot: Snapshot, positions: Positions) -> dict[str, str]:
 
 
 def is_created_again(topic: str, ids: Mapping[str, str], snapshot: Snapshot) -> bool:
-    """Whether the topic of that name now is another than the one of ``ids``; not known without both ids."""
+    """Whether the topic has another id now than in ``ids``; False unless both ids are known."""
     known, id_ = snapshot.get(topic), ids.get(topic)
     return known is not None and bool(id_) and bool(known.topic_id) and known.topic_id != id_

@@ -1,12 +1,12 @@
-"""One task's read: the records of an OffsetRange as Arrow batches in Spark's schema.
+"""Reads the records of one OffsetRange in a task, as Arrow batches in Spark's schema.
 
-The next fetch is sent before the last one is unpacked, so the broker works while the rows go to the JVM. A
-task holds one answer in hand and one on its way, each of about ``CHUNK_BYTES`` (or one batch, if that is
-larger), and the rows gathered for the next RecordBatch, which are no more than that.
+The next fetch is sent before the last response is unpacked, so that the broker works while the rows go
+to the JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one
+batch, if that is larger), and the rows for the next RecordBatch, which are no larger.
 
-A range has offsets that hold no record: transaction markers, aborted transactions, what compaction removed.
-None of that is a loss. Lost is what the log start has overtaken, what lies beyond the end of the log by now,
-and a topic that is gone or another one; failOnDataLoss says whether that is an error or a warning.
+A range has offsets without a record: transaction markers, aborted transactions, compacted records. They
+are no loss. Lost are records before the log start or beyond the end of the log, and those of a topic
+that was deleted or created again; failOnDataLoss decides whether that is an error or a warning.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from sparkbridge.options import SourceOptions
     from sparkbridge.source.columns import SparkBatchBuilder
 
-#: What one fetch asks for, unless one of these settings says otherwise.
+# : The size of a fetch, unless one of these settings gives another.
 CHUNK_BYTES: Final = 1 * MIB
 _LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
-#: What a RecordBatch has at most, unless one record has more; the JVM is fastest between 5,000 and 10,000.
+# : Limits of a RecordBatch, unless one record is larger; the JVM is fastest at 5,000 to 10,000 rows.
 TARGET_BYTES: Final = 1 * MIB
 TARGET_ROWS: Final = 10_000
-#: With less than this gathered, a RecordBatch waits for the next answer.
+# : A smaller RecordBatch waits for the next response.
 LEAST_BYTES: Final = 512 * KIB
 
-#: How long the broker may keep a fetch that finds nothing.
+# : How long the broker may hold a fetch without data.
 _MAX_WAIT_MS: Final = 500
 _RETRY_PAUSE_S: Final = 0.05
 
@@ -60,11 +60,11 @@ _RETRY_PAUSE_S: Final = 0.05
 def read_range(
     cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, schema: StructType
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of ``range_`` in ``schema``, one that ``check_projection`` passes; none for an empty range.
+    """Return the records of ``range_`` in ``schema``, which has passed ``check_projection``.
 
-    Raises DataLossError; CorruptBatchError naming the topic, partition and offset; RequestTimeoutError when
-    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, a leader that is away
-    included; and what else ``SparkCluster.fetch`` raises.
+    Raises DataLossError; CorruptBatchError with the topic, partition and offset; RequestTimeoutError if
+    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, also because its
+    leader is away; and the other errors of ``SparkCluster.fetch``.
     """
     if range_.start >= range_.end:
         return
@@ -76,7 +76,9 @@ def read_range(
 
 
 class _RangeReader:
-    """Between two answers, every record of the range below ``_position`` was given, gathered or told lost."""
+    """Invariant between two responses: all records below ``_position`` were returned, gathered or reported
+    lost.
+    """
 
     def __init__(
         self, cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, builder: SparkBatchBuilder
@@ -91,7 +93,7 @@ class _RangeReader:
         self._fails_on_loss = options.fail_on_data_loss
         self._poll_timeout_ms = options.poll_timeout_ms
         self._deadline_s = 0.0
-        self._is_cut_short = False  # the rest of the range is lost, and was told
+        self._is_cut_short = False  # the rest of the range was reported lost
         settings = options.client.consumer
         limits = [int(settings[name]) for name in _LIMITS if name in settings]
         self._max_bytes = min(limits, default=CHUNK_BYTES)
@@ -99,8 +101,8 @@ class _RangeReader:
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         end, builder = self._range.end, self._builder
-        token = self._send_ahead()  # of the one fetch on its way
-        answer_count = 0
+        token = self._send_ahead()  # the fetch in flight
+        response_count = 0
         self._progressed()
         while self._position < end:
             try:
@@ -119,8 +121,10 @@ class _RangeReader:
                 if time.monotonic() >= self._deadline_s:
                     raise
                 continue  # a leader may be away for longer than kafka.request.timeout.ms
-            answer_count += 1
-            if answer_count == 1 and not self._has_topic():  # asked behind the answer: it is of this topic
+            response_count += 1
+            if (
+                response_count == 1 and not self._has_topic()
+            ):  # asked after the response: so the response is of this topic
                 return
             start, token = self._position, None
             spans = self._spans(fetched)
@@ -138,10 +142,10 @@ class _RangeReader:
             if builder.size_bytes >= LEAST_BYTES or 2 * builder.row_count >= TARGET_ROWS:
                 yield from self._built()
             if self._position > start:
-                self._progressed()  # the time that the rows took does not count
+                self._progressed()  # without the time that Spark took for the rows
         if builder.row_count:
             yield from self._built()
-        if answer_count > 1 and not self._is_cut_short:
+        if response_count > 1 and not self._is_cut_short:
             self._check_topic()
 
     def _send(self) -> Any:
@@ -150,16 +154,18 @@ class _RangeReader:
         )
 
     def _send_ahead(self) -> Any:
-        """As ``_send``; None when that fails, and it is tried again when its answer is needed."""
+        """Send the next fetch. Return None if that fails; it is then sent when its response is needed."""
         try:
             return self._send()
         except KafkaliteError:
             return None
 
-    # --- an answer -----------------------------------------------------------------------------
+    # --- a response ----------------------------------------------------------------------------
 
     def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
-        """(start, end, next offset) of the answer's batches in its bytes; the position moves behind them."""
+        """Return (start, end, next offset) of each batch in the response, and move the position behind
+        them.
+        """
         payload = fetched.payload
         spans = [
             (at, at + length, base_offset + last_offset_delta + 1)
@@ -177,7 +183,7 @@ class _RangeReader:
         return spans
 
     def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
-        """The batches that a consumer may see, their CRCs checked."""
+        """Return the batches that a consumer may see, with checked CRCs."""
         payload = fetched.payload
         isolation = AbortedFilter(fetched.aborted if self._is_read_committed else ())
         for start, end, next_offset in spans:
@@ -203,7 +209,7 @@ class _RangeReader:
         )
 
     def _built(self) -> Iterator[pyarrow.RecordBatch]:
-        """What was gathered; in parts when that is one batch which is far too large."""
+        """Return the gathered rows; in parts if a single batch is far larger than the target."""
         size_bytes = self._builder.size_bytes
         rows = self._builder.build()
         count = rows.num_rows
@@ -215,7 +221,7 @@ class _RangeReader:
         for first in range(0, count, step):
             yield rows.slice(first, step)
 
-    # --- what does not come --------------------------------------------------------------------
+    # --- missing records -----------------------------------------------------------------------
 
     def _progressed(self) -> None:
         self._deadline_s = time.monotonic() + self._poll_timeout_ms / 1000
@@ -237,7 +243,7 @@ class _RangeReader:
         )
 
     def _has_topic(self) -> bool:
-        """Whether the topic is still the one that the range was planned of; a loss when it is not."""
+        """Whether the topic is still the one that the range was planned for. If it is not, report a loss."""
         found_id = self._found_topic_id()
         if found_id == self._range.topic_id:
             return True
@@ -246,10 +252,10 @@ class _RangeReader:
         return False
 
     def _check_topic(self) -> None:
-        """After the last of several answers: raises DataLossError when some may be of another topic.
+        """After the last of several responses: raise DataLossError if some may be of another topic.
 
-        Whatever failOnDataLoss says, for rows were given: the task run again finds out at its begin. Brokers
-        that are gone by now do not matter any more.
+        It is raised even if failOnDataLoss is false, because rows were already returned: when the task
+        is run again, it detects the loss at its start. Unreachable brokers do not matter any more.
         """
         range_ = self._range
         try:
@@ -264,7 +270,9 @@ class _RangeReader:
             )
 
     def _found_topic_id(self) -> str | None:
-        """That of the topic of this name; None when there is none. For a range without one asks nobody."""
+        """Return the id of the topic of this name, None if there is none. A range without an id is not
+        checked.
+        """
         topic, wanted, options = self._range.topic, self._range.topic_id, self._options
         if not wanted:
             return wanted
@@ -272,13 +280,13 @@ class _RangeReader:
             found = self._cluster.topics(names=[topic]).get(topic)
             if found is not None and found.topic_id == wanted:
                 break
-            if retries_left:  # the broker that was asked may not have heard of it yet
+            if retries_left:  # the broker may not know the topic yet
                 self._cluster.avoid_last_responder()
                 time.sleep(options.fetch_offset_retry_interval_ms / 1000)
         return None if found is None else found.topic_id
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        """Move to where records are again, and tell the loss."""
+        """Move to the next existing record and report the loss."""
         if not self._has_topic():
             return
         topic, partition = self._tp
@@ -292,12 +300,12 @@ class _RangeReader:
         elif log_end < self._position:
             self._lose(self._range.end, f"the log ends at {log_end} by now")
         elif time.monotonic() < self._deadline_s:
-            time.sleep(_RETRY_PAUSE_S)  # the leader asked may be a new one, which learns its end first
+            time.sleep(_RETRY_PAUSE_S)  # the leader may be new and not know its end yet
         else:
             raise error
 
     def _lose(self, to: int, why: str) -> None:
-        """Go on at ``to``. Raises DataLossError when failOnDataLoss is true."""
+        """Continue at ``to``. Raises DataLossError if failOnDataLoss is true."""
         loss = Loss(self._range.topic, self._range.partition, self._position, to, why)
         report_losses([loss], is_failing=self._fails_on_loss)
         self._position = to

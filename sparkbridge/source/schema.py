@@ -1,9 +1,9 @@
-"""The columns of the source, as Spark has them and as Arrow has them.
+"""The columns of the source, in Spark and in Arrow.
 
-They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection: any of
-them in any order, and nothing else is built or sent to the JVM. ``key`` and ``value`` may be asked for as
-text, and ``headers`` as an array, which keeps what a record has, or as a map, in which the last one of a name
-wins.
+They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection:
+any of them in any order; other columns are neither built nor sent to the JVM. ``key`` and ``value`` may
+be requested as text, ``headers`` as an array with all headers of a record, or as a map with the last
+header of each name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HEADERS_ARRAY: Final = "array<struct<key:string,value:binary>>"
 HEADERS_MAP: Final = "map<string,binary>"
 
-#: Name to the types it may have, as Spark writes them; the first is what the source has by itself.
+# : Name to allowed types, as Spark writes them; the first is the default.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -33,13 +33,15 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "timestampType": ("int",),
     "headers": (HEADERS_ARRAY, HEADERS_MAP),
 }
-#: What a record may lack.
+# : Columns that a record may lack.
 NULLABLE: Final = ("key", "value", "headers")
 
 
 @lru_cache(maxsize=4)
 def source_schema(*, include_headers: bool = False, headers_as_map: bool = False) -> StructType:
-    """All columns of the source; ``headers`` when ``include_headers``. Not to be changed: it is kept."""
+    """Return all columns of the source, with ``headers`` if ``include_headers``. Do not modify it: it is
+    cached.
+    """
     from pyspark.sql.types import (
         ArrayType,
         BinaryType,
@@ -73,7 +75,9 @@ def source_schema(*, include_headers: bool = False, headers_as_map: bool = False
 
 
 def check_projection(schema: StructType) -> None:
-    """Raises SourceSchemaError unless ``schema`` is some of the source's columns, each of a type of its."""
+    """Raise SourceSchemaError unless ``schema`` is a projection of the source's columns with allowed
+    types.
+    """
     if not schema.fields:
         raise SourceSchemaError("the schema given to the source has no columns", hint=_choice())
     seen: set[str] = set()
@@ -104,14 +108,14 @@ def check_projection(schema: StructType) -> None:
 
 
 def _header_value_is_nullable(kind: Any) -> bool:
-    """Of a type that ``headers`` may have."""
+    """Whether a type that is allowed for ``headers`` has nullable values."""
     if kind.typeName() == "map":
         return bool(kind.valueContainsNull)
     return bool(kind.elementType["value"].nullable)
 
 
 def arrow_schema(schema: StructType) -> pyarrow.Schema:
-    """The Arrow schema that Spark wants the batches of a source of that ``schema`` to have."""
+    """Return the Arrow schema that Spark requires for the batches of a source with that ``schema``."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     converted: Any = to_arrow_schema(schema, timezone="UTC")

@@ -1,6 +1,6 @@
-"""What the driver's side of the source asks of the cluster, in the words of ``planning`` and ``starting``.
+"""Snapshots of the topics, and the start and end of a query, looked up in the cluster by the driver.
 
-Here is all the waiting and warning that those pure modules leave to others.
+The pure modules ``planning`` and ``start_and_end`` leave all waiting and warning to this one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sparkbridge.offsets import Loss, Positions, Snapshot, StreamOffset, TopicSn
 from sparkbridge.position_specs import EndingSpec, StartingSpec
 from sparkbridge.source.planning import is_created_again, went_back
 from sparkbridge.source.start_and_end import (
-    Answers,
-    Questions,
+    LookupResults,
+    Lookups,
     Resolved,
     assigned,
-    questions,
+    needed_lookups,
     resolve_ending,
     resolve_starting,
 )
@@ -37,7 +37,7 @@ def now_ms() -> int:
 
 
 def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
-    """Where the topics of ``options`` start and end; those that do not exist are left out."""
+    """Return the starts and ends of the topics of ``options``. Missing topics are omitted."""
     wanted: Mapping[str, Sequence[int] | None]
     if options.assign is not None:
         wanted = options.assign
@@ -51,11 +51,11 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """A snapshot, taken again (fetchOffset.numRetries) while a partition of ``offset`` is gone, too short or
-    another one.
+    """Return a snapshot. Take it again (fetchOffset.numRetries) while a partition of ``offset`` is
+    missing, ends before it, or belongs to another topic id.
 
-    A broker that has just started, or a leader that was just elected, will soon know better; another broker
-    may now.
+    A broker that has just started, or a leader that was just elected, may lag behind; another broker
+    may not.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -63,7 +63,7 @@ def steady_snapshot(
 def replay_snapshot(
     cluster: SparkCluster, options: SourceOptions, end: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """The same of the partitions of a batch that was logged, whichever ``options`` names by now."""
+    """Return the same for the partitions of a logged batch, whatever ``options`` select now."""
     wanted: dict[str, list[int]] = {}
     for topic, partition in sorted(end.positions):
         wanted.setdefault(topic, []).append(partition)
@@ -94,8 +94,11 @@ def _steady(
 
 
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
-    """Where an open transaction alone holds the end back, behind what was read with read_uncommitted or what
-    is asked for, nothing is lost: let the partition end at the position. ``ends`` are the high watermarks."""
+    """Move the end of a partition to its position if that is not beyond the high watermark (``ends``).
+
+    Only an open transaction hides such records, which were read with read_uncommitted or are asked for:
+    they are not lost.
+    """
     for tp, position in positions.items():
         known = snapshot[tp.topic]
         if position <= ends[tp]:
@@ -104,7 +107,7 @@ def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: P
 
 
 def ends_of(snapshot: Snapshot) -> Positions:
-    """Where each partition that was asked for ends."""
+    """Return the ends of all partitions that were asked for."""
     return {
         TopicPartition(topic, number): end
         for topic, known in snapshot.items()
@@ -114,10 +117,10 @@ def ends_of(snapshot: Snapshot) -> Positions:
 
 
 def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
-    """The snapshot that a query or a batch begins with.
+    """Return the snapshot that a query or a batch job begins with.
 
-    Raises SparkOptionError when a topic or partition that is named is not there, and still is not when asked
-    again (fetchOffset.numRetries).
+    Raises SparkOptionError if a named topic or partition is missing, also when asked again
+    (fetchOffset.numRetries).
     """
     for _ in range(options.fetch_offset_retries):
         snapshot = snapshot_now(cluster, options)
@@ -137,7 +140,7 @@ def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, T
 
 
 def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
-    """Topics and partitions that the options name and that are not there."""
+    """Return the missing topics and partitions that the options name."""
     if options.assign is None:
         return [topic for topic in options.subscribe or () if topic not in snapshot]
     known = assigned(snapshot, options.assign)
@@ -148,41 +151,41 @@ def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
 def resolve_start(
     cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: dict[str, TopicSnapshot]
 ) -> Resolved:
-    """Where to start; raises what ``starting`` raises.
+    """Return where to start. Raises the errors of ``start_and_end``.
 
-    A start that only an open transaction hides stands: ``snapshot`` then ends there.
+    If only an open transaction hides the start, it is kept, and ``snapshot`` then ends there.
     """
     partitions = assigned(snapshot, options.assign)
-    answers = answers_to(cluster, options, questions(spec, partitions, now_ms()))
-    resolved = resolve_starting(spec, partitions, answers)
+    results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))
+    resolved = resolve_starting(spec, partitions, results)
     wanted = {TopicPartition(loss.topic, loss.partition): loss.to for loss in resolved.losses}
     behind = {tp: offset for tp, offset in wanted.items() if offset > partitions[tp].end}
     if not behind or not options.client.is_read_committed:
         return resolved
     _let_stand(snapshot, behind, cluster.high_watermarks(behind))
-    return resolve_starting(spec, assigned(snapshot, options.assign), answers)
+    return resolve_starting(spec, assigned(snapshot, options.assign), results)
 
 
 def resolve_end(
     cluster: SparkCluster, options: SourceOptions, spec: EndingSpec, snapshot: Snapshot
 ) -> Resolved:
-    """Where to end, exclusive; raises what ``starting`` raises."""
+    """Return where to end, exclusive. Raises the errors of ``start_and_end``."""
     partitions = assigned(snapshot, options.assign)
-    answers = answers_to(cluster, options, questions(spec, partitions, now_ms()))
-    return resolve_ending(spec, partitions, answers)
+    results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))
+    return resolve_ending(spec, partitions, results)
 
 
-def answers_to(cluster: SparkCluster, options: SourceOptions, asked: Questions) -> Answers:
-    """Asks nobody when there is nothing to ask."""
+def look_up(cluster: SparkCluster, options: SourceOptions, asked: Lookups) -> LookupResults:
+    """Ask the brokers for the results of ``asked``, if there is anything to look up."""
     times = cluster.offsets_for_times(asked.times) if asked.times else {}
     committed: Positions = {}
     if asked.is_group_wanted and options.group_id is not None:
         committed = cluster.committed_offsets(options.group_id)
-    return Answers(times, committed)
+    return LookupResults(times, committed)
 
 
 def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
-    """Raises DataLossError (failOnDataLoss), or warns: once, whatever their number."""
+    """Raise DataLossError (failOnDataLoss) or issue one warning for all losses."""
     if not losses:
         return
     told = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])

@@ -1,7 +1,7 @@
-"""Where to start and where to end, against a snapshot of the topics. Pure.
+"""Resolves where to start and where to end against a snapshot of the topics. Pure.
 
-``questions`` returns the look-ups that are needed (offsets for times, offsets of a group);
-``resolve_starting`` and ``resolve_ending`` then make positions from the snapshot and the answers.
+``needed_lookups`` returns the look-ups that are required (offsets for times, offsets of a group);
+``resolve_starting`` and ``resolve_ending`` then make positions from the snapshot and the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkbridge.position_specs import EndingSpec, PositionSpec, StartingSpec, W
 
 
 class StartOffsetMismatchError(SparkOptionError):
-    """Offsets by json must name exactly the partitions that are read."""
+    """Offsets in json do not name exactly the partitions that are read."""
 
 
 class NoOffsetForTimeError(SparkOptionError):
@@ -24,11 +24,11 @@ class NoOffsetForTimeError(SparkOptionError):
 
 
 class StartAfterEndError(SparkOptionError):
-    """A batch that begins behind its end."""
+    """A batch would start after its end."""
 
 
-class Questions(NamedTuple):
-    """Look-ups that a resolution needs: the first offset at or after a time (ms), and a group's offsets."""
+class Lookups(NamedTuple):
+    """Required look-ups: the first offset at or after a time (ms), and a group's offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False
@@ -37,14 +37,14 @@ class Questions(NamedTuple):
         return bool(self.times) or self.is_group_wanted
 
 
-class Answers(NamedTuple):
-    """None for a time: every record is older. A partition that the group never committed is absent."""
+class LookupResults(NamedTuple):
+    """None for a time: every record is older. Partitions that the group never committed are absent."""
 
     times: Mapping[TopicPartition, int | None] = {}
     committed: Mapping[TopicPartition, int] = {}
 
 
-NO_ANSWERS: Final = Answers()
+NO_RESULTS: Final = LookupResults()
 
 
 class Resolved(NamedTuple):
@@ -53,7 +53,7 @@ class Resolved(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What can be read of a partition now: ``start`` inclusive, ``end`` exclusive."""
+    """The readable offsets of a partition: ``start`` inclusive, ``end`` exclusive."""
 
     start: int
     end: int
@@ -62,9 +62,10 @@ class Bounds(NamedTuple):
 def assigned(
     snapshot: Snapshot, assign: Mapping[str, Sequence[int]] | None = None
 ) -> dict[TopicPartition, Bounds]:
-    """The partitions of a snapshot that are read, in order; with ``assign`` only those.
+    """Return the partitions of a snapshot that are read, in order; with ``assign`` only those.
 
-    No end is before its start: an open transaction may hold the LSO back behind a log start that moved on.
+    No end is before its start: an open transaction may hold the last stable offset behind the log
+    start.
     """
     found: dict[TopicPartition, Bounds] = {}
     for topic, known in sorted(snapshot.items()):
@@ -77,7 +78,7 @@ def assigned(
 
 
 def check_match(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds]) -> None:
-    """Raises StartOffsetMismatchError unless the spec has a word on each partition, and on no other."""
+    """Raise StartOffsetMismatchError unless the spec covers each partition and no other."""
     topics = {tp.topic for tp in partitions}
     missing = [str(tp) for tp in partitions if spec.where(tp) is None]
     foreign = sorted(str(tp) for tp in spec.partitions if tp not in partitions)
@@ -92,8 +93,8 @@ def check_match(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds])
         )
 
 
-def questions(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds], now_ms: int) -> Questions:
-    """What to look up before the spec can be resolved. Raises StartOffsetMismatchError."""
+def needed_lookups(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds], now_ms: int) -> Lookups:
+    """Return the look-ups that are required to resolve the spec. Raises StartOffsetMismatchError."""
     check_match(spec, partitions)
     times: dict[TopicPartition, int] = {}
     is_group_wanted = False
@@ -104,23 +105,23 @@ def questions(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds], n
         if timestamp_ms is not None:
             times[tp] = timestamp_ms
         is_group_wanted = is_group_wanted or where.kind == "group"
-    return Questions(times, is_group_wanted)
+    return Lookups(times, is_group_wanted)
 
 
 def time_of(where: Where, now_ms: int) -> int | None:
-    """The time (ms) to look up for a place; None for one that needs none."""
+    """Return the time (ms) to look up for a place, or None."""
     if where.kind == "ago":
         return max(0, now_ms - where.value)
     return where.value if where.kind == "time" else None
 
 
 def resolve_starting(
-    spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], answers: Answers = NO_ANSWERS
+    spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Positions inside what is there; an offset outside of it is told as a loss and moved to the nearer side.
+    """Return positions within the logs. An offset outside is a loss and is moved to the nearer side.
 
-    A partition for which the group has no offset starts at its log start, so nothing is skipped. Raises
-    StartOffsetMismatchError and NoOffsetForTimeError.
+    A partition for which the group has no offset starts at its log start, so that no record is skipped.
+    Raises StartOffsetMismatchError and NoOffsetForTimeError.
     """
     check_match(spec, partitions)
     positions: Positions = {}
@@ -139,9 +140,9 @@ def resolve_starting(
             case "offset":
                 wanted = where.value
             case "group":
-                wanted = answers.committed.get(tp, start)
+                wanted = results.committed.get(tp, start)
             case _:  # "time" and "ago"
-                found = answers.times[tp]
+                found = results.times[tp]
                 if found is None and not spec.is_latest_without_match:
                     raise NoOffsetForTimeError(
                         f"{spec.option}: no record of {tp} has that time or a later one",
@@ -156,9 +157,9 @@ def resolve_starting(
 
 
 def resolve_ending(
-    spec: EndingSpec, partitions: Mapping[TopicPartition, Bounds], answers: Answers = NO_ANSWERS
+    spec: EndingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Ends (exclusive) of a batch. An offset that is not written yet is told as a loss.
+    """Return the ends (exclusive) of a batch. An offset that is not written yet is a loss.
 
     Raises StartOffsetMismatchError.
     """
@@ -166,18 +167,20 @@ def resolve_ending(
     positions: Positions = {}
     losses: list[Loss] = []
     for tp, (start, end) in partitions.items():
-        wanted = ending_offset(spec, tp, Bounds(start, end), answers)
+        wanted = ending_offset(spec, tp, Bounds(start, end), results)
         if wanted is None:
             wanted = end
         where = spec.where(tp)
-        if wanted > end and where is not None and where.kind == "offset":  # a time may be written since
+        if (
+            wanted > end and where is not None and where.kind == "offset"
+        ):  # for a time, the record may have been written since
             losses.append(_outside(spec, tp, wanted, end))
         positions[tp] = min(max(start, wanted), end)
     return Resolved(positions, losses)
 
 
-def ending_offset(spec: EndingSpec, tp: TopicPartition, bounds: Bounds, answers: Answers) -> int | None:
-    """The end that is asked for in one partition; None when no record has the time yet, or for ``latest``."""
+def ending_offset(spec: EndingSpec, tp: TopicPartition, bounds: Bounds, results: LookupResults) -> int | None:
+    """Return the requested end of one partition; None for ``latest``, or if no record has the time yet."""
     where = spec.where(tp)
     match where:
         case Where("offset", offset):
@@ -185,12 +188,12 @@ def ending_offset(spec: EndingSpec, tp: TopicPartition, bounds: Bounds, answers:
         case Where("back", count):
             return max(bounds.start, bounds.end - count)
         case Where("time" | "ago"):
-            return answers.times[tp]
+            return results.times[tp]
     return None
 
 
 def check_order(starting: Mapping[TopicPartition, int], ending: Mapping[TopicPartition, int]) -> None:
-    """Raises StartAfterEndError for the first partition that would be read backwards."""
+    """Raise StartAfterEndError for the first partition that starts after its end."""
     for tp, end in sorted(ending.items()):
         start = starting.get(tp, 0)
         if start > end:

@@ -1,12 +1,12 @@
 """KafkaliteStreamReader: the source of a stream, as Spark calls it.
 
-Three processes have one each. The driver's stream process, one per query, asks for offsets and partitions; a
-planning worker pickles another to the tasks; there ``read`` gets nothing but an OffsetRange. What is set in
-one is not seen in another.
+Three processes have an instance each. The driver's stream process, one per query, asks for offsets and
+partitions; a planning worker pickles another for the tasks, where ``read`` gets only an OffsetRange.
+They share no state.
 
-``latestOffset`` is where a query waits: for news by long poll, so that an idle query asks little and a record
-is seen when it comes. Its ``start`` is the end of the last batch that is finished; that is what the group, if
-there is one, commits.
+``latestOffset`` is where a query waits, with long polls: an idle query sends few requests, and new
+records are noticed at once. Its ``start`` is the end of the last finished batch, which is committed for
+the group, if any.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ if TYPE_CHECKING:
 
     from sparkbridge.brokers.cluster import SparkCluster
 
-#: A commit of group offsets may take so long, and after one that failed none is tried for the pause: the
-#: query must not stand still for it.
+# : The timeout of a commit of group offsets, and the pause after a failed one: it must not block the query.
 GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
-#: News that makes no batch, too few for minOffsetsPerTrigger or behind a bound, is not followed one by one.
+# : The pause after data that makes no batch: too little for minOffsetsPerTrigger, or beyond a bound.
 UNUSABLE_DATA_PAUSE_S: Final = 0.1
 
 OffsetJson = dict[str, Any]
 
 
 class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises SparkOptionError and SourceSchemaError before the query starts."""
+    """Plans and reads micro-batches. Raises SparkOptionError and SourceSchemaError before the query
+    starts.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)
@@ -62,9 +63,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_available_now = False
         self._initial: OffsetJson | None = None
         self._initial_error: SparkBridgeError | None = None
-        self._seen: Positions | None = None  # where the logs ended at the last look
-        self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last end, and what was known then
-        self._group_positions: Positions | None = None  # what the group has by our doing
+        self._seen: Positions | None = None  # the ends of the logs in the last snapshot
+        self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last end, and its snapshot
+        self._group_positions: Positions | None = None  # the group's offsets as this reader committed them
         self._group_commits_from_s = 0.0
 
     @property
@@ -84,9 +85,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # --- offsets: in the driver's stream process -------------------------------------------------
 
     def initialOffset(self) -> OffsetJson:
-        """Where a new query starts. Spark asks twice, and again after a crash in the first batch.
+        """Return where a new query starts. Spark asks twice, and again after a crash in the first batch.
 
-        That batch has its own start, so what keeps a new query from starting is raised by ``latestOffset``.
+        That batch has its own start, so errors that prevent a new query are raised by ``latestOffset``.
         """
         if self._initial is None:
             try:
@@ -105,12 +106,14 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Only a flag: a batch that a crash left behind is run again before the first latestOffset."""
+        """Only set a flag: a batch that a crash left behind is run again before the first latestOffset."""
         self._is_available_now = True
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Spark has no limit of several parts: it is told one, and ``latestOffset`` keeps to all."""
+        """Return one of the limits, because Spark has no combined limit; ``latestOffset`` applies all of
+        them.
+        """
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -121,10 +124,10 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
-        """The end of the next batch; ``start`` itself when there is nothing to read.
+        """Return the end of the next batch; ``start`` itself if there is nothing to read.
 
-        ReadAllAvailable (Trigger.Once) means all, whatever the limits. Raises DataLossError, and
-        SparkOptionError for a query that can't start.
+        ReadAllAvailable (Trigger.Once) overrides the limits. Raises DataLossError, and SparkOptionError
+        for a query that cannot start.
         """
         begin = StreamOffset.parse(start)
         if begin.is_initial and self._initial_error is not None:
@@ -148,15 +151,15 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             try:
                 return self._look(begin, is_limited=is_limited)
             except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
-                continue  # a topic went, or a log was cut, between two questions
+                continue  # a topic was deleted, or a log truncated, between two requests
         return self._look(begin, is_limited=is_limited)
 
     def _look(self, begin: StreamOffset, *, is_limited: bool) -> tuple[Snapshot, Proposal]:
         snapshot = snapshots.steady_snapshot(self._cluster, self._options, begin)
         self._seen = snapshots.ends_of(snapshot)
         now_ms = snapshots.now_ms()
-        answers = snapshots.answers_to(self._cluster, self._options, self._plan.questions(snapshot, now_ms))
-        proposal = self._plan.latest(begin, snapshot, now_ms, is_limited=is_limited, answers=answers)
+        results = snapshots.look_up(self._cluster, self._options, self._plan.needed_lookups(snapshot, now_ms))
+        proposal = self._plan.latest(begin, snapshot, now_ms, is_limited=is_limited, results=results)
         wanted = proposal.wants_bytes
         if wanted is not None:
             reached = self._cluster.ends_by_bytes(*wanted)
@@ -164,28 +167,30 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot, proposal
 
     def _wait_for_data(self, proposal: Proposal) -> bool:
-        """Whether there is more than was seen, after ``latestOffset.maxWaitMs`` at most."""
+        """Whether there is more data than in the snapshot; waits up to ``latestOffset.maxWaitMs`` for it."""
         max_wait_ms = self._options.latest_offset_max_wait_ms
         if max_wait_ms <= 0:
             return False
-        if not proposal.seen:  # no topic yet that the pattern matches
+        if not proposal.seen:  # no topic matches the pattern yet
             time.sleep(max_wait_ms / 1000)
             return True
         return self._cluster.wait_for_data(proposal.seen, max_wait_ms)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Where the logs ended at the last look, for the query's progress; asks nobody."""
+        """Return the ends of the logs in the last snapshot, for the query's progress. Sends no request."""
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Spark is done with what is before ``end``; it calls one batch late."""
+        """Commit the group's offsets. Spark has finished everything before ``end``; it calls one batch
+        late.
+        """
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:
-        """Nothing to give up: Spark ends the process, mostly without a call of this."""
+        """Nothing to release: Spark ends the process, mostly without calling this."""
 
     def _commit_group(self, finished: StreamOffset) -> None:
-        """Make the query's progress visible as that of its group. Never fails the query."""
+        """Commit the query's progress for its group. Never fails the query."""
         options = self._options
         if options.group_id is None or not options.commit_group_offsets or finished.is_initial:
             return
@@ -206,7 +211,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # --- a batch ---------------------------------------------------------------------------------
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """The ranges of a batch, one per task. The same offsets for the same two arguments, whenever asked.
+        """Return the ranges of a batch, one per task. The same arguments always return the same offsets.
 
         Raises DataLossError.
         """
@@ -220,7 +225,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [InputPartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: the records of one range."""
+        """In a task: return the records of one range."""
         from sparkbridge.source.range_reader import read_range
 
         return read_range(self._cluster, partition.value, self._options, self._schema)

@@ -131,10 +131,10 @@ def written_partitions(broker: SyncCluster, sink_id: str) -> list[TopicPartition
     """Those that have records of transactions still open."""
     with Admin(broker.bootstrap_servers) as admin:
         try:
-            members = admin.describe_transaction_group(sink_id).members
+            writers = admin.describe_transaction_group(sink_id).writers
         except TransactionalIdNotFoundError:
             return []
-    return [partition for member in members for partition in member.partitions]
+    return [partition for writer in writers for partition in writer.partitions]
 
 
 def test_a_query_stopped_in_a_batch_leaves_nothing_open(

@@ -162,7 +162,7 @@ def test_a_name_that_does_not_come_back_is_retired(
 def test_a_job_that_failed_is_taken_back(
     cluster: SyncCluster, topic: str, enter: Enter, named: dict[str, str], is_told: bool
 ) -> None:
-    """Also what a task wrote that nobody heard of: a job is cancelled so."""
+    """Also what a task wrote without a message to the driver, as when a job is cancelled."""
     from kafkalite.client.blocking.admin import Admin
 
     options = {name: value if name == "txnVersion" else f"{value}-{topic}" for name, value in named.items()}
@@ -171,8 +171,8 @@ def test_a_job_that_failed_is_taken_back(
     message = one.write(rows("a"))
     one.abort([None, message if is_told else None])
     with Admin(cluster.bootstrap_servers) as admin:
-        members = admin.describe_transaction_group(message.sink_id).members
-    assert [member for member in members if member.partitions] == []
+        writers = admin.describe_transaction_group(message.sink_id).writers
+    assert [writer for writer in writers if writer.partitions] == []
 
 
 def test_at_least_once_jobs(cluster: SyncCluster, topic: str, enter: Enter) -> None:

@@ -611,7 +611,7 @@ def test_an_old_answer_is_judged_by_where_the_reader_is_now(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     assert not spark.wait_for_data({TopicPartition(topic, 0): 0}, 10)
-    cluster.produce(topic, [b"x"], partition=0)  # answers the outstanding poll
+    cluster.produce(topic, [b"x"], partition=0)  # completes the long poll
     assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 50)
 
 

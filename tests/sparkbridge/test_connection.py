@@ -1,4 +1,4 @@
-"""One blocking connection: answers in order, deadlines, what is lost and what is refused."""
+"""One blocking connection: results in order, deadlines, what is lost and what is refused."""
 
 from __future__ import annotations
 

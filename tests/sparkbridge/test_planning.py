@@ -14,7 +14,7 @@ from kafkalite.model import TopicPartition
 from sparkbridge.offsets import Loss, OffsetRange, Positions, StreamOffset, TopicSnapshot
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.planning import Proposal, SourcePlan, share_out, went_back, whole_ranges
-from sparkbridge.source.start_and_end import Answers, StartOffsetMismatchError
+from sparkbridge.source.start_and_end import LookupResults, StartOffsetMismatchError
 
 T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
 U0 = TopicPartition("u", 0)
@@ -398,19 +398,19 @@ def test_a_relative_bound_counts_from_the_first_look() -> None:
 
 def test_a_time_is_looked_up_until_it_is_found() -> None:
     plan = make_plan(endingTimestamp=1000)
-    assert plan.questions(logs(5), NOW_MS).times == {T0: 1000}
-    offset = latest(plan, at(0), logs(5), answers=Answers({T0: None})).end
+    assert plan.needed_lookups(logs(5), NOW_MS).times == {T0: 1000}
+    offset = latest(plan, at(0), logs(5), results=LookupResults({T0: None})).end
     assert offset == at(5)
-    offset = latest(plan, offset, logs(9), answers=Answers({T0: 8})).end
+    offset = latest(plan, offset, logs(9), results=LookupResults({T0: 8})).end
     assert offset == at(8)
-    assert not plan.questions(logs(20), NOW_MS)
+    assert not plan.needed_lookups(logs(20), NOW_MS)
     assert latest(plan, offset, logs(20)).end is offset
 
 
 def test_a_relative_time_counts_from_the_first_look() -> None:
     plan = make_plan(endingTimestamp="-10m")
-    assert plan.questions(logs(5), NOW_MS).times == {T0: NOW_MS - 600_000}
-    assert plan.questions(logs(5), NOW_MS + 5).times == {T0: NOW_MS - 600_000}
+    assert plan.needed_lookups(logs(5), NOW_MS).times == {T0: NOW_MS - 600_000}
+    assert plan.needed_lookups(logs(5), NOW_MS + 5).times == {T0: NOW_MS - 600_000}
 
 
 def test_an_answer_that_is_missing_is_not_guessed() -> None:
@@ -419,8 +419,8 @@ def test_an_answer_that_is_missing_is_not_guessed() -> None:
 
 
 def test_without_an_ending_nothing_is_looked_up() -> None:
-    assert not make_plan().questions(logs(5), NOW_MS)
-    assert not make_plan(endingOffsets='{"t":{"0":5}}').questions(logs(5, 5), NOW_MS)
+    assert not make_plan().needed_lookups(logs(5), NOW_MS)
+    assert not make_plan(endingOffsets='{"t":{"0":5}}').needed_lookups(logs(5, 5), NOW_MS)
 
 
 def test_ending_json_names_exactly_what_a_new_query_reads() -> None:

@@ -100,8 +100,8 @@ class Log:
         self.calls.append(("topics", -1))
         return {} if self.is_deleted else {"t": TopicInfo(self.topic_id, 1)}
 
-    def doubt(self) -> None:
-        self.calls.append(("doubt", -1))
+    def avoid_last_responder(self) -> None:
+        self.calls.append(("avoid", -1))
 
     def snapshot(self, topics: Any) -> dict[str, TopicSnapshot]:
         assert topics == {"t": [0]}
@@ -502,7 +502,7 @@ def test_brokers_that_go_when_all_was_read_do_not_fail_the_task(log: Log) -> Non
     read = next(rows).to_pylist()
 
     def away(**_: Any) -> Any:
-        raise ConnectionFailedError("nobody answers")
+        raise ConnectionFailedError("no broker responds")
 
     log.topics = away  # type: ignore[method-assign]
     assert list(rows) == []
@@ -592,11 +592,11 @@ def test_log_that_now_ends_inside_of_the_range_is_a_loss(log: Log) -> None:
 def test_topic_is_gone_only_when_the_next_broker_says_so_too(log: Log, lags: Any) -> None:
     """With failOnDataLoss=false one broker's word would leave out the whole range."""
     written = numbered(log, 10)
-    answers = iter([lags(log), lags(log)])
+    results = iter([lags(log), lags(log)])
     now = log.topics
-    log.topics = lambda **names: next(answers, now(**names))  # type: ignore[method-assign]
+    log.topics = lambda **names: next(results, now(**names))  # type: ignore[method-assign]
     assert log.rows(0, 10, topic_id="id-1", **IGNORED) == written
-    assert log.calls.count(("doubt", -1)) == 2
+    assert log.calls.count(("avoid", -1)) == 2
 
 
 # --- over TCP ------------------------------------------------------------------------------------
@@ -710,7 +710,7 @@ print(read_bytes, status("VmHWM") - before)
 
 
 def test_300_megabytes_pass_through_a_bounded_memory(cluster: SyncCluster, topic: str) -> None:
-    """The peak over what the process had before its first fetch: two answers, what is made of them, slack."""
+    """The peak over what the process had before its first fetch: two results, what is made of them, slack."""
     count, times = 60_000, 5
     for _ in range(6):
         cluster.produce(topic, [b"x" * 1000] * (count // 6), partition=0)

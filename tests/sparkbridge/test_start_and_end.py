@@ -23,14 +23,14 @@ from sparkbridge.position_specs import (
     parse_starting_times,
 )
 from sparkbridge.source.start_and_end import (
-    Answers,
     Bounds,
+    LookupResults,
     NoOffsetForTimeError,
     StartAfterEndError,
     StartOffsetMismatchError,
     assigned,
     check_order,
-    questions,
+    needed_lookups,
     resolve_ending,
     resolve_starting,
 )
@@ -171,17 +171,17 @@ def test_what_is_no_time_is_refused_by_name(text: str) -> None:
 # --- which look-ups --------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", ["earliest", "latest", "-5", '{"t":{"0":5,"1":-1}}'])
 def test_most_need_no_look_up(text: str) -> None:
-    assert not questions(parse_starting_offsets(text), PARTITIONS, NOW_MS)
+    assert not needed_lookups(parse_starting_offsets(text), PARTITIONS, NOW_MS)
 
 
 def test_a_group_and_times_are_looked_up() -> None:
-    asked = questions(parse_starting_offsets('{"t":{"0":5,"1":"group"}}'), PARTITIONS, NOW_MS)
+    asked = needed_lookups(parse_starting_offsets('{"t":{"0":5,"1":"group"}}'), PARTITIONS, NOW_MS)
     assert asked
     assert (asked.times, asked.is_group_wanted) == ({}, True)
-    asked = questions(_times('{"t":{"0":7000,"1":"-10m"}}'), PARTITIONS, NOW_MS)
+    asked = needed_lookups(_times('{"t":{"0":7000,"1":"-10m"}}'), PARTITIONS, NOW_MS)
     assert asked
     assert (asked.times, asked.is_group_wanted) == ({T0: 7000, T1: NOW_MS - 600_000}, False)
-    assert questions(_times("-9h"), {T0: Bounds(0, 1)}, 1000).times == {T0: 0}
+    assert needed_lookups(_times("-9h"), {T0: Bounds(0, 1)}, 1000).times == {T0: 0}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_group_and_times_are_looked_up() -> None:
 )
 def test_json_names_exactly_what_is_read(text: str, problem: str) -> None:
     spec = parse_starting_offsets(text)
-    for ask in (lambda: questions(spec, PARTITIONS, NOW_MS), lambda: resolve_starting(spec, PARTITIONS)):
+    for ask in (lambda: needed_lookups(spec, PARTITIONS, NOW_MS), lambda: resolve_starting(spec, PARTITIONS)):
         with pytest.raises(StartOffsetMismatchError) as caught:
             ask()
         assert caught.match(problem.rstrip("$"))
@@ -204,13 +204,13 @@ def test_json_names_exactly_what_is_read(text: str, problem: str) -> None:
 def test_an_error_lists_few_of_many_partitions() -> None:
     many = {TopicPartition("t", number): Bounds(0, 1) for number in range(1000)}
     with pytest.raises(StartOffsetMismatchError, match="and 991 more") as caught:
-        questions(parse_starting_offsets('{"t":{"0":5}}'), many, NOW_MS)
+        needed_lookups(parse_starting_offsets('{"t":{"0":5}}'), many, NOW_MS)
     assert len(str(caught.value)) < 300
 
 
 def test_json_for_nothing_that_is_read() -> None:
     with pytest.raises(StartOffsetMismatchError, match="read are now: none"):
-        questions(parse_starting_offsets('{"t":{"0":5}}'), {}, NOW_MS)
+        needed_lookups(parse_starting_offsets('{"t":{"0":5}}'), {}, NOW_MS)
 
 
 # --- resolving -------------------------------------------------------------------------------------
@@ -258,29 +258,29 @@ def test_an_offset_outside_is_told_and_moved_to_the_nearer_side() -> None:
 
 def test_a_groups_offsets_are_taken_and_the_rest_is_read_whole() -> None:
     spec = parse_starting_offsets("group")
-    assert resolve_starting(spec, PARTITIONS, Answers(committed={T1: 30})).positions == {T0: 10, T1: 30}
-    resolved = resolve_starting(spec, PARTITIONS, Answers(committed={T0: 4, T1: 30}))
+    assert resolve_starting(spec, PARTITIONS, LookupResults(committed={T1: 30})).positions == {T0: 10, T1: 30}
+    resolved = resolve_starting(spec, PARTITIONS, LookupResults(committed={T0: 4, T1: 30}))
     assert resolved.positions == {T0: 10, T1: 30}
     assert [loss[:4] for loss in resolved.losses] == [("t", 0, 4, 10)]
 
 
 def test_a_time_is_the_first_offset_found() -> None:
-    answers = Answers(times={T0: 42, T1: 0})
-    assert resolve_starting(_times("5"), PARTITIONS, answers).positions == {T0: 42, T1: 0}
+    results = LookupResults(times={T0: 42, T1: 0})
+    assert resolve_starting(_times("5"), PARTITIONS, results).positions == {T0: 42, T1: 0}
 
 
 def test_a_record_found_behind_the_snapshot_is_no_loss() -> None:
-    resolved = resolve_starting(_times("5"), PARTITIONS, Answers(times={T0: 120, T1: 0}))
+    resolved = resolve_starting(_times("5"), PARTITIONS, LookupResults(times={T0: 120, T1: 0}))
     assert resolved.positions == {T0: 100, T1: 0}
     assert resolved.losses == []
 
 
 def test_no_record_of_a_time_is_an_error_or_the_end() -> None:
-    answers = Answers(times={T0: 42, T1: None})
+    results = LookupResults(times={T0: 42, T1: None})
     with pytest.raises(NoOffsetForTimeError, match=r"t-1.*startingOffsetsByTimestampStrategy=latest"):
-        resolve_starting(_times("5"), PARTITIONS, answers)
+        resolve_starting(_times("5"), PARTITIONS, results)
     latest = _times("5", is_latest_without_match=True)
-    assert resolve_starting(latest, PARTITIONS, answers).positions == {T0: 42, T1: 50}
+    assert resolve_starting(latest, PARTITIONS, results).positions == {T0: 42, T1: 50}
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_an_ending_that_is_not_written_yet_is_told() -> None:
 
 def test_an_ending_time_is_exclusive_and_without_a_match_the_end() -> None:
     spec = parse_ending_times("5", "endingTimestamp")
-    resolved = resolve_ending(spec, PARTITIONS, Answers(times={T0: 42, T1: None}))
+    resolved = resolve_ending(spec, PARTITIONS, LookupResults(times={T0: 42, T1: None}))
     assert (resolved.positions, resolved.losses) == ({T0: 42, T1: 50}, [])
-    assert resolve_ending(spec, PARTITIONS, Answers(times={T0: 120, T1: 3})).losses == []
+    assert resolve_ending(spec, PARTITIONS, LookupResults(times={T0: 120, T1: 3})).losses == []
 
 
 def test_json_of_endings_names_exactly_what_is_read() -> None:
@@ -344,8 +344,8 @@ def test_every_start_is_inside_and_only_moved_ones_are_told(
         for number, (_, start, size) in sorted(wanted.items())
     }
     spec = parse_starting_offsets(json.dumps({"t": {str(n): place for n, (place, *_) in wanted.items()}}))
-    answers = Answers(committed={TopicPartition("t", n): offset for n, offset in committed.items()})
-    resolved = resolve_starting(spec, partitions, answers)
+    results = LookupResults(committed={TopicPartition("t", n): offset for n, offset in committed.items()})
+    resolved = resolve_starting(spec, partitions, results)
     assert list(resolved.positions) == list(partitions)
     lost = {TopicPartition(loss.topic, loss.partition): loss for loss in resolved.losses}
     for tp, bounds in partitions.items():

@@ -437,7 +437,7 @@ def wait_until_closed(cluster: SyncCluster, sink_id: str) -> None:
     """The coordinator aborts it by its own clock."""
     deadline_s = time.monotonic() + 20
     with Admin(cluster.bootstrap_servers) as admin:
-        while any(one.state == "Ongoing" for one in admin.describe_transaction_group(sink_id).members):
+        while any(one.state == "Ongoing" for one in admin.describe_transaction_group(sink_id).writers):
             assert time.monotonic() < deadline_s, "the transaction stays open"
             time.sleep(0.02)
 

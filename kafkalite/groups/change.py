@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kafkalite import mutants
 from kafkalite.coordination import Instant, StateRecord, TopicShape
 from kafkalite.groups import record_codec
 from kafkalite.groups.assignors import ASSIGNORS
@@ -179,7 +178,7 @@ class GroupChange:
             revoking |= assigned - target
             assigned &= target
         if len(assigned) != len(target):
-            assigned |= self._free(member_id, target - assigned - revoking)
+            assigned |= self.available_to(member_id, target - assigned - revoking)
         if assigned == current.assigned:
             assigned = current.assigned  # the same object: comparing it costs nothing
         # A member's first epoch is the oldest that it may name: what has a lower one is of an earlier life.
@@ -190,9 +189,8 @@ class GroupChange:
             return new
         return current
 
-    def _free(self, member_id: str, wanted: Partitions) -> Partitions:
-        if "R38-hand-over-early" in mutants.ACTIVE:
-            return wanted
+    def available_to(self, member_id: str, wanted: Partitions) -> Partitions:
+        """Return the wanted partitions that no other member still owns (R38)."""
         owners, members = self._group.owners, self.members
         return frozenset(
             [

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.coordination import Caller, Decision, Instant, TopicShape
 from kafkalite.errors import (
     ErrorCode,
@@ -118,7 +117,7 @@ class HeartbeatRules:
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
         if group is None or member is None:
-            return self._refuse_unknown(request, group)
+            return self.refuse_unknown(request, group)
         member_id, epoch, before = request.member_id, request.member_epoch, member.current
         owned = None if request.owned is None else partitions_of(request.owned)
         session = group.sessions[member_id]
@@ -153,19 +152,8 @@ class HeartbeatRules:
         reply = self._answer(request, current, change.names if is_told else None)
         return Decision(tuple(change.records), reply)
 
-    def _refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
-        if "R38-expelled-stays" in mutants.ACTIVE and request.member_epoch > JOIN_EPOCH:
-            return Decision(
-                reply=ConsumerGroupHeartbeatResponse(
-                    _NONE,
-                    None,
-                    request.member_id,
-                    request.member_epoch,
-                    self._settings.heartbeat_interval_ms,
-                    self._settings.session_timeout_ms,
-                    None,
-                )
-            )
+    def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
+        """Raise UnknownMemberIdError, or FencedInstanceIdError: an expelled member must join again (R38)."""
         check_instance(group, request.instance_id, request.member_id)
         raise UnknownMemberIdError(f"group {request.group_id!r} has no member {request.member_id}")
 
@@ -229,7 +217,7 @@ class HeartbeatRules:
         member_id = request.member_id
         member = group.members.get(member_id) if group is not None else None
         if group is None or member is None:
-            return self._refuse_unknown(request, group)
+            return self.refuse_unknown(request, group)
         change = GroupChange(group, self._settings, self._patterns, topics, now)
         if request.member_epoch == LEAVE_EPOCH:
             change.remove([member_id])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import ErrorCode, GroupIdNotFoundError, KafkaliteError, NonEmptyGroupError
 from kafkalite.groups import record_codec
@@ -135,7 +134,7 @@ class GroupMachine:
         parts = record_codec.parse_key(key)
         kind, group_id = parts[0], parts[1]
         if kind == record_codec.OFFSET:
-            self._replay_offset(OffsetKey(group_id, parts[2], parts[3]), value, producer_id)
+            self.replay_offset(OffsetKey(group_id, parts[2], parts[3]), value, producer_id)
             return
         group = self.groups.get(group_id)
         if group is None:
@@ -166,8 +165,8 @@ class GroupMachine:
         if member_id in group.members:
             self._expiry.expect(group.session_deadline_ms(member_id, self.settings.session_timeout_ms))
 
-    def _replay_offset(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
-        if producer_id != NO_PRODUCER_ID and "R35-visible-at-once" not in mutants.ACTIVE:
+    def replay_offset(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
+        if producer_id != NO_PRODUCER_ID:
             self._pending.add(producer_id, key, value)
             return
         if self._pending:

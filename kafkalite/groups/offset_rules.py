@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafkalite import mutants
 from kafkalite.coordination import Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
@@ -22,6 +21,7 @@ from kafkalite.errors import (
 )
 from kafkalite.groups.group import Group
 from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
+from kafkalite.groups.member import Member
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
 from kafkalite.groups.patterns import Patterns
 from kafkalite.groups.record_codec import OFFSET, OffsetValue, key_of, offset_record
@@ -60,8 +60,7 @@ class OffsetRules:
 
     def commit(self, request: OffsetCommitRequest, now: Instant, topics: Topics) -> Decision:
         """Keep the offsets. Raises when the caller is not who may (R39)."""
-        if "R39-any-member" not in mutants.ACTIVE:
-            self._check_member(request)
+        self.check_member(request)
         records, offsets = self._take(request.group_id, request.offsets, now, topics)
         return Decision(tuple(records), OffsetCommitResponse(_NONE, None, offsets))
 
@@ -69,8 +68,7 @@ class OffsetRules:
         self, request: TxnOffsetCommitRequest, now: Instant, topics: Topics
     ) -> Decision:
         """Keep the offsets until the transaction ends. Raises when the caller is not who may (R35)."""
-        if "R35-member-unchecked" not in mutants.ACTIVE:
-            self._check_member(request)
+        self.check_member(request)
         records, offsets = self._take(request.group_id, request.offsets, now, topics)
         return Decision(
             tuple(records),
@@ -79,9 +77,11 @@ class OffsetRules:
             request.producer_epoch,
         )
 
-    def _check_member(
+    def check_member(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
     ) -> None:
+        """Raise unless the request may use the group's offsets: as a member in its present epoch, or without
+        a member id while the group has no member (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -94,8 +94,12 @@ class OffsetRules:
                     + (f", which has {len(group.members)} members" if group is not None else "")
                 )
             return
-        if "R39-any-epoch" in mutants.ACTIVE:
-            return
+        self.check_member_epoch(request, member)
+
+    def check_member_epoch(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest, member: Member
+    ) -> None:
+        """Raise StaleMemberEpochError unless the request names the member's present epoch (R39)."""
         if request.member_epoch != member.current.member_epoch:
             raise StaleMemberEpochError(
                 f"member {request.member_id} of group {request.group_id!r} is at epoch"
@@ -145,7 +149,7 @@ class OffsetRules:
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
         """What is committed. Raises for a member that is none, or is behind."""
         if request.member_id and request.member_epoch >= 0:
-            self._check_member(request)
+            self.check_member(request)
         group = self._groups.get(request.group_id)
         if request.partitions is not None:
             wanted = [(entry.topic, entry.partition) for entry in request.partitions]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kafkalite import mutants
 from kafkalite.groups.record_codec import OffsetValue, parse_offset
 
 
@@ -94,7 +93,7 @@ class PendingOffsets:
 
     def is_pending(self, key: OffsetKey) -> bool:
         """Whether an open transaction may yet change what is committed for the partition (R35)."""
-        return key in self._producers and "R35-unstable-read" not in mutants.ACTIVE
+        return key in self._producers
 
     def overrule(self, key: OffsetKey) -> None:
         """A plain offset, or its removal, was written behind everything pending for the partition."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.errors import BrokerError, ErrorCode, broker_error
 from kafkalite.metadata.decision import (
     ControllerSettings,
@@ -116,11 +115,9 @@ def register_broker(
         return reply(ticket, known)
     registration_offset = image.metadata_offset + 1
     broker_epoch = registration_offset
-    is_fenced = not settings.is_single_node
+    is_fenced = is_fenced_at_registration(earlier, settings)
     if earlier is not None:
         broker_epoch = max(broker_epoch, earlier.broker_epoch + 1)
-        if "R20-no-fencing" in mutants.ACTIVE:
-            is_fenced = is_fenced and earlier.is_fenced
     broker = BrokerState(
         command.node_id,
         broker_epoch,
@@ -138,6 +135,21 @@ def register_broker(
     return reply(ticket, RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)
 
 
+def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
+    """Whether a new process begins fenced: it does, unless it is the whole cluster (R20, R22)."""
+    return not settings.is_single_node
+
+
+def has_stopped_cleanly(command: RegisterBrokerRequest, earlier: BrokerState) -> bool:
+    """Whether the shutdown marker proves that the earlier process lost nothing (R20, R21)."""
+    return command.clean_broker_epoch == earlier.broker_epoch
+
+
+def end_earlier_process(change: PartitionEdit, node_id: int) -> None:
+    """End the part of the earlier process in a partition: its leadership and its ISR membership (R20)."""
+    change.fence(node_id)
+
+
 def _take_over(
     image: ClusterImage,
     command: RegisterBrokerRequest,
@@ -149,7 +161,7 @@ def _take_over(
     """What a new registration makes of the partitions that the earlier process had a part in."""
     node_id = command.node_id
     is_same_directory = earlier.directory_id in {"", command.directory_id}
-    was_clean = command.clean_broker_epoch == earlier.broker_epoch or "R20-unclean-stays" in mutants.ACTIVE
+    was_clean = has_stopped_cleanly(command, earlier)
     damaged = {(replica.topic_id, replica.partition) for replica in command.damaged}
     live = image.live_brokers() - {node_id} if is_fenced else image.live_brokers() | {node_id}
 
@@ -166,8 +178,7 @@ def _take_over(
         return was_clean or (command.counts_synced_only and durability != "page-cache")
 
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
-        if "R20-no-fencing" not in mutants.ACTIVE:
-            change.fence(node_id)
+        end_earlier_process(change, node_id)
         if not is_same_directory or (topic.topic_id, number) in damaged:
             change.forget(node_id)
         elif len(change.before.replicas) > 1 and not is_believed(topic):

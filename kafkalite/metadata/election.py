@@ -15,13 +15,9 @@ and ``build`` makes the state with its epochs. The rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Container
-from typing import Final
 
-from kafkalite import mutants
 from kafkalite.metadata.image import PartitionState
 from kafkalite.metadata.records import NO_LEADER
-
-NOBODY: Final[tuple[int, ...]] = ()
 
 
 class PartitionEdit:
@@ -65,8 +61,8 @@ class PartitionEdit:
     def set_isr(self, isr: Collection[int]) -> None:
         """The ISR, and by R16 what follows for those who leave it."""
         in_sync = tuple([node_id for node_id in self.before.replicas if node_id in isr])
-        if len(in_sync) >= self._min_isr or "R16-no-elr" in mutants.ACTIVE:
-            self.elr = self.last_known_elr = NOBODY
+        if not self.keeps_eligible(in_sync):
+            self.elr = self.last_known_elr = ()
         else:
             eligible = {*self.elr, *self.isr}.difference(in_sync)
             self.elr = tuple([node_id for node_id in self.before.replicas if node_id in eligible])
@@ -79,6 +75,10 @@ class PartitionEdit:
             )
         self.isr = in_sync
 
+    def keeps_eligible(self, in_sync: tuple[int, ...]) -> bool:
+        """Whether replicas outside this ISR stay eligible: while the high watermark can't move (R9, R16)."""
+        return len(in_sync) < self._min_isr
+
     def refresh_eligible(self) -> None:
         """Apply R16 to the ISR as it is: min.insync.replicas may have changed."""
         self.set_isr(self.isr)
@@ -87,11 +87,8 @@ class PartitionEdit:
         """The process of ``node_id`` is gone: it leads no more and leaves the ISR; its bytes are believed."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
-        if node_id not in self.isr:
-            return
-        if "R16-no-elr" in mutants.ACTIVE and self.isr == (node_id,):
-            return
-        self.set_isr(_without(self.isr, node_id))
+        if node_id in self.isr:
+            self.set_isr(_without(self.isr, node_id))
 
     def distrust(self, node_id: int) -> None:
         """``node_id`` may have lost the end of its log (R20): it is only remembered, not eligible."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalite import mutants
 from kafkalite.errors import BrokerError, ErrorCode, broker_error
 from kafkalite.metadata.broker_commands import broker_of
 from kafkalite.metadata.decision import (
@@ -114,7 +113,7 @@ def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionCh
             f"the leader in epoch {state.leader_epoch} is {state.leader}, not {node_id}"
             f" in epoch {proposal.leader_epoch}",
         )
-    if proposal.partition_epoch != state.partition_epoch and "R13-no-cas" not in mutants.ACTIVE:
+    if not knows_present_state(state, proposal):
         raise broker_error(
             ErrorCode.INVALID_UPDATE_VERSION,
             f"the partition epoch is {state.partition_epoch}, not {proposal.partition_epoch}",
@@ -130,6 +129,11 @@ def record_refusal(edit: PartitionEdit) -> None:
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
     """Whether a replica was seen in sync in the broker epoch that its broker has now (R13)."""
     return epoch == broker.broker_epoch
+
+
+def knows_present_state(state: PartitionState, proposal: PartitionChange) -> bool:
+    """Whether the leader proposes its change on the present state of the partition (R13)."""
+    return proposal.partition_epoch == state.partition_epoch
 
 
 def _check_proposal(image: ClusterImage, state: PartitionState, proposal: PartitionChange) -> None:

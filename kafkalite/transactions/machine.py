@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
@@ -65,8 +64,8 @@ from kafkalite.transactions.table import TransactionTable
 from kafkalite.transactions.transaction import (
     DECIDED,
     NO_BATCH,
+    NO_IDENTITY,
     NO_MEMBER,
-    NOBODY,
     PREPARED,
     Identity,
     Transaction,
@@ -179,7 +178,7 @@ class TransactionMachine:
             raise InvalidTxnStateError(f"{name!r} is an application with a transaction group")
         asked_by = Identity(command.producer_id, command.producer_epoch)
         if command.producer_id == NO_PRODUCER_ID:
-            asked_by = NOBODY
+            asked_by = NO_IDENTITY
         transaction = self._table.transactions.get(name)
         if transaction is None:
             identity = Identity(_given(command.spare_producer_id), 0)
@@ -187,11 +186,11 @@ class TransactionMachine:
                 name, *identity, TransactionState.EMPTY, command.timeout_ms, NO_TIMESTAMP, now.wall_ms
             )
             return _initialized(transaction)
-        if asked_by not in (NOBODY, transaction.identity, transaction.ended):
+        if asked_by not in (NO_IDENTITY, transaction.identity, transaction.ended):
             raise _fenced(name, asked_by)
         if transaction.state in PREPARED:
             raise ConcurrentTransactionsError(f"the markers of {name!r}'s last transaction are being written")
-        if transaction.state is TransactionState.ONGOING and "R34-init-keeps-open" not in mutants.ACTIVE:
+        if must_abort_first(transaction):
             aborted = transaction.prepared(now.wall_ms, is_commit=False, ended=asked_by)
             error = ConcurrentTransactionsError(f"the open transaction of {name!r} is being aborted")
             return Decision(
@@ -199,7 +198,7 @@ class TransactionMachine:
                 InitProducerIdResponse(int(error.code), str(error), NO_PRODUCER_ID, NO_PRODUCER_EPOCH),
             )
         if (
-            asked_by != NOBODY
+            asked_by != NO_IDENTITY
             and transaction.state is TransactionState.EMPTY
             and asked_by == transaction.ended
         ):
@@ -249,17 +248,14 @@ class TransactionMachine:
                 f"{transaction.member!r} is a member of a batch of {transaction.name!r}: "
                 "only EndTxnGroup commits it"
             )
-        may_redecide = False
         if asked_by == transaction.ended and transaction.state in DECIDED:
             if transaction.is_commit == request.is_commit:
-                return Decision(reply=_ended(transaction))  # the lost answer
-            may_redecide = "R32-opposite-accepted" in mutants.ACTIVE
-            if not may_redecide:
-                outcome = "committed" if transaction.is_commit else "aborted"
-                raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
-        if asked_by != transaction.identity and not may_redecide:
+                return Decision(reply=_ended(transaction))  # the response was lost
+            outcome = "committed" if transaction.is_commit else "aborted"
+            raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
+        if asked_by != transaction.identity:
             raise _fenced(transaction.name, asked_by)
-        if transaction.state in PREPARED and not may_redecide:
+        if transaction.state in PREPARED:
             raise ConcurrentTransactionsError(
                 f"the markers of {transaction.name!r}'s last transaction are being written"
             )
@@ -269,11 +265,7 @@ class TransactionMachine:
         if transaction.needs_producer_id and not transaction.is_member:
             next_id = _given(spare_id)
         decided = transaction.prepared(
-            now.wall_ms,
-            is_commit=request.is_commit,
-            ended=asked_by,
-            next_producer_id=next_id,
-            is_bumped=not may_redecide,
+            now.wall_ms, is_commit=request.is_commit, ended=asked_by, next_producer_id=next_id
         )
         return Decision((_latest(decided),), _ended(decided))
 
@@ -284,7 +276,7 @@ class TransactionMachine:
                 continue
             written = frozenset(command.partitions)
             remaining = tuple(one for one in pending.partitions if one not in written)
-            if remaining and "R32-complete-early" not in mutants.ACTIVE:
+            if not may_complete(remaining):
                 self._table.pending[key] = pending._replace(partitions=remaining)
                 return Decision()
             transaction = self._table.get(key)
@@ -440,9 +432,8 @@ class TransactionMachine:
     # --- time --------------------------------------------------------------------------------------
 
     def _due_records(self, now: Instant) -> Any:
-        is_bumped = "R34-timeout-no-bump" not in mutants.ACTIVE
         for transaction in self._table.overdue(now):
-            yield _latest(transaction.prepared(now.wall_ms, is_commit=False, is_bumped=is_bumped))
+            yield _latest(abort_overdue(transaction, now.wall_ms))
         yield from self._table.expired(now)
 
     # --- checks ------------------------------------------------------------------------------------
@@ -489,6 +480,21 @@ class TransactionMachine:
             )
 
 
+def must_abort_first(transaction: Transaction) -> bool:
+    """Whether a new producer must wait until the open transaction of its id is aborted (R34)."""
+    return transaction.state is TransactionState.ONGOING
+
+
+def may_complete(remaining: tuple[object, ...]) -> bool:
+    """Whether a decided transaction is complete: once no partition is left without its marker (R32)."""
+    return not remaining
+
+
+def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
+    """Decide to abort a transaction by timeout, with a new epoch that fences its producer (R34)."""
+    return transaction.prepared(wall_ms, is_commit=False)
+
+
 def _latest(transaction: Transaction) -> StateRecord:
     """The record of it; a member that is done and has no epoch left is forgotten."""
     if transaction.is_member and not transaction.is_open and transaction.needs_producer_id:
@@ -502,7 +508,7 @@ def _initialized(transaction: Transaction) -> Decision:
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
     """With the identity of the next transaction; a member has none, it joins again."""
-    return EndTxnResponse(*_OK, *(NOBODY if transaction.member != NO_MEMBER else transaction.identity))
+    return EndTxnResponse(*_OK, *(NO_IDENTITY if transaction.member != NO_MEMBER else transaction.identity))
 
 
 def _fenced(name: str, asked_by: Identity) -> ProducerFencedError:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from kafkalite import mutants
 from kafkalite.coordination import Instant, StateRecord
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.transactions.commands import PendingMarker
@@ -104,7 +103,7 @@ class TransactionTable:
             self._put(item, now)
         elif isinstance(item, GroupResult):
             group = self.groups.setdefault(item.name, TransactionGroup(item.name))
-            was_over = self._is_over(item.name)
+            was_over = self.is_over(item.name)
             group.decide(item)
             for producer_id in group.free if was_over else ():  # they expire by themselves again
                 member = group.members[producer_id]
@@ -137,23 +136,23 @@ class TransactionTable:
             )
         else:
             self.pending.pop(key, None)
-        if not transaction.is_open and not self._is_over(transaction.name):
+        if not transaction.is_open and not self.is_over(transaction.name):
             self._idle[key] = self._expiration(transaction.update_ms, now)
 
     def _expiration(self, update_ms: int, now: Instant) -> int:
         idle_ms = max(now.wall_ms - update_ms, 0)
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
-    def _is_over(self, name: str) -> bool:
+    def is_over(self, name: str) -> bool:
         """Whether it is a group's, which leaves as a whole: its name does not come back (R32)."""
         group = self.groups.get(name)
-        return group is not None and (group.is_retired or "R32-unretired-forgotten" in mutants.ACTIVE)
+        return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
         """Let a group that is over expire from its last use on, when nothing of it is open."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
-        if group.open or not self._is_over(group.name):
+        if group.open or not self.is_over(group.name):
             return
         if deadline_ms is None:
             for member in group.members.values():

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from kafkalite import mutants
 from kafkalite.model import MAX_PRODUCER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnPartition
 
@@ -66,7 +65,7 @@ class Identity(NamedTuple):
     producer_epoch: int
 
 
-NOBODY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class Transaction(NamedTuple):
@@ -84,8 +83,8 @@ class Transaction(NamedTuple):
     update_ms: int  #: wall clock, of the last record
     partitions: frozenset[TxnPartition] = frozenset()  #: that get a marker
     #: the producer that made the decision, or asked for the identity: its lost answer is given again.
-    #: NOBODY when the decision was made over its head: then it is fenced
-    ended: Identity = NOBODY
+    #: NO_IDENTITY when the decision was made over its head: then it is fenced
+    ended: Identity = NO_IDENTITY
     next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: whose epoch 0 is next
     member: str = NO_MEMBER
     batch_id: int = NO_BATCH
@@ -132,25 +131,27 @@ class Transaction(NamedTuple):
             start_ms=wall_ms if begins else self.start_ms,
             update_ms=wall_ms,
             partitions=self.partitions.union(partitions),
-            ended=NOBODY,
+            ended=NO_IDENTITY,
         )
+
+    @property
+    def epoch_after_end(self) -> int:
+        """The producer epoch after the decision: every transaction has its own (R31, KIP-890)."""
+        return self.producer_epoch + 1
 
     def prepared(
         self,
         wall_ms: int,
         *,
         is_commit: bool,
-        ended: Identity = NOBODY,
+        ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
-        is_bumped: bool = True,
     ) -> Transaction:
         """Decided, with the next epoch (R31). Without a partition there is no marker to wait for."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
-        if "R31-no-epoch-bump" in mutants.ACTIVE:
-            is_bumped = False
         decided = self._replace(
             state=state,
-            producer_epoch=self.producer_epoch + 1 if is_bumped else self.producer_epoch,
+            producer_epoch=self.epoch_after_end,
             update_ms=wall_ms,
             ended=ended,
             next_producer_id=next_producer_id,

@@ -13,8 +13,6 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, Final, NamedTuple
 
-from kafkalite import mutants as legacy
-
 # One module per room of the product. Each has a constant MUTANTS.
 ROOMS: Final = ("storage", "replication", "broker", "metadata", "raft", "groups", "transactions")
 
@@ -48,7 +46,7 @@ def all_mutants() -> dict[str, Mutant]:
 
 def effects() -> dict[str, str]:
     """Return what is wrong while each mutant is active, by its name."""
-    return {**legacy.MUTANTS, **{name: mutant.effect for name, mutant in all_mutants().items()}}
+    return {name: mutant.effect for name, mutant in all_mutants().items()}
 
 
 def owner_and_attribute(rule: str) -> tuple[Any, str]:
@@ -70,15 +68,11 @@ def owner_and_attribute(rule: str) -> tuple[Any, str]:
 def without(name: str) -> Iterator[None]:
     """Activate the mutant ``name`` while the block runs. Raises KeyError for an unknown name."""
     with ExitStack() as stack:
-        if name in legacy.MUTANTS:
-            legacy.ACTIVE.add(name)
-            stack.callback(legacy.ACTIVE.discard, name)
-        else:
-            for rule, replacement in all_mutants()[name].changes.items():
-                owner, attribute = owner_and_attribute(rule)
-                original = vars(owner)[attribute]
-                setattr(owner, attribute, _installable(original, replacement))
-                stack.callback(setattr, owner, attribute, original)
+        for rule, replacement in all_mutants()[name].changes.items():
+            owner, attribute = owner_and_attribute(rule)
+            original = vars(owner)[attribute]
+            setattr(owner, attribute, _installable(original, replacement))
+            stack.callback(setattr, owner, attribute, original)
         ACTIVE.add(name)
         stack.callback(ACTIVE.discard, name)
         yield

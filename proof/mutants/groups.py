@@ -2,8 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
+from kafkalite.coordination import Decision
+from kafkalite.groups.group import Group
+from kafkalite.groups.heartbeat import HeartbeatRules
+from kafkalite.groups.machine import GroupMachine
+from kafkalite.groups.member import JOIN_EPOCH
+from kafkalite.groups.offset_rules import OffsetRules
+from kafkalite.groups.offsets import OffsetKey
+from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.protocol.messages.groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    OffsetCommitRequest,
+    TxnOffsetCommitRequest,
+)
 from proof.mutants import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = ()
+_OFFSETS: Final = "kafkalite.groups.offset_rules:OffsetRules"
+
+
+def _answer_expelled(
+    self: HeartbeatRules,
+    request: ConsumerGroupHeartbeatRequest,
+    group: Group | None,
+    original: Callable[..., Decision],
+) -> Decision:
+    if request.member_epoch <= JOIN_EPOCH:
+        return original(self, request, group)
+    settings = self._settings
+    return Decision(
+        reply=ConsumerGroupHeartbeatResponse(
+            0,
+            None,
+            request.member_id,
+            request.member_epoch,
+            settings.heartbeat_interval_ms,
+            settings.session_timeout_ms,
+            None,
+        )
+    )
+
+
+def _apply_at_once(
+    self: GroupMachine,
+    key: OffsetKey,
+    value: bytes | None,
+    producer_id: int,
+    original: Callable[..., None],
+) -> None:
+    original(self, key, value, NO_PRODUCER_ID)
+
+
+def _unchecked(kind: type) -> Callable[..., None]:
+    def check_member(self: OffsetRules, request: Any, original: Callable[..., None]) -> None:
+        if not isinstance(request, kind):
+            original(self, request)
+
+    return check_member
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R35-member-unchecked",
+        "offsets join a transaction whoever sends them",
+        {f"{_OFFSETS}.check_member": _unchecked(TxnOffsetCommitRequest)},
+    ),
+    Mutant(
+        "R35-visible-at-once",
+        "offsets take effect before their transaction is committed",
+        {"kafkalite.groups.machine:GroupMachine.replay_offset": _apply_at_once},
+    ),
+    Mutant(
+        "R35-unstable-read",
+        "a stable read of offsets ignores those of open transactions",
+        {"kafkalite.groups.offsets:PendingOffsets.is_pending": lambda *_: False},
+    ),
+    Mutant(
+        "R38-hand-over-early",
+        "a partition is given to a member before its owner has given it back",
+        {"kafkalite.groups.change:GroupChange.available_to": lambda self, member_id, wanted: wanted},
+    ),
+    Mutant(
+        "R38-expelled-stays",
+        "an expelled member's next heartbeat is accepted",
+        {"kafkalite.groups.heartbeat:HeartbeatRules.refuse_unknown": _answer_expelled},
+    ),
+    Mutant(
+        "R39-any-epoch",
+        "offsets of a member's earlier epoch are committed",
+        {f"{_OFFSETS}.check_member_epoch": lambda *_: None},
+    ),
+    Mutant(
+        "R39-any-member",
+        "offsets are committed whoever sends them",
+        {f"{_OFFSETS}.check_member": _unchecked(OffsetCommitRequest)},
+    ),
+)

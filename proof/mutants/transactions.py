@@ -2,8 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+from kafkalite.coordination import Decision, Instant
+from kafkalite.errors import InvalidTxnStateError
+from kafkalite.protocol.messages.transactions import EndTxnRequest
+from kafkalite.transactions import machine
+from kafkalite.transactions.table import TransactionTable
+from kafkalite.transactions.transaction import DECIDED, Identity, Transaction
 from proof.mutants import Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = ()
+_MACHINE: Final = "kafkalite.transactions.machine"
+_TRANSACTION: Final = "kafkalite.transactions.transaction:Transaction"
+
+
+def _same_epoch(self: Transaction) -> int:
+    return self.producer_epoch
+
+
+def _abort_in_the_same_epoch(transaction: Transaction, wall_ms: int) -> Transaction:
+    aborted = transaction.prepared(wall_ms, is_commit=False)
+    return aborted._replace(producer_epoch=transaction.producer_epoch)
+
+
+def _decide_again(
+    self: machine.TransactionMachine,
+    request: EndTxnRequest,
+    spare_id: int,
+    now: Instant,
+    original: Callable[..., Decision],
+) -> Decision:
+    transaction = self._table.transactions.get(request.transactional_id)
+    asked_by = Identity(request.producer_id, request.producer_epoch)
+    try:
+        return original(self, request, spare_id, now)
+    except InvalidTxnStateError:
+        if transaction is None or transaction.state not in DECIDED or asked_by != transaction.ended:
+            raise
+        decided = transaction.prepared(now.wall_ms, is_commit=request.is_commit, ended=asked_by)
+        decided = decided._replace(producer_epoch=transaction.producer_epoch)
+        return Decision((machine._latest(decided),), machine._ended(decided))
+
+
+def _is_any_group(self: TransactionTable, name: str) -> bool:
+    return name in self.groups
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R31-no-epoch-bump",
+        "the end of a transaction leaves the producer's epoch as it was",
+        {f"{_TRANSACTION}.epoch_after_end": _same_epoch},
+    ),
+    Mutant(
+        "R32-complete-early",
+        "a transaction is complete before every partition has its marker",
+        {f"{_MACHINE}:may_complete": lambda remaining: True},
+    ),
+    Mutant(
+        "R32-unretired-forgotten",
+        "the decisions of an application that may come back are forgotten",
+        {"kafkalite.transactions.table:TransactionTable.is_over": _is_any_group},
+    ),
+    Mutant(
+        "R32-opposite-accepted",
+        "a repeated end of a transaction may decide the opposite",
+        {f"{_MACHINE}:TransactionMachine._end": _decide_again},
+    ),
+    Mutant(
+        "R34-init-keeps-open",
+        "a new producer of a transactional id leaves the open transaction open",
+        {f"{_MACHINE}:must_abort_first": lambda transaction: False},
+    ),
+    Mutant(
+        "R34-timeout-no-bump",
+        "a transaction is aborted by timeout without a new epoch",
+        {f"{_MACHINE}:abort_overdue": _abort_in_the_same_epoch},
+    ),
+)

@@ -1,7 +1,8 @@
-"""AbortedIndex: which transactions of a log were aborted, and where, for readers of committed records.
+"""AbortedIndex: the aborted transactions of a log, for readers of committed records.
 
-Ordered by where the transactions end. Each entry also has a *bound*: every transaction that ends later
-began there or behind, so that a lookup knows where to stop. About 32 bytes each.
+Entries are ordered by where the transactions end. The *bound* of an entry is an offset that no
+transaction that ends later begins below, so that a lookup knows where to stop. An entry takes about 32
+bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-ABORTED: Final = "aborted"  #: what a line of it begins with, in a snapshot
+ABORTED: Final = "aborted"  #: the first word of an entry's line in a snapshot
 _LINE: Final = f"{ABORTED} %d %d %d %d"
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction. ``last_offset``, inclusive, is its marker's; ``bound`` is exclusive of it."""
+    """One aborted transaction. ``last_offset``, inclusive, is that of its marker; ``bound`` is inclusive."""
 
     producer_id: int
     first_offset: int
@@ -46,11 +47,11 @@ class AbortedIndex:
         return zip(*columns, strict=True)
 
     def lines(self) -> Iterator[str]:
-        """One per entry, for a snapshot. There may be very many."""
+        """Yield one line per entry, for a snapshot. There may be very many."""
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Take what ``lines`` gave, without its first word. Raises ValueError for anything else."""
+        """Add the entry of a ``lines`` line without its first word. Raises ValueError for other text."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 
@@ -65,7 +66,7 @@ class AbortedIndex:
         return f"<AbortedIndex {list(self)}>"
 
     def add(self, entry: Aborted) -> None:
-        """A transaction was aborted. Called for each one, in the order of their markers."""
+        """Add an aborted transaction. Called once for each, in the order of their markers."""
         producer_id, first_offset, last_offset, bound = entry
         self._producer_ids.append(producer_id)
         self._first_offsets.append(first_offset)
@@ -73,7 +74,7 @@ class AbortedIndex:
         self._bounds.append(bound)
 
     def between(self, first: int, end: int) -> list[Aborted]:
-        """Those with an offset, marker included, in [``first``, ``end``), ordered by first offset."""
+        """Return the entries with an offset, marker included, in [``first``, ``end``), by first offset."""
         found = []
         for number in range(bisect_left(self._last_offsets, first), len(self._last_offsets)):
             first_offset = self._first_offsets[number]
@@ -86,7 +87,7 @@ class AbortedIndex:
         return found
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Forget those that lie wholly below the log start."""
+        """Forget the transactions that lie wholly below the log start."""
         count = bisect_left(self._last_offsets, log_start_offset)
         for column in (self._producer_ids, self._first_offsets, self._last_offsets, self._bounds):
             del column[:count]

@@ -1,7 +1,7 @@
-"""The small files of a data directory: their bytes. Written whole, atomically, through the seam.
+"""The content of the small files of a data directory. Each is written whole and atomically.
 
-All but ``node.json`` and ``partition.json`` are lines of text closed by their own CRC-32C, so that people
-can read them and damage can't pass for content::
+All but ``node.json`` and ``partition.json`` are lines of text that end with their own CRC-32C, so that
+people can read them and damage cannot pass for content::
 
     kafkalite log-state 1
     log_start_offset 100
@@ -9,7 +9,7 @@ can read them and damage can't pass for content::
     truncated_to 340
     crc32c 5d3c9a01
 
-A file that is there but fails its CRC is damage, never "nothing here" (R25).
+A file that exists but fails its CRC is damage, never "nothing here" (R25).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafkalite.storage.producer_state import ProducerStates
 
 VERSION: Final = 1
 FORMAT_VERSION: Final = 1
-"""Of the whole data directory, in ``node.json``."""
+"""The version of the whole data directory, in ``node.json``."""
 
 _LOG_STATE: Final = "log-state"
 _LEADER_EPOCHS: Final = "leader-epochs"
@@ -39,8 +39,8 @@ _COMPACTION: Final = "compaction"
 class LogState(NamedTuple):
     """What a log remembers beside its batches.
 
-    ``truncations`` counts ``truncate_to`` calls that cut something; whatever else on disk carries a lower
-    count was written before the last one and holds only below ``truncated_to`` (exclusive).
+    ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was
+    written before the last truncation and holds only below ``truncated_to`` (exclusive).
     """
 
     log_start_offset: int = 0
@@ -48,12 +48,12 @@ class LogState(NamedTuple):
     truncated_to: int = NO_OFFSET
 
     def cap(self, end_offset: int, truncations: int) -> int:
-        """How much of a statement "true below ``end_offset``" is left that was made at ``truncations``."""
+        """Return the exclusive end up to which "true below ``end_offset``" of ``truncations`` still holds."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
 class RecoveryPoint(NamedTuple):
-    """``recovery_point`` is exclusive: a lower bound of what had been synced when it was written (R24)."""
+    """``recovery_point`` is exclusive: a lower bound of what was synced when it was written (R24)."""
 
     recovery_point: int = 0
     truncations: int = 0
@@ -62,8 +62,8 @@ class RecoveryPoint(NamedTuple):
 class CompactionPoints(NamedTuple):
     """How far a log was compacted. Offsets are exclusive.
 
-    ``passes``: up to where, and by which wall-clock time in milliseconds; both ascend. One that followed
-    closely on another may be left out: what it compacted counts as compacted later, then.
+    ``passes``: (compacted up to, wall-clock time in milliseconds), both ascending. A pass that followed
+    closely on another may be left out; its range then counts as compacted later.
     """
 
     truncations: int = 0
@@ -71,7 +71,7 @@ class CompactionPoints(NamedTuple):
     passes: tuple[tuple[int, int], ...] = ()
 
     def after(self, state: LogState) -> CompactionPoints:
-        """What of it still holds for a log of that state: a truncation voids what was said of its end."""
+        """Return the part that still holds for a log of ``state``: truncations void what lies above them."""
         if state.truncations == self.truncations:
             return self
         is_next = state.truncations == self.truncations + 1
@@ -80,19 +80,19 @@ class CompactionPoints(NamedTuple):
         return self._replace(truncations=state.truncations)
 
     def horizon(self, now_ms: int, age_ms: int) -> int:
-        """Below it all was compacted ``age_ms`` ago or longer."""
+        """Return the offset below which all was compacted at least ``age_ms`` ago."""
         return max((offset for offset, wall_ms in self.passes if wall_ms + age_ms <= now_ms), default=0)
 
 
 class CleanEnd(NamedTuple):
-    """Where a log ended at an orderly stop; ``log_end_offset`` is exclusive and all is synced."""
+    """The range of a log at an orderly stop; ``log_end_offset`` is exclusive and everything is synced."""
 
     log_start_offset: int
     log_end_offset: int
 
 
 class CleanShutdown(NamedTuple):
-    """The marker: the broker epoch of the session that wrote it (R21), and the end of every log."""
+    """The marker of an orderly stop: the broker epoch of the session (R21), and the range of every log."""
 
     broker_epoch: int
     ends: dict[str, CleanEnd]
@@ -110,7 +110,7 @@ def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
 
 
 def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
-    """The lines between head and CRC. Raises CorruptLogError."""
+    """Return the lines between head and CRC. Raises CorruptLogError."""
     cut = data.rfind(b"crc32c ")
     body, tail = data[: max(cut, 0)], data[max(cut, 0) :]
     expected = b"crc32c %08x\n" % crc32c(body)
@@ -149,7 +149,7 @@ def encode_leader_epochs(entries: Iterable[EpochEntry], truncations: int) -> byt
 
 
 def decode_leader_epochs(data: bytes, path: str) -> tuple[list[EpochEntry], int]:
-    """(entries, truncations)."""
+    """Return (entries, truncations). Raises CorruptLogError, ValueError."""
     head, *lines = decode_lines(_LEADER_EPOCHS, data, path)
     pairs = (line.split() for line in lines)
     return [EpochEntry(int(epoch), int(start)) for epoch, start in pairs], _field(head, "truncations", path)
@@ -160,7 +160,7 @@ def encode_producers(states: ProducerStates, truncations: int) -> bytes:
 
 
 def decode_producers(data: bytes, path: str) -> tuple[ProducerStates, int]:
-    """(states, truncations). Raises CorruptLogError, ValueError."""
+    """Return (states, truncations). Raises CorruptLogError, ValueError."""
     head, *lines = decode_lines(_PRODUCERS, data, path)
     return ProducerStates.from_lines(lines), _field(head, "truncations", path)
 
@@ -215,11 +215,11 @@ def decode_node(data: bytes, path: str) -> NodeIdentity:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirectoryError(
-            f"{path} can't be read: {error!r}", hint="restore it; the data directory was not touched"
+            f"{path} cannot be read: {error!r}", hint="restore it; the data directory was not touched"
         ) from error
     if version != FORMAT_VERSION:
         raise DataDirectoryError(
-            f"{path} is of format version {version!r}, this program knows {FORMAT_VERSION}",
+            f"{path} has format version {version!r}; this program supports {FORMAT_VERSION}",
             hint="use the version of kafkalite that wrote it",
         )
     return identity
@@ -230,7 +230,7 @@ def encode_partition(topic: str, topic_id: str, partition: int) -> bytes:
 
 
 def decode_partition_topic(data: bytes) -> str | None:
-    """The topic's name in a ``partition.json``, or None: the file is for people, and may be torn."""
+    """Return the topic's name in a ``partition.json``, or None: the file is for people and may be torn."""
     try:
         topic = json.loads(data)["topic"]
     except (ValueError, KeyError, TypeError):

@@ -1,27 +1,27 @@
-"""Compaction: what is left of a log's batches when only each key's latest record is kept.
+"""Compaction: keep only the latest record of each key.
 
-Pure: bytes in, bytes out. A pass looks at the closed segments three times, in order of offsets:
+Pure: bytes in, bytes out. A pass reads the closed segments three times, in order of offsets:
 
-1. ``Survey`` reads all headers: which transactions were aborted, which are not decided yet, and which batches
-   the producers' states still need (R27). The pass ends before the first undecided transaction.
-2. ``LatestOffsets`` reads the keys of what was never compacted: {key: offset of its latest record}.
-3. ``Rewriter`` reads everything from the log start on and gives what stays.
+1. ``Survey`` reads all headers: which transactions were aborted, which are undecided, and which batches the
+   producers' states still need (R27). The pass ends before the first undecided transaction.
+2. ``LatestOffsets`` reads the keys of batches that were never compacted: {key: offset of its latest record}.
+3. ``Rewriter`` reads everything from the log start on and returns the batches that stay.
 
-Offsets never change. What was removed leaves a gap batch (``records.gaps``), so that a compacted log is as
-dense as any, and damage in it is found as in any (R24). Rules, with their reasons:
+Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has no
+missing offsets and damage in it is found as in any other log (R24). The rules, with their reasons:
 
-* A record goes when its key has a later one that is committed. Records without a key stay.
-* Records of aborted transactions go; committed ones lose their producer and their transactional bit.
+* A record is removed if its key has a later committed record. Records without a key stay.
+* Records of aborted transactions are removed; committed ones lose their producer and transactional bit.
   Undecided ones are never reached.
-* A batch that a producer's state refers to stays whole, byte for byte: a repeated batch is still known, and a
-  producer's next sequence. So does one that would not become smaller.
-* A tombstone goes in the second pass after all before it was compacted ``delete.retention.ms`` ago or
-  longer, so that whoever reads from the start has seen it, and no older record of its key is left in a batch
-  that stayed whole or can't be read. Which offsets that are is the owner's to say: none while a replica is
-  away that may have the older records and not the tombstone (R41).
-* A marker of an abort stays, since the index of aborted transactions leads readers to it. One of a commit
-  goes as a tombstone does, but never a producer's last one: that has its epoch (R31). Nor the last one before
-  one of an abort: a replica that was away since before it must not take that for the end of its transaction.
+* A batch that a producer's state refers to stays whole, byte for byte, so that a repeated batch and the next
+  sequence are still recognised. A batch that would not become smaller stays whole too.
+* A tombstone is removed in the second pass after everything before it was compacted at least
+  ``delete.retention.ms`` ago, so that a consumer that reads from the start has seen it, and no older record
+  of its key is left in a batch that stayed whole or cannot be read. The owner chooses the offsets: none
+  while a replica is away that may have the older records but not the tombstone (R41).
+* An abort marker stays, since the index of aborted transactions leads readers to it. A commit marker is
+  removed as a tombstone is, except a producer's last one, which carries its epoch (R31), and the last one
+  before an abort: a replica away since before it must not take the abort for the end of its transaction.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from kafkalite.records.header import (
 )
 from kafkalite.storage.producer_state import ProducerStates
 
-#: Keys up to this length stand for themselves in a map; of longer ones a digest that is one byte longer does.
+#: Keys up to this length are map keys themselves; longer ones become a digest that is one byte longer.
 _SHORT_KEY_BYTES: Final = 32
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 _ALL_COMMITTED: Final = 2**63 - 1
 
-#: What one key of a map costs in memory, roughly: the bytes, the offset, their places in a dictionary.
+#: The approximate memory for one key of a map: the bytes, the offset, their slots in a dictionary.
 BYTES_PER_KEY: Final = 200
-#: Keys remembered of records that stay although they are superseded; above it tombstones behind them stay.
+#: The maximum number of keys with a superseded record that stays; above it, all later tombstones stay.
 _MAX_PINNED_KEYS: Final = 100_000
-#: Keys that one pass remembers for the next one.
+#: The maximum number of keys that one pass remembers for the next one.
 _MAX_REMEMBERED: Final = 100_000
 
 
 def map_key(key: bytes) -> bytes:
-    """What stands for ``key`` in a map: equal for equal keys only."""
+    """Return the map key for ``key``: equal for equal keys only."""
     if len(key) <= _SHORT_KEY_BYTES:
         return key
     return hashlib.blake2b(key, digest_size=_SHORT_KEY_BYTES + 1).digest()
@@ -77,7 +77,7 @@ def _map_keys(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
 
 
 class Survey:
-    """What the headers of all batches tell, from the log start to the end of the last closed segment."""
+    """Reads the headers of all batches, from the log start to the end of the last closed segment."""
 
     __slots__ = ("_before_aborts", "_last_markers", "_states")
 
@@ -87,7 +87,7 @@ class Survey:
         self._before_aborts: set[int] = set()
 
     def take(self, batches: memoryview) -> None:
-        """Whole batches, each once and in order. Raises CorruptBatchError for a bad marker."""
+        """Read whole batches, each once and in order. Raises CorruptBatchError for a bad marker."""
         states = self._states
         for position, attributes, base, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
             batches, 0, len(batches)
@@ -106,10 +106,10 @@ class Survey:
                     self._last_markers[producer_id] = base
             elif sequence >= 0:
                 states.note(producer_id, epoch, sequence, base, last, max_ms, NO_TIMESTAMP)
-        states.settle(_ALL_COMMITTED)  # only what is committed is surveyed
+        states.settle(_ALL_COMMITTED)  # only committed batches are surveyed
 
     def finish(self, end_offset: int, is_known: Callable[[int], bool]) -> Facts:
-        """``end_offset``, exclusive, is of what was taken; ``is_known``: whether the log knows a producer."""
+        """Return the result up to ``end_offset`` (exclusive); ``is_known`` asks the log for a producer."""
         aborted: dict[int, tuple[list[int], list[int]]] = {}
         for one in self._states.aborted:
             firsts, lasts = aborted.setdefault(one.producer_id, ([], []))
@@ -127,10 +127,11 @@ class Survey:
 
 
 class Facts(NamedTuple):
-    """What a survey found. Before ``end_offset`` (exclusive) every transaction is decided.
+    """The result of a survey. Before ``end_offset`` (exclusive) every transaction is decided.
 
-    ``aborted``: by producer, first and last offsets of its aborted transactions, ascending and inclusive.
-    ``kept_batches``: base offsets of those that producers' states refer to; ``kept_markers``: offsets.
+    ``aborted``: by producer, first and last offsets of its aborted transactions, ascending and
+    inclusive. ``kept_batches``: base offsets of the batches that producers' states refer to;
+    ``kept_markers``: offsets.
     """
 
     end_offset: int
@@ -148,20 +149,21 @@ class Facts(NamedTuple):
 
 
 Remembered = dict[bytes | None, int]
-"""{what stands for a key: the offset of its latest record}, of keys that need the next pass as well: there
-is a superseded record that stayed, or a tombstone that may go."""
+"""{map key: offset of its latest record} of keys that the next pass needs: a superseded record stayed, or a
+tombstone may be removed."""
 
 
 class LatestOffsets:
-    """{what stands for a key: the offset of its latest record} of the batches taken.
+    """{map key: offset of its latest record} of the batches read.
 
-    ``end_offset``, exclusive, is of the last batch taken. ``is_full``: no more keys are to be taken.
+    ``end_offset``, exclusive, is that of the last batch read. ``is_full``: there is no memory for more
+    keys.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
 
     def __init__(self, max_keys: int, remembered: Remembered) -> None:
-        """``remembered`` by the pass before."""
+        """``remembered``: by the pass before."""
         self._max_keys = max(max_keys, 1) + len(remembered)
         self.offsets: dict[bytes | None, int] = dict(remembered)
         self.end_offset = NO_OFFSET
@@ -171,7 +173,7 @@ class LatestOffsets:
         return len(self.offsets) >= self._max_keys
 
     def take(self, batch: memoryview, facts: Facts) -> None:
-        """One whole batch below ``facts.end_offset``. Raises CorruptBatchError when its CRC is wrong."""
+        """Read one whole batch below ``facts.end_offset``. Raises CorruptBatchError if its CRC is wrong."""
         header = check(batch)
         self.end_offset = header.next_offset
         if header.is_control or (
@@ -186,7 +188,7 @@ class LatestOffsets:
 
 
 def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None] | None:
-    """None where there is no key, or none that can be read."""
+    """Return the keys, or None if there are none or they cannot be read."""
     if not header.is_columnar:
         return None
     try:
@@ -205,16 +207,17 @@ class Written(NamedTuple):
 
 
 class Horizons(NamedTuple):
-    """Remembered, and markers of commits, below these offsets may go (exclusive)."""
+    """Remembered tombstones, and commit markers, below these offsets (exclusive) may be removed."""
 
     tombstones: int
     markers: int
 
 
 class Rewriter:
-    """Takes every batch from the log start on, in order; gives those that stay.
+    """Takes every batch from the log start on, in order; returns those that stay.
 
-    ``has_changed``: what was given since ``forget`` differs from what was taken. ``removed_records`` counts.
+    ``has_changed``: the output differs from the input; the caller resets it. ``removed_records``
+    counts.
     """
 
     __slots__ = (
@@ -240,8 +243,11 @@ class Rewriter:
         horizons: Horizons,
         remembered: Remembered,
     ) -> None:
-        """Batches from ``end_offset`` on, a batch's begin, stay as they are. A tombstone may go only if it
-        was ``remembered``: then ``latest`` has kept every older record of its key from staying unseen."""
+        """Batches from ``end_offset``, the base offset of a batch, on stay as they are.
+
+        A tombstone may be removed only if it was ``remembered``: then ``latest`` has every older record
+        of its key.
+        """
         self._facts = facts
         self._remembered = remembered
         self.remembered: Remembered = {}  #: for the next pass
@@ -249,14 +255,16 @@ class Rewriter:
         self._end_offset = end_offset
         self._horizons = horizons
         self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
-        self._keeps_tombstones = False  # what was passed may hold any key: it can't be read, or is too much
-        self._held: set[int] = set()  # producers of transactional batches that stayed whole, until the marker
-        self._pinned: set[bytes | None] = set()  # keys of which a superseded record stays
+        self._keeps_tombstones = (
+            False  # a batch that stayed may hold any key: it cannot be read, or there were too many
+        )
+        self._held: set[int] = set()  # producers whose transactional batches stayed whole, until their marker
+        self._pinned: set[bytes | None] = set()  # keys with a superseded record that stays
         self.has_changed = False
         self.removed_records = 0
 
     def take(self, batch: memoryview) -> list[Written]:
-        """Raises CorruptBatchError when the batch's CRC is wrong."""
+        """Return the batches that are complete now. Raises CorruptBatchError if the batch's CRC is wrong."""
         header = check(batch)
         if is_gap(header):
             return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
@@ -275,7 +283,7 @@ class Rewriter:
             return self._opaque(batch, header)
 
     def flush(self) -> list[Written]:
-        """The gap that has not been given yet. Called where a segment ends, too."""
+        """Return the pending gap. Called at the end of each segment."""
         gap, self._gap = self._gap, None
         if gap is None:
             return []
@@ -291,7 +299,7 @@ class Rewriter:
         ]
 
     def _skip(self, base_offset: int, next_offset: int, leader_epoch: int) -> list[Written]:
-        """These offsets have no record: joined to the gap before, unless the leader epoch is another."""
+        """Add offsets without a record to the pending gap; another leader epoch begins a new gap."""
         gap = self._gap
         if gap is not None and gap[2] == leader_epoch:
             self._gap = (gap[0], next_offset, leader_epoch)
@@ -327,7 +335,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """All records stay. A committed batch becomes one of nobody, unless it is to be kept."""
+        """Keep all records. Unless ``is_kept``, clears the producer id of a committed batch."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:
@@ -370,7 +378,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=is_kept)
 
     def _pin(self, key: bytes | None) -> None:
-        """A superseded record of ``key`` stays."""
+        """Remember that a superseded record of ``key`` stays."""
         if len(self._pinned) < _MAX_PINNED_KEYS:
             self._pinned.add(key)
             self._remember(key, self._latest[key])
@@ -395,7 +403,7 @@ class Rewriter:
     def _pieces(
         self, batch: memoryview, header: BatchHeader, columns: Columns, stays: Sequence[bool]
     ) -> list[Written] | None:
-        """The batch as one per run of records that stay; None if that would not make it smaller."""
+        """Return one batch per run of records that stay, or None if that would not be smaller."""
         runs = list(_runs(stays))
         gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
         size_bytes = gap_count * GAP_BYTES
@@ -422,7 +430,7 @@ class Rewriter:
 
 
 def _runs(stays: Sequence[bool]) -> Iterable[tuple[int, int]]:
-    """(start, end) of each run of True, the ends exclusive."""
+    """Yield (start, end) of each run of True, the ends exclusive."""
     start: int | None = None
     for number, stay in enumerate(stays):
         if stay and start is None:
@@ -435,7 +443,7 @@ def _runs(stays: Sequence[bool]) -> Iterable[tuple[int, int]]:
 
 
 def _piece(header: BatchHeader, columns: Columns, start: int, end: int) -> Written:
-    """The records from number ``start`` to ``end`` (exclusive) as a batch of nobody."""
+    """Return the records number ``start`` to ``end`` (exclusive) as a batch without a producer."""
     timestamps = columns.timestamps
     base_offset = header.base_offset + start
     data = build_batch(

@@ -1,13 +1,12 @@
-"""One pass of compaction over one log's closed segments, step by step.
+"""One compaction pass over one log's closed segments, step by step.
 
-``CompactionPass.steps`` is a generator: what it yields waits for the disk and may run in any thread, one
-after the other; what it does in between takes a few milliseconds at most, and belongs to the log's thread.
-Reading and writing disturb nobody: closed segments don't change. A ``SwapWork`` is another matter, see
-there.
+``CompactionPass.steps`` is a generator. The jobs that it yields wait for the disk and may run in any
+thread, one after the other; between them it works for a few milliseconds at most, in the log's thread.
+Appending and reading continue, since closed segments don't change. For a ``SwapWork`` see there.
 
-Segments are swapped in order of offsets, so that a tombstone never goes before the records that it deletes.
-A pass that ends early, by a crash or a truncation, leaves a log that is compacted in part, which is right
-too.
+Segments are swapped in order of offsets, so that a tombstone is never removed before the records that
+it deletes. A pass that ends early, by a crash or a truncation, leaves a partly compacted log, which is
+valid.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from kafkalite.storage.filesystem import Buffer, File, FileSystem
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
-#: Read at once: what is done with so much takes the loop a few milliseconds.
+#: Read at once. Processing so much blocks the event loop for a few milliseconds.
 CHUNK_BYTES: Final = 64 * KIB
-#: Headers alone take a fraction of that.
+#: Processing only the headers takes a fraction of that.
 SURVEY_CHUNK_BYTES: Final = 256 * KIB
 _WRITE_BYTES: Final = 512 * KIB
-#: Synced at once: the threads that do it are also those that producers wait for.
+#: Synced at once: producers wait for the threads that do it.
 _SYNC_BYTES: Final = 8 * MIB
 
 Job = Callable[[], bytes | None]
@@ -47,10 +46,10 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 
 
 class CompactionPass:
-    """A pass. ``compacted_to`` (exclusive) is up to where it came; it counts only when ``is_complete``.
+    """A pass. ``compacted_to`` (exclusive) is how far it came; it counts only if ``is_complete``.
 
-    ``is_given_up``: the log was truncated, deleted from or closed meanwhile. ``has_more``: the keys did not
-    fit in memory, so that another pass should follow at once.
+    ``is_given_up``: the log was truncated, deleted from or closed meanwhile. ``has_more``: the keys did
+    not fit in memory, so that another pass should follow at once.
     """
 
     __slots__ = (
@@ -89,13 +88,12 @@ class CompactionPass:
         max_keys: int,
         truncations: int,
     ) -> None:
-        """``segments``, closed and synced, begin with the log's first. ``compacted_before``: up to where
-        earlier passes came. ``is_known``: whether the log still knows a producer."""
+        """``segments``: closed, synced, from the first on. ``compacted_before``: by earlier passes."""
         self._fs = fs
         self._directory = directory
         self._config = config
         self._horizons = horizons
-        self.remembered = remembered  #: by the pass before; afterwards, for the next one
+        self.remembered = remembered  #: by the pass before; at the end, for the next one
         self._is_known = is_known
         self._max_keys = max_keys
         self._compacted_before = compacted_before
@@ -112,8 +110,11 @@ class CompactionPass:
         self.is_given_up = False
 
     def steps(self) -> Steps:
-        """Raises CorruptLogError for damage, OSError and DiskFullError; then, and when it is closed, what it
-        has written so far is removed."""
+        """Yield the jobs of the pass. Temporary files are removed on errors and when the generator is
+        closed.
+
+        Raises CorruptLogError for damage, OSError, DiskFullError.
+        """
         try:
             yield from self._run()
         finally:
@@ -163,8 +164,7 @@ class CompactionPass:
         take: Callable[[memoryview], None],
         write: Callable[[], Job | None] = lambda: None,
     ) -> Steps:
-        """Have ``take`` called with all batches of ``segment``, whole ones, piece by piece; and what
-        ``write`` gives be run in between."""
+        """Pass all batches of ``segment`` to ``take`` in pieces; yield the jobs of ``write`` in between."""
         file, position, want, offset = segment.file, 0, chunk_bytes, segment.base_offset
         while position < segment.size_bytes:
             data = yield partial(file.read_at, position, min(want, segment.size_bytes - position))
@@ -174,18 +174,18 @@ class CompactionPass:
             want = chunk_bytes
             try:
                 for start, base_offset, last_delta, _, length in scan(chunk, 0, len(chunk)):
-                    if base_offset != offset:  # no CRC covers it
+                    if base_offset != offset:  # the CRC does not cover it
                         raise CorruptBatchError(f"base offset {base_offset} where {offset} is next")
                     end = start + length
                     offset += last_delta + 1
                 if end:
                     take(chunk[:end])
                 elif offset == segment.next_offset:
-                    return  # zeros allocated ahead: lost power can bring them back to a closed segment
+                    return  # zeros allocated ahead: a power loss can bring them back
                 elif len(chunk) == segment.size_bytes - position or total_length(chunk) <= len(chunk):
-                    raise CorruptBatchError("bytes that are no batch")
+                    raise CorruptBatchError("bytes that are not a batch")
                 else:
-                    want = total_length(chunk)  # a batch that is larger than a chunk
+                    want = total_length(chunk)  # a batch larger than a chunk
             except CorruptBatchError as error:
                 raise segment.damaged(position, "intact batches", error.message) from error
             position += end
@@ -194,7 +194,7 @@ class CompactionPass:
                 yield job
 
     def _groups(self) -> list[list[Segment]]:
-        """Neighbours that fit into one segment together: each group becomes one."""
+        """Return groups of neighbours that fit into one segment: each group becomes one."""
         groups: list[list[Segment]] = []
         size_bytes = 0
         for segment in self.segments:
@@ -212,7 +212,7 @@ class CompactionPass:
     # --- writing ---------------------------------------------------------------------------------------
 
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
-        """Write what is left of ``group`` as one segment, and have it swapped in, if it is another."""
+        """Write the batches of ``group`` that stay as one segment, and swap it in if it differs."""
         first, last = group[0], group[-1]
         new = Segment(
             self._fs,
@@ -239,7 +239,7 @@ class CompactionPass:
         output.put(rewriter.flush())
         size_bytes = sum(segment.size_bytes for segment in group)
         if len(group) == 1 and not rewriter.has_changed and output.end == size_bytes:
-            return  # as it was
+            return  # unchanged
         if output.next_offset != last.next_offset:  # it was truncated meanwhile, in another thread
             raise last.damaged(last.size_bytes, f"batches up to {last.next_offset}", f"{output.next_offset}")
         rest = output.rest()
@@ -247,7 +247,7 @@ class CompactionPass:
             yield rest
         yield file.sync
         new.take_file(file, output.end, output.next_offset)
-        swap = SwapWork(self._fs, self._directory, group, new, path, self.truncations)
+        swap = SwapWork(self._fs, self._directory, list(group), new, path, self.truncations)
         yield swap
         if not swap.is_done:
             self.is_given_up = True
@@ -256,7 +256,7 @@ class CompactionPass:
 
 
 class _Output:
-    """A new segment on its way to its file. ``end`` and ``next_offset`` are exclusive."""
+    """Collects the batches of a new segment and writes them. ``end`` and ``next_offset`` are exclusive."""
 
     __slots__ = ("_file", "_parts", "_parts_bytes", "_segment", "_written", "next_offset")
 
@@ -281,11 +281,11 @@ class _Output:
             self.next_offset = next_offset
 
     def due(self) -> Job | None:
-        """The writing of what has gathered, if that is much."""
+        """Return a job that writes the collected batches if they are large enough."""
         return self.rest() if self._parts_bytes >= _WRITE_BYTES else None
 
     def rest(self) -> Job | None:
-        """The writing of all that has gathered."""
+        """Return a job that writes all collected batches."""
         if not self._parts:
             return None
         job = partial(self._write, self._written, b"".join(self._parts))

@@ -1,5 +1,4 @@
-"""A compacted segment takes the place of those whose offsets it has: so that a crash at any point leaves
-either.
+"""Put a compacted segment in place of the segments with the same offsets. A crash leaves either version.
 
 The new segment is written and synced under a temporary name. Then::
 
@@ -7,14 +6,15 @@ The new segment is written and synced under a temporary name. Then::
     unlink the other segments of these offsets, and all their indexes, sync the directory
     rename it to <base offset>.log, over the old one, sync the directory
 
-A start that finds a ``.swap`` file takes the same steps again from the second on. The second sync is why no
-segment can come back beside the new one that has its offsets.
+A start that finds a ``.swap`` file repeats the steps from the second on. Because of the second sync no
+old segment can come back beside the new one.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError
 from kafkalite.log_fields import Fields
@@ -26,56 +26,46 @@ from kafkalite.storage.segment import Segment
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class SwapWork:
-    """One swap. ``run`` blocks, in any thread, while nobody else removes anything of the log.
+    """One swap. ``run`` blocks, in any thread; meanwhile nothing else may remove files of the log.
 
-    ``old`` are the segments to be replaced by ``new``, in order. ``is_decided``: it can't be taken back any
-    more; ``is_done``: the log has taken the new segment over.
+    ``old`` are the segments that ``new`` replaces, in order. ``is_decided``: it cannot be undone any
+    more; ``is_done``: the log uses the new segment.
     """
 
-    __slots__ = ("_directory", "_fs", "is_decided", "is_done", "new", "old", "temporary_path", "truncations")
-
-    def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        old: Sequence[Segment],
-        new: Segment,
-        temporary_path: str,
-        truncations: int,
-    ) -> None:
-        self._fs = fs
-        self._directory = directory
-        self.old = list(old)
-        self.new = new
-        self.temporary_path = temporary_path
-        self.truncations = truncations  #: of the log when the old segments were read
-        self.is_decided = False
-        self.is_done = False
+    fs: FileSystem
+    directory: str
+    old: list[Segment]
+    new: Segment
+    temporary_path: str
+    truncations: int  #: of the log when the old segments were read
+    is_decided: bool = False
+    is_done: bool = False
 
     def run(self) -> None:
-        """Raises OSError, DiskFullError. The synced new segment stands under ``temporary_path``."""
-        fs, new = self._fs, self.new
+        """Swap the names. The synced new segment is at ``temporary_path``. Raises OSError, DiskFullError."""
+        fs, new = self.fs, self.new
         name = layout.swap_file_name(new.base_offset, new.next_offset)
-        path = layout.join(self._directory, name)
+        path = layout.join(self.directory, name)
         try:
             fs.rename(self.temporary_path, path)
         finally:
             self.is_decided = fs.exists(path)
-        fs.sync_dir(self._directory)
+        fs.sync_dir(self.directory)
         names = [
             layout.segment_file_name(segment.base_offset, suffix)
             for segment in self.old
             for suffix in layout.SEGMENT_SUFFIXES
         ]
-        _take_place(fs, self._directory, name, [one for one in names if fs.exists(self._join(one))])
+        _take_place(fs, self.directory, name, [one for one in names if fs.exists(self._join(one))])
 
     def _join(self, name: str) -> str:
-        return layout.join(self._directory, name)
+        return layout.join(self.directory, name)
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """From the second step on; ``names`` are the files of the old segments."""
+    """Do the second and the third step; ``names`` are the files of the old segments."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)
@@ -88,10 +78,10 @@ def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[
 
 
 def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
-    """Do what a crash has kept from being done; ``names`` are those in the directory. Returns those there
-    then.
+    """Complete the swaps that a crash interrupted. Takes the names in the directory and returns the new
+    ones.
 
-    Raises CorruptLogError, with nothing changed, if a decided segment is not intact.
+    Raises CorruptLogError, with nothing changed, if a decided segment is damaged.
     """
     swaps = [name for name in names if layout.parse_swap_file_name(name) is not None]
     if not swaps:
@@ -113,7 +103,7 @@ def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
 
 
 def _check(fs: FileSystem, directory: str, name: str) -> None:
-    """Every batch of the segment: it was synced before it had this name, so it must be whole."""
+    """Check every batch of the segment: it was synced before it had this name, so it must be intact."""
     swap = layout.parse_swap_file_name(name)
     assert swap is not None
     path = layout.join(directory, name)

@@ -1,7 +1,7 @@
-"""The seam to the disk. ``storage.disk`` is the real one; memory and recording ones serve tests.
+"""The interface to the disk. ``storage.disk`` implements it; implementations in memory serve tests.
 
-Paths are text with ``/``. Every method may raise OSError; where the disk is full, DiskFullError, except
-``File.sync``: whatever a sync fails with, the data of that file must be taken for lost (R26).
+Paths are text with ``/``. Every method may raise OSError, and DiskFullError if the disk is full, except
+``File.sync``: whatever error it raises, the unsynced data of that file must be considered lost (R26).
 """
 
 from __future__ import annotations
@@ -9,33 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+
 Buffer = bytes | bytearray | memoryview
 
 
 class File(Protocol):
-    """One open file. Dropping the last reference closes it; ``close`` does so at once."""
+    """An open file. Dropping the last reference closes it; ``close`` closes it at once."""
 
     def write_at(self, position: int, buffer: Buffer) -> None:
         """Write all of ``buffer``. After an error the bytes from ``position`` on are undefined."""
         ...
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end of the file."""
+        """Return up to ``length`` bytes; fewer only at the end of the file."""
         ...
 
     def map(self, length: int) -> memoryview:
-        """A read-only view over the first ``length`` bytes, which must exist.
+        """Return a read-only view of the first ``length`` bytes, which must exist.
 
-        It shows later writes to those bytes as long as the file has not been grown by ``allocate`` since;
-        take a new one then. It stays valid after close, rename and unlink. Touching bytes that
-        ``truncate`` has cut off since kills the process.
+        It shows later writes to those bytes until ``allocate`` makes the file longer; then take a new
+        view. It stays valid after close, rename and unlink. Touching bytes that ``truncate`` has
+        removed since kills the process.
         """
         ...
 
     def size(self) -> int: ...
 
     def allocate(self, length: int) -> None:
-        """Make the file at least ``length`` bytes long, new ones zero and backed by space on the disk."""
+        """Make the file at least ``length`` bytes long; new bytes are zero, with space on the disk."""
         ...
 
     def truncate(self, length: int) -> None: ...
@@ -63,15 +65,15 @@ class FileSystem(Protocol):
     def file_size(self, path: str) -> int: ...
 
     def list_dir(self, path: str) -> list[str]:
-        """The names inside, sorted."""
+        """Return the names inside, sorted."""
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Make the directory and its parents; no error if it exists."""
+        """Create the directory and its parents; no error if it exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Within one directory; replaces ``new``."""
+        """Rename within one directory; replaces ``new``."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -85,24 +87,43 @@ class FileSystem(Protocol):
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
         """Replace the whole file durably: a crash leaves the old or the new bytes, never a mix.
 
-        Without ``sync_name`` the new bytes are there for good only after ``sync_dir`` of the directory.
+        Without ``sync_name`` the new bytes are durable only after ``sync_dir`` of the directory.
         """
         ...
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
-        """Run jobs that wait for the disk, side by side where that helps: what each raised, in their order.
+        """Run jobs that wait for the disk, concurrently if that helps. Returns each job's exception or
+        None, in order.
 
-        Each must touch files of its own. A disk that is asked for many syncs at once does them together.
+        Each must touch files of its own. A disk serves many concurrent syncs together.
         """
         ...
 
     def lock(self, path: str) -> Lock:
-        """Hold ``path`` until released or the process ends. Raises DataDirectoryError if another does."""
+        """Hold ``path`` until released. Raises DataDirectoryError if another process holds it."""
         ...
 
 
+def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: bool = True) -> None:
+    """Implements ``FileSystem.write_atomically``: the file is durable before it gets its name."""
+    temporary = path + TEMPORARY_SUFFIX
+    file = self.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.write_at(0, data)
+        file.sync()
+    except BaseException:
+        self.unlink(temporary)
+        raise
+    finally:
+        file.close()
+    self.rename(temporary, path)
+    if sync_name:
+        self.sync_dir(parent(path))
+
+
 def run_one(job: Callable[[], None]) -> Exception | None:
-    """Run ``job``. Returns what it raised."""
+    """Run ``job``. Return its exception, or None."""
     try:
         job()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Index files are sequences of self-checking blocks; this module packs and unpacks them.
+r"""Pack and unpack the self-checking blocks of index files.
 
 ::
 
@@ -7,15 +7,15 @@
               6  reserved       u16       0
               8  truncations    u32       how often the log had been truncated when the block was written
              12  entry count    u32
-             16  end offset     i64       exclusive \\  everything before has been synced,
-             24  end position   u32       exclusive /  and every entry of it stands here or in a block before
+             16  end offset     i64       exclusive \  everything before has been synced,
+             24  end position   u32       exclusive /  and its entries are in this block or in one before
              28  crc            u32       CRC-32C over bytes 0..27 and the entries
              32  entries        big-endian; "KLIX": u32 relative offset, u32 position
                                             "KLTX": i64 timestamp_ms, u32 relative offset
 
-A block is appended with plain writes and never synced: it is a saving, not a promise. What a crash cuts or
-spoils fails its CRC, and that block and all behind it are ignored and made anew from the log. A block
-that is intact proves more than itself: it is written only after the log below its end was synced.
+Blocks are appended with plain writes and never synced. A block that a crash cuts or damages fails its
+CRC; it and all blocks behind it are ignored and rebuilt from the log. An intact block also proves that
+the log below its end was synced, because it is written only after that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ assert BLOCK_HEADER_BYTES == 32
 
 
 class Block(NamedTuple):
-    """``end_offset`` and ``end_position`` are exclusive; ``entries`` are as in the file."""
+    """``end_offset`` and ``end_position`` are exclusive; ``entries`` are encoded as in the file."""
 
     truncations: int
     end_offset: int
@@ -64,7 +64,7 @@ def encode_block(magic: bytes, block: Block, entry_bytes: int) -> bytes:
 
 
 def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple[Block, int]]:
-    """The intact blocks from the start of ``data``, each with the position behind it; ends at a bad one."""
+    """Yield the intact blocks up to the first bad one, each with the position behind it."""
     position = 0
     while position + BLOCK_HEADER_BYTES <= len(data):
         fields = _HEADER.unpack_from(data, position)
@@ -82,7 +82,7 @@ def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple
 
 
 def last_block(magic: bytes, tail: bytes, entry_bytes: int) -> Block | None:
-    """The intact block that ``tail``, the end of a file, ends with; None if it begins before."""
+    """Return the intact block at the end of ``tail``; None if it begins before ``tail``."""
     position = tail.rfind(magic)
     while position >= 0:
         for block, end in decode_blocks(magic, tail[position:], entry_bytes):

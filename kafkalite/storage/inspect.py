@@ -1,7 +1,7 @@
-"""Looking at files of a data directory without opening it as one: what ``kl log dump|verify|index`` show.
+"""Read the files of a data directory without opening it, for ``kl log dump|verify|index``.
 
-Everything is read, nothing is locked or changed, and what is wrong comes back as values. A log in use may
-be looked at too: its last batch may then be half there, and its files end in allocated zeros.
+Nothing is locked or changed, and problems are returned as values. A log in use may be inspected too:
+its last batch may then be incomplete, and its files end in allocated zeros.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _TIME_ENTRY: Final = struct.Struct(">qI")
 
 
 class Finding(NamedTuple):
-    """Something wrong: in which file, from which byte on, and what. ``is_damage``: recovery would not cut
-    or rebuild it silently."""
+    """A problem: file, first byte, description. ``is_damage``: recovery would not silently fix it."""
 
     path: str
     position: int
@@ -50,8 +49,10 @@ class Finding(NamedTuple):
 
 
 class BatchAt(NamedTuple):
-    """A batch of a ``.log`` file. ``header`` is None where no header can be read; then it is the last one.
-    ``problem`` is None for an intact batch."""
+    """A batch of a ``.log`` file. ``problem`` is None for an intact batch.
+
+    ``header`` is None if the header cannot be read; that is the last item.
+    """
 
     position: int
     header: BatchHeader | None
@@ -59,8 +60,11 @@ class BatchAt(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """``key`` is an offset in a ``.index``, with the position of its batch; a timestamp in milliseconds in
-    a ``.timeindex``, with the base offset of the first batch that has it. Offsets are absolute."""
+    """One entry; offsets are absolute.
+
+    In a ``.index``, ``key`` is an offset and ``value`` the position of its batch; in a ``.timeindex``,
+    ``key`` is a timestamp in milliseconds and ``value`` the base offset of the first batch that has it.
+    """
 
     block: int
     key: int
@@ -68,8 +72,11 @@ class IndexEntry(NamedTuple):
 
 
 class SegmentIndex(NamedTuple):
-    """An index file's entries, the offset up to which (exclusive) its blocks describe the log, and whether
-    the file ends with the last intact block."""
+    """The content of an index file. ``end_offset`` (exclusive): the end of the log that its blocks
+    describe.
+
+    ``is_whole``: the file ends with the last intact block.
+    """
 
     entries: list[IndexEntry]
     end_offset: int
@@ -78,7 +85,7 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """What verifying one log directory found. ``log_end_offset`` is exclusive, of the intact batches."""
+    """The result of verifying one log directory. ``log_end_offset`` is exclusive, of the intact batches."""
 
     directory: str
     topic: str | None
@@ -94,10 +101,10 @@ class LogVerdict(NamedTuple):
 
 
 def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:
-    """The batches of a ``.log`` file in order; with ``verify`` their CRCs and offsets are checked.
+    """Yield the batches of a ``.log`` file in order; with ``verify`` their CRCs and offsets are checked.
 
-    A batch that is whole but wrong is told, and the walk goes on behind it. Zeros to the end are not told;
-    anything else that is no batch is told once, as the last. Raises OSError.
+    A complete but damaged batch is reported and the walk continues behind it. Zeros up to the end are
+    not reported; other bytes that are not a batch are reported once, as the last item. Raises OSError.
     """
     file = fs.open(path)
     view = file.map(file.size())
@@ -120,13 +127,13 @@ def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[
 
 
 def _length_at(view: memoryview, position: int) -> int:
-    """Of the batch at ``position``; 0 when only zeros are left. Raises CorruptBatchError."""
+    """Return the length of the batch at ``position``; 0 if only zeros are left. Raises CorruptBatchError."""
     left = len(view) - position
     length = total_length(view, position) if left >= HEADER_BYTES else 0
     if length == 0 and any(bytes(view[position:]).lstrip(b"\0")):
-        raise CorruptBatchError(f"{left} bytes are left that are neither a batch nor zeros")
+        raise CorruptBatchError(f"the last {left} bytes are neither a batch nor zeros")
     if length > left:
-        raise CorruptBatchError(f"a batch of {length} bytes where {left} are left")
+        raise CorruptBatchError(f"a batch of {length} bytes, but only {left} bytes are left")
     return length
 
 
@@ -141,10 +148,10 @@ def _problem(batch: memoryview, header: BatchHeader, expected: int | None) -> st
 
 
 def read_index(fs: FileSystem, path: str) -> SegmentIndex:
-    """The entries of a ``.index`` or ``.timeindex`` file. Raises DataDirectoryError for another name."""
+    """Read a ``.index`` or ``.timeindex`` file. Raises DataDirectoryError for another name."""
     name = layout.parse_segment_file_name(path.rpartition("/")[2])
     if name is None or name.suffix == layout.LOG_SUFFIX:
-        raise DataDirectoryError(f"{path} is no index file", hint="its name ends in .index or .timeindex")
+        raise DataDirectoryError(f"{path} is not an index file", hint="its name ends in .index or .timeindex")
     data = fs.read_bytes(path)
     is_offsets = name.suffix == layout.OFFSET_INDEX_SUFFIX
     magic, entry_bytes, entry_struct = (
@@ -169,7 +176,7 @@ def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
     parsed = layout.parse_log_directory_name(directory.rstrip("/").rpartition("/")[2])
     if parsed is None:
         raise DataDirectoryError(
-            f"{directory} is no log directory", hint="its name is <32 hex digits of topic id>-<partition>"
+            f"{directory} is not a log directory", hint="its name is <32 hex digits of topic id>-<partition>"
         )
     names = fs.list_dir(directory)
     findings: list[Finding] = []
@@ -205,7 +212,7 @@ def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
 
 
 def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[LogVerdict]]:
-    """(what is wrong with the directory's own files, a verdict per log, made while iterating).
+    """Return (problems of the directory's own files, an iterator that verifies one log after the other).
 
     Raises DataDirectoryError if ``path`` is not formatted.
     """
@@ -213,7 +220,7 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[
     findings: list[Finding] = []
     node_path = layout.join(path, layout.NODE_FILE)
     if layout.NODE_FILE not in names:
-        raise DataDirectoryError(f"{path} is no data directory: it holds no {layout.NODE_FILE}")
+        raise DataDirectoryError(f"{path} is not a data directory: it has no {layout.NODE_FILE}")
     try:
         decode_node(fs.read_bytes(node_path), node_path)
     except DataDirectoryError as error:
@@ -229,8 +236,7 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[
 
 
 def _segment_files(names: list[str]) -> dict[int, str]:
-    """{base offset: file name} of the segments as the next start will have them: what compaction was about to
-    replace counts no more."""
+    """Return {base offset: file name} of the segments as the next start will see them, swaps completed."""
     files = {
         parsed.base_offset: name
         for name in names
@@ -255,7 +261,7 @@ class _Tally(NamedTuple):
 def _verify_segment(
     fs: FileSystem, path: str, base_offset: int, is_last: bool, findings: list[Finding]
 ) -> _Tally:
-    """Batches, then the index entries against them. A bad end of the last segment may be a torn tail."""
+    """Check batches and index entries. A bad end of the last segment may be a torn tail."""
     starts: dict[int, int] = {}  # base offset -> position
     timestamps: dict[int, int] = {}  # base offset -> max timestamp
     end_offset, size_bytes, record_count = base_offset, 0, 0
@@ -288,7 +294,7 @@ def _verify_index(
 ) -> None:
     index = read_index(fs, path)
     if not index.is_whole:
-        problem = "bytes that are no intact block; the index is rebuilt from here on"
+        problem = "bytes that are not an intact block; the index will be rebuilt from here on"
         findings.append(Finding(path, index.valid_bytes, problem, is_damage=False))
     if index.end_offset > end_offset:
         findings.append(Finding(path, 0, f"synced up to offset {index.end_offset}, but the log ends before"))
@@ -299,14 +305,14 @@ def _verify_index(
     else:
         for _, timestamp_ms, offset in index.entries:
             if timestamps.get(offset) != timestamp_ms:
-                findings.append(Finding(path, 0, f"the batch at offset {offset} has not time {timestamp_ms}"))
+                findings.append(Finding(path, 0, f"no batch of time {timestamp_ms} at offset {offset}"))
     for before, after in pairwise(index.entries):
         if after.key <= before.key or after.value <= before.value:
             findings.append(Finding(path, 0, f"entries {before.key} and {after.key} do not increase"))
 
 
 def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findings: list[Finding]) -> int:
-    """Checks the checkpoints. Returns the log start offset."""
+    """Check the checkpoints. Return the log start offset."""
     log_start_offset = 0
     if layout.LEADER_EPOCHS_FILE in names:
         _try_decode(fs, layout.join(directory, layout.LEADER_EPOCHS_FILE), decode_leader_epochs, findings)
@@ -331,7 +337,7 @@ def _try_decode(
     *,
     is_damage: bool = True,
 ) -> T | None:
-    """What ``decode`` makes of the file, or None and a finding."""
+    """Return the decoded file, or None after adding a finding."""
     try:
         return decode(fs.read_bytes(path), path)
     except CorruptLogError as error:

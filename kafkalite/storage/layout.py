@@ -1,4 +1,4 @@
-"""Every file and directory name of a data directory, built and parsed here and nowhere else.
+"""Builds and parses every file and directory name of a data directory.
 
 ::
 
@@ -6,7 +6,7 @@
       .lock                                 held by the process that uses the directory
       node.json                             cluster id, node id, directory id, format version
       recovery-points                       checkpoint: per log, the offset below which all is synced
-      clean-shutdown                        only after an orderly stop: per log, where it ends
+      clean-shutdown                        only after an orderly stop: per log, its range
       <32 hex digits of topic id>-<n>/      one log
         partition.json                      topic, topic id, partition: for people and tools
         log-state                           log start offset and the last truncation
@@ -15,7 +15,7 @@
         <20-digit base offset>.index        offset -> position, sparse
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
         <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
-        <any of the first three>.deleted          retired, removed by a later pass
+        <any of the first three>.deleted    retired, removed by a later pass
         compaction                          how far the log was compacted, and when
         <base offset>-<next offset>.swap    a compacted segment about to replace those of its offsets
       <log directory>.deleted/              retired, removed by a later pass
@@ -75,9 +75,9 @@ class SwapFileName(NamedTuple):
 
 
 def log_directory_name(topic_id: str, partition: int) -> str:
-    """``<topic_id>-<partition>``. Raises DataDirectoryError when the id isn't 32 lower-case hex digits."""
+    """Return ``<topic_id>-<partition>``. Raises DataDirectoryError unless the id is 32 hex digits."""
     if _TOPIC_ID.fullmatch(topic_id) is None or partition < 0:
-        raise DataDirectoryError(f"topic id {topic_id!r} with partition {partition} can't name a directory")
+        raise DataDirectoryError(f"topic id {topic_id!r} with partition {partition} cannot name a directory")
     return f"{topic_id}-{partition}"
 
 
@@ -91,7 +91,7 @@ def segment_file_name(base_offset: int, suffix: str) -> str:
 
 
 def parse_segment_file_name(name: str) -> SegmentFileName | None:
-    """The parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
+    """Return the parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
     match = _SEGMENT_FILE.fullmatch(name)
     return None if match is None else SegmentFileName(int(match[1]), match[2])
 
@@ -101,7 +101,7 @@ def swap_file_name(base_offset: int, next_offset: int) -> str:
 
 
 def parse_swap_file_name(name: str) -> SwapFileName | None:
-    """The offsets of a compacted segment that is to replace others, or None for any other name."""
+    """Return the offsets of a compacted segment that will replace others, or None for any other name."""
     match = _SWAP_FILE.fullmatch(name)
     return None if match is None else SwapFileName(int(match[1]), int(match[2]))
 
@@ -111,13 +111,13 @@ def producers_file_name(offset: int) -> str:
 
 
 def parse_producers_file_name(name: str) -> int | None:
-    """The offset of a producers' snapshot, or None for any other name."""
+    """Return the offset of a producers' snapshot, or None for any other name."""
     match = _PRODUCERS_FILE.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a name is of something retired or half-written, which start-up removes."""
+    """Whether a name belongs to a retired or half-written file, which a start removes."""
     return name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX))
 
 
@@ -126,6 +126,6 @@ def join(directory: str, name: str) -> str:
 
 
 def parent(path: str) -> str:
-    """The directory part of ``path``; ``.`` for a bare name."""
+    """Return the directory part of ``path``; ``.`` for a bare name."""
     head, slash, _ = path.rpartition("/")
     return head or ("/" if slash else ".")

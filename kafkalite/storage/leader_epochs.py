@@ -1,7 +1,7 @@
 """The leader-epoch cache of one log: (leader epoch, start offset), both strictly increasing.
 
-A pure function of the log's batches, plus at most one entry at the log's end for a leadership that has
-not written yet (R2). It answers the question on which replication stands: where did epoch e end (R4)?
+A pure function of the log's batches, plus at most one entry at the log end for a leader that has not
+written yet (R2). Replication asks it where an epoch ended (R4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EpochEntry(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Where an epoch ended: exclusive."""
+    """The end of an epoch: exclusive."""
 
     leader_epoch: int
     end_offset: int
@@ -41,7 +41,7 @@ class LeaderEpochs:
 
     @property
     def latest_epoch(self) -> int:
-        """NO_EPOCH (-1) when there is none."""
+        """The latest epoch; NO_EPOCH (-1) without one."""
         return self.epochs[-1] if self.epochs else NO_EPOCH
 
     def entries(self) -> list[EpochEntry]:
@@ -52,10 +52,11 @@ class LeaderEpochs:
         return [entry for entry in self.entries() if entry.start_offset < end_offset]
 
     def assign(self, leader_epoch: int, start_offset: int) -> bool:
-        """The batch at ``start_offset`` (or a leader taking over there) is of ``leader_epoch``.
+        """Assign ``leader_epoch`` to the batches from ``start_offset`` on. Returns whether an entry was
+        added.
 
-        Returns whether an entry was added. An entry that never got a batch gives way (R5). An older epoch
-        than the latest can't follow it: AssertionError.
+        Replaces an entry that never got a batch (R5). AssertionError: the epoch is older than the
+        latest.
         """
         if leader_epoch == self.latest_epoch:
             return False
@@ -66,11 +67,11 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEnd:
-        """The largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
+        """Return the largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
 
-        The end is the start of the next known epoch, or the log end. When every known epoch is younger:
-        the asked epoch and the start of the lowest known one; on an empty cache (asked, 0).
-        KIP-101, and KIP-279 for why the epoch is returned too.
+        The end is the start of the next known epoch, or the log end. If every known epoch is newer: the
+        requested epoch and the start of the oldest known one; if none is known (requested, 0). KIP-101,
+        and KIP-279 for why the epoch is returned too.
         """
         if not self.epochs:
             return EpochEnd(leader_epoch, 0)
@@ -81,7 +82,7 @@ class LeaderEpochs:
         return EpochEnd(self.epochs[index - 1], end)
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """Forget entries that start at ``end_offset`` or behind (R5). Returns whether there were any."""
+        """Forget entries that start at ``end_offset`` or above (R5). Returns whether there were any."""
         index = bisect_left(self.start_offsets, end_offset)
         changed = index < len(self.epochs)
         del self.epochs[index:]
@@ -89,7 +90,7 @@ class LeaderEpochs:
         return changed
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """Forget epochs that end at ``start_offset`` or before; the one in force there now starts there."""
+        """Forget epochs that end at ``start_offset`` or below; the one in force there now starts there."""
         index = bisect_right(self.start_offsets, start_offset) - 1
         if index < 0 or self.start_offsets[index] == start_offset == self.start_offsets[0]:
             return False

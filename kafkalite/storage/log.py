@@ -1044,14 +1044,14 @@ class Log:
     def _write_failed(self, error: BaseException) -> StorageError:
         """Take the log offline, because a failed write is final (R26), unless the error is transient."""
         if isinstance(error, OSError) and error.errno in _TRANSIENT:
-            return StorageError(f"the log in {self._directory} can't be written now: {error}")
+            return StorageError(f"the log in {self._directory} cannot be written now: {error}")
         self._go_offline(f"write failed: {error}")
         return self._offline_error()
 
     def _read_failed(self, error: CorruptLogError | OSError) -> StorageError:
         """Take the log offline, for reading too, if its files are damaged (R24); other errors may pass."""
         if not isinstance(error, CorruptLogError):
-            return StorageError(f"the log in {self._directory} can't be read now: {error}")
+            return StorageError(f"the log in {self._directory} cannot be read now: {error}")
         self._is_damaged = True
         self._go_offline(str(error))
         return self._offline_error()

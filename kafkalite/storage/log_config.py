@@ -1,4 +1,4 @@
-"""What one log needs to know of its topic's configuration, as typed values in Kafka's words."""
+"""The part of a topic's configuration that its logs need, as typed values under Kafka's names."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SEVEN_DAYS_MS: Final = 7 * _DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one log. Immutable; ``Log.reconfigure`` takes a new one.
+    """Settings of one log. Immutable; ``Log.reconfigure`` takes new ones.
 
-    Behaviour: ``retention_ms`` and ``retention_bytes`` (-1: without limit), ``max_message_bytes`` (of one
-    record batch), ``timestamp_type``, ``durability`` (``fsync``: an acknowledgement counts synced bytes
-    only; ``page-cache``: as Kafka), ``file_delete_delay_ms`` (retired files stay that long).
+    Behaviour: ``retention_ms`` and ``retention_bytes`` (-1: no limit), ``max_message_bytes`` (of one
+    record batch), ``timestamp_type``, ``durability`` (``fsync``: only synced bytes are acknowledged;
+    ``page-cache``: as Kafka), ``file_delete_delay_ms`` (retired files stay that long).
 
-    Performance: ``segment_bytes``, ``segment_ms`` minus up to ``segment_jitter_ms``, ``segment_index_bytes``
-    and ``index_interval_bytes`` (one index entry per so many bytes of log); files grow by
-    ``preallocate_min_bytes`` first, later by as much as they hold, up to ``preallocate_max_bytes``.
+    Performance: ``segment_bytes``, ``segment_ms`` minus up to ``segment_jitter_ms``,
+    ``segment_index_bytes`` and ``index_interval_bytes`` (bytes of log per index entry); a file grows by
+    ``preallocate_min_bytes`` first, later by its size, up to ``preallocate_max_bytes``.
 
-    Compaction, with ``is_compacted``: once ``min_cleanable_dirty_ratio`` of the bytes that may be compacted
-    never were; records younger than ``min_compaction_lag_ms`` are left alone, and a tombstone stays for
-    ``delete_retention_ms`` after all before it was compacted.
+    Compaction, with ``is_compacted``: begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes
+    were never compacted; records younger than ``min_compaction_lag_ms`` are not compacted, and a
+    tombstone stays for ``delete_retention_ms`` after everything before it was compacted.
     """
 
     segment_bytes: int = 1024 * MIB
@@ -76,7 +76,7 @@ class LogConfig:
 
     @property
     def synced_only(self) -> bool:
-        """Whether an acknowledgement must count synced bytes only."""
+        """Whether only synced bytes may be acknowledged."""
         return self.durability == FSYNC
 
 

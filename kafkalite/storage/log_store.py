@@ -1,11 +1,11 @@
 """LogStore: one data directory, and the logs in it.
 
-Formatted once with a cluster id, a node id and an id of its own; a strange one is refused. One process at
-a time holds its lock. Directories nobody asked for are left alone and reported; data is deleted only by
-``delete_log``, which names the topic id (R25).
+The directory is formatted once with a cluster id, a node id and an id of its own; a directory of
+another node is refused. One process at a time holds its lock. Unknown directories are left alone and
+reported; only ``delete_log``, which names the topic id, deletes data (R25).
 
-A start after an orderly stop reads the marker and touches no log. Any other start recovers each log from
-its recovery point. A log that can't be recovered is offline, with the reason; the others go on.
+A start after an orderly stop reads the marker and opens no log. Any other start recovers each log from
+its recovery point. A log that cannot be recovered is offline, with the reason; the others are used.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from kafkalite.storage.filesystem import FileSystem, Lock
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.recovery import RecoverySync
+from kafkalite.storage.retention import RetiredPaths
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +44,19 @@ logger = logging.getLogger(__name__)
 def format_data_dir(
     fs: FileSystem, path: str, *, cluster_id: str | None, node_id: int, rng: Rng | None = None
 ) -> NodeIdentity:
-    """Make ``path`` a data directory; without ``cluster_id`` of a new cluster. Durable on return.
+    """Format ``path`` as a data directory, of a new cluster without ``cluster_id``. Durable on return.
 
-    Raises DataDirectoryError when it is one already, or holds anything else.
+    Raises DataDirectoryError if it is already formatted or not empty.
     """
     rng = rng or system_rng()
     _make_dirs_durably(fs, path)
     ignored = {layout.LOCK_FILE, "lost+found"}
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
-        raise DataDirectoryError(f"{path} is formatted already", hint="use it as it is, or choose another")
+        raise DataDirectoryError(f"{path} is already formatted", hint="use it, or choose another directory")
     if names:
         raise DataDirectoryError(
-            f"{path} is not empty: it holds {', '.join(names[:3])}", hint="choose an empty directory"
+            f"{path} is not empty: it contains {', '.join(names[:3])}", hint="choose an empty directory"
         )
     identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
     fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
@@ -74,7 +75,7 @@ def _make_dirs_durably(fs: FileSystem, path: str) -> None:
 
 
 def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
-    """Whose data directory ``path`` is, or None when it is not formatted. Raises DataDirectoryError."""
+    """Return the identity of a data directory; None: not formatted. Raises DataDirectoryError."""
     node_path = layout.join(path, layout.NODE_FILE)
     try:
         return decode_node(fs.read_bytes(node_path), node_path)
@@ -83,10 +84,10 @@ def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
 
 
 class LogStore:
-    """The logs of one data directory by topic and partition. Made by ``open``; closed once.
+    """The logs of one data directory by topic and partition. Created by ``open``, closed once.
 
-    ``clean_start``: the last session ended in order. ``last_broker_epoch``: what its marker said (R21),
-    NO_BROKER_EPOCH without one. ``unknown_directories``: found, not asked for, left alone.
+    ``clean_start``: the last session stopped orderly. ``last_broker_epoch``: from its marker (R21),
+    NO_BROKER_EPOCH without one. ``unknown_directories``: found, not loaded, left alone.
     """
 
     def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
@@ -97,7 +98,7 @@ class LogStore:
         self._names: dict[TopicPartition, str] = {}
         self._points: dict[str, RecoveryPoint] = {}
         self._clean_ends: dict[str, CleanEnd] = {}
-        self._retired: list[tuple[str, int | None]] = []
+        self._retired = RetiredPaths()
         self._has_stale_point = False
         self._closed = False
         self.identity = identity
@@ -123,7 +124,7 @@ class LogStore:
     ) -> LogStore:
         """Open a data directory; an empty or missing one is formatted first.
 
-        ``cluster_id`` None accepts any. The clean-shutdown marker is taken and durably removed here,
+        ``cluster_id`` None accepts any. The clean-shutdown marker is read and durably removed here,
         before anything is appended (R21). Raises DataDirectoryError, CorruptLogError for an unreadable
         checkpoint, OSError.
         """
@@ -135,7 +136,7 @@ class LogStore:
             if identity is None:
                 if not format_if_empty:
                     raise DataDirectoryError(
-                        f"{path} is not formatted", hint="run 'kl server format' once for it"
+                        f"{path} is not formatted", hint="format it once with 'kl server format'"
                     )
                 identity = format_data_dir(fs, path, cluster_id=cluster_id, node_id=node_id, rng=rng)
             _refuse_strange(path, identity, cluster_id, node_id)
@@ -155,7 +156,7 @@ class LogStore:
             return
         try:
             marker = decode_clean_shutdown(self._fs.read_bytes(marker_path), marker_path)
-        except (CorruptLogError, ValueError) as error:  # recovery does without it
+        except (CorruptLogError, ValueError) as error:  # recovery works without it
             logger.warning("clean shutdown marker ignored %s", Fields(path=marker_path, error=error))
         else:
             self.clean_start = True
@@ -165,14 +166,15 @@ class LogStore:
         self._fs.sync_dir(self._path)
 
     def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
-        """Open the named logs, {topic and partition: (topic id, configuration)}; missing ones are made.
+        """Open the logs {topic and partition: (topic id, configuration)}; missing ones are created.
 
-        After an orderly stop that costs no file access per log. A log that is damaged, or whose directory
-        is gone although the checkpoint knows it, is offline. ``are_all``: further directories are strange.
+        After an orderly stop no file of a log is read. A log that is damaged, or whose directory is
+        missing although the checkpoint has records of it, is offline. ``are_all``: report all other
+        directories.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
-            self._fs.sync_dir(self._path)  # a directory made before a crash may be known to nobody else yet
+            self._fs.sync_dir(self._path)  # the name of a directory made before a crash may not be durable
         recovered: list[tuple[TopicPartition, Log, RecoverySync]] = []
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
@@ -184,7 +186,7 @@ class LogStore:
                 if unsynced is not None:
                     recovered.append((tp, log, unsynced))
             elif self._known_to_hold_records(name):
-                reason = f"{self._join(name)} is missing, but the checkpoint knows records in it"
+                reason = f"{self._join(name)} is missing, but the checkpoint has records of it"
                 self._add(tp, name, Log.damaged(self._fs, self._join(name), config, reason))
             else:
                 self.create_log(tp, topic_id, config)
@@ -193,7 +195,7 @@ class LogStore:
             self._look_around(names)
 
     def _open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoverySync | None]:
-        """The log, and what must have been synced before it is used."""
+        """Return the log, and the syncs that must run before it is used."""
         directory = self._join(name)
         end = self._clean_ends.pop(name, None)
         if end is not None:
@@ -204,7 +206,7 @@ class LogStore:
             return Log.damaged(self._fs, directory, config, str(error)), None
 
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
-        """Sync what recoveries found, of all logs together; one that can't be synced is not used (R24)."""
+        """Run the syncs of all recoveries together; a log that cannot be synced is not used (R24)."""
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
         for (tp, log, _), error in zip(recovered, errors, strict=True):
             if isinstance(error, (StorageError, OSError)):
@@ -218,7 +220,7 @@ class LogStore:
         return point.recovery_point > 0 or (end is not None and end.log_end_offset > 0)
 
     def _look_around(self, names: Iterable[str]) -> None:
-        """Report what was not asked for; remove what an earlier life had deleted already."""
+        """Report unknown directories; remove the deleted logs of an earlier session."""
         ours = set(self._names.values())
         unknown: list[str] = []
         for name in sorted(names):
@@ -233,11 +235,11 @@ class LogStore:
         self.unknown_directories = unknown
 
     def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
-        """Close every log and give the directory back. Idempotent.
+        """Close every log and release the directory. Idempotent.
 
-        With ``clean`` all is synced, then checkpointed, and last of all the marker is written (R21). What
-        can't be synced is left out of the marker, and will be recovered; the marker then has no broker
-        epoch, for by that all that was ever counted would be believed to be here.
+        With ``clean`` everything is synced and checkpointed before the marker is written (R21). A log
+        that cannot be synced is left out of the marker, to be recovered; the marker then has no broker
+        epoch, since that would claim that every acknowledged record is on this disk.
         """
         if self._closed:
             return
@@ -261,7 +263,7 @@ class LogStore:
             end = log.clean_end
             if end is not None:
                 ends[self._names[tp]] = end
-            elif not log.is_damaged:  # of what is damaged nothing is believed anyway
+            elif not log.is_damaged:  # a damaged log is never trusted
                 broker_epoch = NO_BROKER_EPOCH
         marker = encode_clean_shutdown(CleanShutdown(broker_epoch, ends))
         try:
@@ -273,7 +275,8 @@ class LogStore:
     # --- logs ------------------------------------------------------------------------------------------
 
     def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """A new, empty log; the existing one if it is of the same topic id. Durable with its first sync.
+        """Create an empty log; return the existing one if it has the same topic id. Durable with its first
+        sync.
 
         Raises DataDirectoryError if ``tp`` belongs to another topic id; DiskFullError.
         """
@@ -307,13 +310,13 @@ class LogStore:
         return self._logs.get(tp)
 
     def logs(self) -> Mapping[TopicPartition, Log]:
-        """All logs, offline ones included. A live view: don't keep it over a change."""
+        """All logs, offline ones included: a live view, valid until a log is added or removed."""
         return self._logs
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
-        """Retire a log with all its records, durably; its files go in a later ``remove_retired``.
+        """Retire a log with all its records, durably; a later ``remove_retired`` unlinks its files.
 
-        With ``topic_id`` only if it is of that one (R25). Nothing happens if there is no such log.
+        With ``topic_id`` only if the log is of that topic (R25). Does nothing if there is no such log.
         """
         log, name = self._logs.get(tp), self._names.get(tp)
         if log is None or name is None:
@@ -327,12 +330,13 @@ class LogStore:
         if self._fs.exists(log.directory):
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
             self._fs.sync_dir(self._path)
-            self._retired.append((log.directory + layout.DELETED_SUFFIX, None))
+            self._retired.add(log.directory + layout.DELETED_SUFFIX)
 
     def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """A new, empty log in place of a damaged one, whose files stay beside it for who looks into it (R24).
+        """Replace a damaged log by an empty one; the damaged files are kept beside it for inspection
+        (R24).
 
-        Only for a replica that counts nowhere any more. Raises DiskFullError, OSError.
+        Only for a replica that is no longer counted anywhere. Raises DiskFullError, OSError.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
@@ -345,27 +349,24 @@ class LogStore:
             self._fs.sync_dir(self._path)
         self._has_stale_point = self._points.pop(name, None) is not None or self._has_stale_point
         self._clean_ends.pop(name, None)
-        self.checkpoint()  # the old recovery point would call the new log damaged
+        self.checkpoint()  # with the old recovery point the new log would count as damaged
         del self._logs[tp]
         del self._names[tp]
         return self.create_log(tp, topic_id, config)
 
     def remove_retired(self, now_ms: int, delay_ms: int = 60_000) -> None:
-        """Remove the directories of logs deleted ``delay_ms`` ago or longer."""
-        dated = [(path, now_ms + delay_ms if due is None else due) for path, due in self._retired]
-        self._retired = [(path, due) for path, due in dated if due > now_ms]
-        for path, due in dated:
-            if due <= now_ms:
-                self._fs.remove_tree(path)
+        """Remove the directories of logs deleted at least ``delay_ms`` ago."""
+        for path in self._retired.due(now_ms, delay_ms):
+            self._fs.remove_tree(path)
 
     # --- passes ----------------------------------------------------------------------------------------
 
     def release_idle(self) -> int:
-        """Let go of files and maps that nobody used since the last call. Returns how many."""
+        """Close files and maps not used since the last call. Returns the number of segments released."""
         return sum(log.release_idle() for log in self._logs.values())
 
     def checkpoint(self) -> None:
-        """Write the recovery points if any has moved. Raises OSError, DiskFullError: the old ones stay."""
+        """Write the recovery points if any has moved. Raises OSError, DiskFullError; the old ones hold."""
         points = dict(self._points)
         for tp, log in self._logs.items():
             if log.is_open:

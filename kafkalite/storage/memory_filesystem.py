@@ -1,9 +1,9 @@
-"""A file system in memory: for brokers without a disk, and for tests that take the disk away.
+"""A file system in memory: for brokers without a disk, and for tests that simulate faults of a disk.
 
-Files grow like the real ones: a map taken before growth shows old contents only. With ``crashable`` it
-also remembers what has been synced, page by page, and ``crash`` turns it into what a power loss may leave:
-every unsynced 4 KiB page kept, dropped or torn at a 512-byte sector, sizes old or new, and every
-directory operation since that directory's last sync done or undone.
+Files behave like real ones: a map taken before a file grows shows the old contents only. With
+``crashable`` it also records what was synced, page by page, and ``crash`` leaves what a power loss may
+leave: every unsynced 4 KiB page kept, dropped or torn at a 512-byte sector, sizes old or new, and every
+directory operation since the last sync of its directory done or undone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError
 from kafkalite.rng import Rng
-from kafkalite.storage.filesystem import Buffer, File, run_one
-from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+from kafkalite.storage.filesystem import Buffer, File, run_one, write_atomically
+from kafkalite.storage.layout import parent
 
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
-#: From here on contents are an anonymous map: pages nobody has written cost nothing.
+#: From this size on the content is an anonymous map: pages that were never written use no memory.
 _MAP_FROM_BYTES: Final = 64 * 1024
 
 
 class _Inode:
-    """One file's contents; ``synced`` and ``dirty_pages`` are kept only when the disk is crashable."""
+    """The content of one file; ``synced`` and ``dirty_pages`` are kept only if the disk is crashable."""
 
     __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "size", "synced")
 
@@ -58,7 +58,7 @@ class _Inode:
         self.size = size
 
     def _reserve(self, size: int) -> None:
-        """A larger buffer with the same contents. Maps taken before stay as they are."""
+        """Use a larger buffer with the same content. Maps taken before keep the old one."""
         if size < _MAP_FROM_BYTES:
             buffer: bytearray | mmap.mmap = bytearray(size)
         else:
@@ -73,7 +73,7 @@ class _Inode:
             self.dirty_pages.clear()
 
     def after_crash(self, rng: Rng) -> _Inode:
-        """What a power loss leaves of the contents."""
+        """Return a content that a power loss may leave."""
         size = self.size if rng.randrange(2) else len(self.synced)
         contents = bytearray(size)
         contents[: len(self.synced)] = self.synced[:size]
@@ -87,7 +87,7 @@ class _Inode:
             choice = rng.randrange(3)
             if choice == 0:  # all of the page reached the disk
                 contents[position:end] = new
-            elif choice == 1:  # it was torn: its head did, or its tail
+            elif choice == 1:  # it was torn: only its head or its tail reached the disk
                 cut = rng.randrange(sectors + 1) * SECTOR_BYTES
                 if rng.randrange(2):
                     contents[position : min(position + cut, end)] = new[:cut]
@@ -97,7 +97,7 @@ class _Inode:
 
 
 class _Directory:
-    """Names to inodes and directories, now and as of the last sync, and the operations between."""
+    """{name: inode or directory} now and as of the last sync, and the operations in between."""
 
     __slots__ = ("entries", "pending", "synced")
 
@@ -107,7 +107,7 @@ class _Directory:
         self.pending: list[tuple[str, str, _Inode | _Directory | None]] = []
 
     def after_crash(self, rng: Rng) -> _Directory:
-        """What a power loss leaves: operations since the last sync done or undone, each on its own."""
+        """Return what a power loss may leave: each operation since the last sync is done or undone."""
         names = dict(self.synced)
         prefix = rng.randrange(len(self.pending) + 1) if rng.randrange(2) else None
         for number, operation in enumerate(self.pending):
@@ -124,7 +124,7 @@ class _Directory:
 def apply_name_operation(
     names: dict[str, _Inode | _Directory], operation: tuple[str, str, _Inode | _Directory | None]
 ) -> None:
-    """Do one operation on names, where it still makes sense: others before it may have been undone."""
+    """Apply one operation, if it is still possible: operations before it may have been undone."""
     kind, name, node = operation
     if kind == "unlink":
         names.pop(name, None)
@@ -149,7 +149,7 @@ class MemoryFile:
 
     def write_at(self, position: int, buffer: Buffer) -> None:
         room = self._fs.room_for(self._inode.size, position + len(buffer))
-        if room < position + len(buffer):  # a disk writes what it can before it says that it is full
+        if room < position + len(buffer):  # a disk writes what fits before it reports that it is full
             self._inode.write(position, memoryview(buffer)[: max(room - position, 0)])
             raise DiskFullError(f"no space left for {self._path}", hint="free space; nothing was lost")
         self._fs.check_writable(self._path)
@@ -195,9 +195,9 @@ class MemoryLock:
 
 
 class MemoryFileSystem:
-    """``capacity_bytes`` limits the sum of file sizes (None: no limit); settable at any time.
+    """``capacity_bytes`` limits the sum of file sizes (None: no limit) and may be changed at any time.
 
-    ``crashable`` costs a copy of everything at every sync, and is what ``crash`` needs.
+    ``crashable`` enables ``crash``, at the cost of copying a file at every sync.
     """
 
     def __init__(self, *, capacity_bytes: int | None = None, crashable: bool = False) -> None:
@@ -213,7 +213,7 @@ class MemoryFileSystem:
     def from_tree(
         cls, files: Mapping[str, bytes], directories: Iterable[str] = (), *, crashable: bool = True
     ) -> MemoryFileSystem:
-        """A disk with these files, all synced: {path: contents}."""
+        """Return a disk with the files {path: content}, all synced."""
         fs = cls(crashable=crashable)
         for path in directories:
             fs.make_dirs(path)
@@ -224,7 +224,7 @@ class MemoryFileSystem:
         return fs
 
     def tree(self) -> dict[str, bytes]:
-        """{path: contents} of all files."""
+        """Return {path: content} of all files."""
         found: dict[str, bytes] = {}
 
         def collect(directory: _Directory, prefix: str) -> None:
@@ -247,20 +247,20 @@ class MemoryFileSystem:
     # --- faults ----------------------------------------------------------------------------------------
 
     def crash(self, rng: Rng) -> None:
-        """Lose power: unsynced pages and names survive or not, as ``rng`` says; locks are gone.
+        """Lose power: unsynced pages and names survive or not, as ``rng`` decides; locks are released.
 
-        Files open now keep the old world and must not be used any more.
+        Files that are open now show the old content and must not be used any more.
         """
         assert self._crashable, "made without crashable=True: nothing is known of what was synced"
         self._root = self._root.after_crash(rng)
         self.locked.clear()
 
     def fail_next_sync(self, count: int = 1) -> None:
-        """Let the next ``count`` syncs of a file fail, and mark its pages clean, as Linux does (R26)."""
+        """Make the next ``count`` syncs of a file fail, with its pages marked clean, as Linux does (R26)."""
         self._failing_syncs = count
 
     def fail_next_write(self, count: int = 1) -> None:
-        """Let the next ``count`` writes fail for another reason than a full disk."""
+        """Make the next ``count`` writes fail, for another reason than a full disk."""
         self._failing_writes = count
 
     def check_sync(self, path: str) -> None:
@@ -282,7 +282,7 @@ class MemoryFileSystem:
         return used(self._root)
 
     def room_for(self, size: int, wanted: int) -> int:
-        """How long a file of ``size`` bytes may become if ``wanted`` is what it should."""
+        """Return the length, up to ``wanted``, to which a file of ``size`` bytes can grow."""
         if self.capacity_bytes is None or wanted <= size:
             return wanted
         return min(wanted, size + max(self.capacity_bytes - self.used_bytes(), 0))
@@ -348,19 +348,7 @@ class MemoryFileSystem:
         inode = self._inode(path)
         return inode.read(0, inode.size)
 
-    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
-        temporary = path + TEMPORARY_SUFFIX
-        file = self.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.write_at(0, data)
-            file.sync()
-        except BaseException:
-            self.unlink(temporary)
-            raise
-        self.rename(temporary, path)
-        if sync_name:
-            self.sync_dir(parent(path))
+    write_atomically = write_atomically
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
         return [run_one(job) for job in jobs]

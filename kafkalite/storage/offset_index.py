@@ -1,8 +1,8 @@
 """The sparse offset index of one segment: relative offset -> position.
 
-An entry stands for a batch that starts ``index.interval.bytes`` or more behind the batch of the entry
-before; the start of the segment counts as an entry that is not stored. So between two neighbours, and
-behind the last one, less than one interval of batch starts must be walked to find any offset.
+An entry is added for a batch that starts at least ``index.interval.bytes`` behind the batch of the last
+entry; the start of the segment counts as an entry that is not stored. So less than one interval of
+batch starts must be walked to find any offset.
 
 Pure: arrays of numbers, no file. Relative offsets and positions fit 32 bits by the segment's limits.
 """
@@ -34,16 +34,16 @@ class OffsetIndex:
 
     @property
     def last_position(self) -> int:
-        """The position of the last entry; 0, the segment's start, when there is none."""
+        """The position of the last entry; 0, the segment's start, without one."""
         return self.positions[-1] if self.positions else 0
 
     @property
     def last_relative_offset(self) -> int:
-        """The relative offset of the last entry; 0 when there is none."""
+        """The relative offset of the last entry; 0 without one."""
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def append(self, relative_offset: int, position: int) -> None:
-        """Add an entry for the batch at ``position``; both numbers are above all so far."""
+        """Add an entry for the batch at ``position``; both numbers exceed those of all entries so far."""
         assert position > self.last_position and (
             not self.relative_offsets or relative_offset > self.relative_offsets[-1]
         )
@@ -51,27 +51,27 @@ class OffsetIndex:
         self.positions.append(position)
 
     def position_before_offset(self, relative_offset: int) -> int:
-        """The position of the last entry whose offset is not above ``relative_offset``; 0 when none is."""
+        """Return the position of the last entry not above ``relative_offset``; 0 without one."""
         index = bisect_right(self.relative_offsets, relative_offset)
         return self.positions[index - 1] if index else 0
 
     def position_before_position(self, position: int) -> int:
-        """The largest indexed batch start that is not above ``position``; 0 when none is."""
+        """Return the largest indexed batch start that is not above ``position``; 0 without one."""
         index = bisect_right(self.positions, position)
         return self.positions[index - 1] if index else 0
 
     def truncate_to_position(self, position: int) -> None:
-        """Forget entries of batches that start at ``position`` or behind."""
+        """Forget the entries of batches that start at ``position`` or above."""
         index = bisect_left(self.positions, position)
         del self.relative_offsets[index:]
         del self.positions[index:]
 
     def count_up_to_position(self, position: int) -> int:
-        """How many entries are of batches that start at ``position`` or before."""
+        """Return the number of entries for batches that start at ``position`` or below."""
         return bisect_right(self.positions, position)
 
     def entries(self, start: int, end: int) -> bytes:
-        """Entries number ``start`` to ``end`` (exclusive), as they stand in a file."""
+        """Return the entries number ``start`` to ``end`` (exclusive), encoded as in a file."""
         pairs = array("I", [0]) * (2 * (end - start))
         pairs[0::2] = self.relative_offsets[start:end]
         pairs[1::2] = self.positions[start:end]
@@ -80,7 +80,7 @@ class OffsetIndex:
         return pairs.tobytes()
 
     def extend(self, entries: bytes) -> bool:
-        """Take over entries from a file. False, and nothing taken, when they don't continue the index."""
+        """Append the entries of a file. Returns False, with no change, if they don't continue the index."""
         assert len(entries) % OFFSET_ENTRY_BYTES == 0
         pairs = array("I")
         pairs.frombytes(entries)

@@ -1,10 +1,11 @@
-"""A log's producers and transactions: held in memory once needed, saved in snapshots, found after a restart.
+"""The producers and transactions of one log: in memory once needed, saved in snapshots, restored after a
+start.
 
-A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its offset.
-One is written when a segment is closed, at an orderly stop, and within the active segment now and then, so
-that finding the state again means: the newest snapshot, and a walk over the headers behind it. Snapshots
-are plain writes with a checksum, never synced: one that is torn or missing is gone without, by a longer
-walk. A log whose producers nobody asked for is not walked at all.
+A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its
+offset. One is written when a segment is closed, at an orderly stop, and every SNAPSHOT_EVERY_BYTES
+within the active segment, so that restoring the state takes the newest snapshot and a walk over the
+headers behind it. Snapshots are plain writes with a checksum and never synced: a torn or missing one
+only makes the walk longer. A log whose producers are never asked for is not walked.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ logger = logging.getLogger(__name__)
 
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
-#: How much of a log is walked at most to find its producers, where snapshots could be written.
+#: The most of a log that is walked to restore its producers, if all snapshots could be written.
 SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 
 
 class ProducerSnapshots:
-    """Invariant: ``states``, when not None, is what follows from all batches of the log up to its end.
-    ``_offsets`` are those of the snapshots on the disk, ascending."""
+    """Invariants: ``states``, unless None, follows from all batches of the log up to its end; ``_offsets``
+    are those of the snapshots on the disk, ascending."""
 
     __slots__ = ("_directory", "_fs", "_offsets", "_saved_bytes", "states")
 
     def __init__(self, fs: FileSystem, directory: str, offsets: Iterable[int] | None = None) -> None:
-        """``offsets`` of the snapshots found; None for a new log, of which all is known: nothing."""
+        """``offsets`` of the snapshots found; None for a new log, which has no producers."""
         self._fs = fs
         self._directory = directory
         self._offsets = sorted(offsets or ())
-        self._saved_bytes = 0  # size of the active segment at the last snapshot
+        self._saved_bytes = 0  # the size of the active segment at the last snapshot
         self.states: ProducerStates | None = ProducerStates() if offsets is None else None
 
     def load(
         self, segments: SegmentList, state: LogState, log_start_offset: int, end_offset: int
     ) -> ProducerStates:
-        """The states as of ``end_offset``, the log's end. Raises CorruptLogError, OSError."""
+        """Restore the states as of ``end_offset``, the log end. Raises CorruptLogError, OSError."""
         states, offset = self._newest(state, end_offset)
         for segment in segments:
             if segment.next_offset <= offset:
@@ -62,7 +63,7 @@ class ProducerSnapshots:
         return states
 
     def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
-        """The newest snapshot that holds for a log of this end, and its offset; without one (empty, 0)."""
+        """Return (newest snapshot that holds for a log of this end, its offset), or (empty, 0)."""
         while self._offsets:
             offset = self._offsets[-1]
             states = self._read(offset, state) if offset <= end_offset else None
@@ -83,10 +84,10 @@ class ProducerSnapshots:
     # --- saving ----------------------------------------------------------------------------------------
 
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
-        """Write a snapshot as of ``offset``, the log's end, if the states are known.
+        """Write a snapshot as of ``offset``, the log end, if the states are in memory.
 
-        Those behind ``keep_from``, the start of the active segment, are replaced by it. What can't be
-        written is only logged.
+        It replaces those above ``keep_from``, the start of the active segment. A failure is only
+        logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):
@@ -104,20 +105,20 @@ class ProducerSnapshots:
             logger.warning("producers not saved %s", Fields(path=path, error=error))
 
     def is_due(self, active_bytes: int) -> bool:
-        """Whether so much was appended since the last snapshot that another is worth it."""
+        """Whether enough was appended since the last snapshot for another one."""
         return self.states is not None and active_bytes - self._saved_bytes >= SNAPSHOT_EVERY_BYTES
 
     # --- removing --------------------------------------------------------------------------------------
 
     def truncate(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` now: what was behind it is void."""
+        """Forget the states and snapshots above ``end_offset``, the new log end."""
         self.states = None
         self._saved_bytes = 0
         for offset in [one for one in self._offsets if one > end_offset]:
             self._remove(offset)
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Keep, of the snapshots that the log start has passed, only the newest."""
+        """Remove all snapshots at the log start or below it but the newest."""
         if self.states is not None:
             self.states.aborted.delete_before(log_start_offset)
         passed = [one for one in self._offsets if one <= log_start_offset]
@@ -135,7 +136,7 @@ class ProducerSnapshots:
 
 
 def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
-    """Note every batch of ``segment`` from ``offset`` on."""
+    """Add every batch of ``segment`` from ``offset`` on to ``states``."""
     start = segment.find(offset).position if offset > segment.base_offset else 0
     view = segment.view()
     for position, attributes, base_offset, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(

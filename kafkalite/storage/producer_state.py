@@ -1,12 +1,12 @@
-"""What a log knows of its producers: the last five batches of each, and which transactions are open here.
+"""The state of a log's producers: the last five batches of each, and which transactions are open.
 
-A pure function of the log's batches, markers too, from the oldest snapshot on (R27), but for when a
-producer was last heard of. It answers, for a batch that is to be appended, whether it comes next, was
-appended before, or must be refused (R28). Sequences count a producer's records in this partition from 0,
-for each epoch anew, and wrap from 2^31 - 1 to 0.
+A pure function of the log's batches and markers from the oldest snapshot on (R27), except for the time
+of a producer's last append. It decides whether a new batch is next in sequence, was appended before, or
+must be refused (R28). Sequences count a producer's records in this partition from 0 in each epoch, and
+wrap from 2^31 - 1 to 0.
 
-A producer's transaction is open here from its first batch to the marker that ends it. The marker has the
-epoch after that of the batches, which so is the producer's from then on: late batches are refused (R31).
+A producer's transaction is open here from its first batch to the marker that ends it. The marker has
+the next epoch, which is the producer's from then on, so that late batches are refused (R31).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kafkalite.records.control import parse_marker
 from kafkalite.records.header import CONTROL_BIT, BatchHeader, Buffer
 from kafkalite.storage.aborted_index import ABORTED, Aborted, AbortedIndex
 
-KEPT_BATCHES: Final = 5  #: as many as a producer may have in flight
+KEPT_BATCHES: Final = 5  #: the maximum number of batches that a producer may have in flight
 SEQUENCES: Final = 2**31
 
 _ENDED: Final = "ended"
@@ -45,14 +45,14 @@ class SequencedBatch(NamedTuple):
 
 
 class EndedTransaction(NamedTuple):
-    """A transaction that has its marker, at ``marker_offset``; both offsets are inclusive."""
+    """A transaction with its marker at ``marker_offset``; both offsets are inclusive."""
 
     first_offset: int
     marker_offset: int
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction without its marker here. ``start_offset`` is its first batch's."""
+    """A transaction without its marker here. ``start_offset`` is that of its first batch."""
 
     producer_id: int
     producer_epoch: int
@@ -60,8 +60,7 @@ class OpenTransaction(NamedTuple):
 
 
 class ProducerState:
-    """One producer. Invariant: ``batches`` are its latest of ``epoch``, up to five, in order; none after a
-    marker, and none of batches without a sequence."""
+    """One producer. Invariant: ``batches`` are the last five of ``epoch`` with a sequence, in order."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_append_ms", "transaction_start_offset")
 
@@ -74,10 +73,10 @@ class ProducerState:
         transaction_start_offset: int = NO_OFFSET,
     ) -> None:
         self.epoch = epoch
-        self.last_append_ms = last_append_ms  #: wall clock here; NO_TIMESTAMP: found in the log
+        self.last_append_ms = last_append_ms  #: wall clock here; NO_TIMESTAMP: restored from the log
         self.batches = batches
         self.coordinator_epoch = coordinator_epoch  #: of the last marker; NO_EPOCH before any
-        self.transaction_start_offset = transaction_start_offset  #: NO_OFFSET: none is open here
+        self.transaction_start_offset = transaction_start_offset  #: NO_OFFSET: no transaction is open here
 
     def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
         """Whether a marker's coordinator is not older than that of the producer's last marker (R32)."""
@@ -103,10 +102,10 @@ class ProducerState:
 
 
 class ProducerStates:
-    """{producer id: its state} of one log.
+    """{producer id: state} of one log.
 
-    Invariants: ``open`` has the first offset of each open transaction by producer id, in ascending order of
-    offsets; ``aborted`` has every aborted transaction whose marker the log still has.
+    Invariants: ``open`` is {producer id: first offset} of each open transaction, in ascending order of
+    offsets; ``aborted`` has every aborted transaction whose marker is still in the log.
     """
 
     __slots__ = ("_producers", "aborted", "ended", "open")
@@ -119,7 +118,7 @@ class ProducerStates:
             if one.transaction_start_offset != NO_OFFSET
         )
         self.open: dict[int, int] = {producer_id: first for first, producer_id in sorted(opened)}
-        #: those whose marker was not known to be committed, in the order of the markers
+        #: Transactions whose marker was not known to be committed, in the order of the markers.
         self.ended: list[EndedTransaction] = []
         self.aborted = AbortedIndex()
 
@@ -139,13 +138,13 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._producers.get(producer_id)
 
-    # --- what may be appended --------------------------------------------------------------------------
+    # --- checks before an append -----------------------------------------------------------------------
 
     def check(self, header: BatchHeader) -> SequencedBatch | None:
-        """None if the batch comes next; the batch it repeats if it was appended before (R28).
+        """Return None if the batch is next in sequence, or the batch that it repeats (R28).
 
-        A repetition of one older than the kept five has NO_OFFSET as base offset, and ends before the
-        oldest kept. Raises InvalidRecordError (no sequence), UnknownProducerIdError,
+        A repetition of a batch older than the last five has NO_OFFSET as base offset, and ends before
+        the oldest of them. Raises InvalidRecordError (no sequence), UnknownProducerIdError,
         InvalidProducerEpochError, OutOfOrderSequenceNumberError.
         """
         first = header.base_sequence
@@ -160,46 +159,40 @@ class ProducerStates:
             if found is not None:
                 return found
         elif producer is not None and header.producer_epoch < producer.epoch:
-            raise InvalidProducerEpochError(
-                f"producer {header.producer_id} is in epoch {producer.epoch}; the batch is of"
-                f" {header.producer_epoch}"
-            )
+            raise _old_epoch(header, producer)
         elif first == 0:
             return None
         if producer is None:
             raise UnknownProducerIdError(
-                f"producer {header.producer_id} is not known here, and the batch begins with sequence {first}"
+                f"producer {header.producer_id} is unknown here, and the batch begins with sequence {first}"
             )
         expected = 0
         if header.producer_epoch == producer.epoch and producer.batches:
             expected = (producer.batches[-1].last_sequence + 1) % SEQUENCES
         raise OutOfOrderSequenceNumberError(
-            f"producer {header.producer_id} in epoch {header.producer_epoch} is expected to go on with"
+            f"producer {header.producer_id} in epoch {header.producer_epoch} is expected to continue with"
             f" sequence {expected}; the batch begins with {first}"
         )
 
     def needs_verification(self, producer_id: int, epoch: int) -> bool:
-        """Whether a batch of that epoch would begin a transaction here: the coordinator must add the
-        partition first (R31). One of an earlier epoch needs none: it is refused."""
+        """Whether a batch of that epoch would begin a transaction here, so that the coordinator must add
+        the partition first (R31). A batch of an earlier epoch needs no verification: it is refused."""
         producer = self._producers.get(producer_id)
         if producer is None or epoch > producer.epoch:
             return True
         return epoch == producer.epoch and producer.transaction_start_offset == NO_OFFSET
 
     def check_open(self, header: BatchHeader) -> None:
-        """Refuse what does not go with its producer's open transaction, if there is one.
+        """Refuse a batch that is not part of its producer's open transaction, if there is one.
 
-        Raises InvalidTxnStateError: the batch is not part of one; ConcurrentTransactionsError: it is of a
-        later one; InvalidProducerEpochError: of an earlier epoch.
+        Raises InvalidTxnStateError: the batch is not transactional; ConcurrentTransactionsError: it is
+        of a later transaction; InvalidProducerEpochError: of an earlier epoch.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
             return
         if header.producer_epoch < producer.epoch:
-            raise InvalidProducerEpochError(
-                f"producer {header.producer_id} is in epoch {producer.epoch}; the batch is of"
-                f" {header.producer_epoch}"
-            )
+            raise _old_epoch(header, producer)
         if producer.transaction_start_offset == NO_OFFSET:
             return
         since = f"producer {header.producer_id} has had a transaction open here since offset"
@@ -215,10 +208,10 @@ class ProducerStates:
             )
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
-        """Whether a marker is to be appended; False if it was before.
+        """Whether a marker must be appended; False if it was before.
 
-        A marker ends a transaction of an earlier epoch than its own: one of the same epoch is another,
-        later one, which a late repetition of a marker must leave alone. Raises
+        A marker ends a transaction of an earlier epoch than its own. An open transaction of the same
+        epoch is a later one, which a repeated marker must not end. Raises
         TransactionCoordinatorFencedError, InvalidProducerEpochError.
         """
         producer = self._producers.get(producer_id)
@@ -235,7 +228,7 @@ class ProducerStates:
             )
         return epoch > producer.epoch
 
-    # --- what stands in the log ------------------------------------------------------------------------
+    # --- appended batches ------------------------------------------------------------------------------
 
     def note(
         self,
@@ -247,9 +240,9 @@ class ProducerStates:
         max_timestamp_ms: int,
         now_ms: int,
     ) -> None:
-        """A batch of an idempotent producer stands in the log. Called for each one, in order.
+        """Add a batch of an idempotent producer. Called for each one, in order.
 
-        For one that is part of a transaction, ``note_open`` is called first.
+        For a batch that is part of a transaction, ``note_open`` is called first.
         """
         last_sequence = (first_sequence + last_offset - base_offset) % SEQUENCES
         batch = SequencedBatch(first_sequence, last_sequence, base_offset, last_offset, max_timestamp_ms)
@@ -268,7 +261,7 @@ class ProducerStates:
             del batches[0]
 
     def note_open(self, producer_id: int, epoch: int, base_offset: int, now_ms: int) -> None:
-        """A batch that is part of a transaction stands in the log: the first one opens it here."""
+        """Add a batch that is part of a transaction: the first one opens it here."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
@@ -314,11 +307,11 @@ class ProducerStates:
         *,
         is_commit: bool,
     ) -> None:
-        """A marker stands in the log at ``offset``: the producer's transaction here is ended."""
+        """Add a marker at ``offset``: it ends the producer's transaction here."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
-        producer.last_append_ms = now_ms  # counts as a sign of life, so that the epochs are not lost (R29)
+        producer.last_append_ms = now_ms  # counts as activity, so that the epoch does not expire (R29)
         producer.coordinator_epoch = coordinator_epoch
         producer.fence(epoch)
         producer.transaction_start_offset = NO_OFFSET
@@ -331,7 +324,7 @@ class ProducerStates:
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
 
     def settle(self, high_watermark: int) -> None:
-        """Forget which transactions have ended by markers below ``high_watermark``, for they are stable."""
+        """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
         ended = self.ended
         count = 0
         while count < len(ended) and ended[count].marker_offset < high_watermark:
@@ -339,8 +332,8 @@ class ProducerStates:
         del ended[:count]
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The high watermark, or the first offset of a transaction that is open or whose marker is not
-        committed, if that is less (R33). Exclusive. A high watermark never goes back."""
+        """Return the high watermark, or the first offset of a transaction that is open or whose marker is
+        not committed, if that is less (R33). Exclusive. The high watermark never moves back."""
         return min(self.first_open_offset(high_watermark), self.first_uncommitted_offset(high_watermark))
 
     def first_open_offset(self, high_watermark: int) -> int:
@@ -348,23 +341,22 @@ class ProducerStates:
         return min(high_watermark, next(iter(self.open.values()), high_watermark))
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
-        """Return the first offset of the ended transactions whose marker is not committed, or
-        ``high_watermark`` if that is less."""
+        """Return the first offset of an ended transaction without a committed marker, or the argument."""
         self.settle(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Those without a marker here, by first offset."""
+        """Return the transactions without a marker here, by first offset."""
         return [
             OpenTransaction(producer_id, self._producers[producer_id].epoch, first_offset)
             for producer_id, first_offset in self.open.items()
         ]
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget who was not heard of for ``expiration_ms`` (R29). Returns how many that were.
+        """Forget producers that were inactive for ``expiration_ms`` (R29). Returns their number.
 
-        Never one with an open transaction. The time of one that was found in the log, not heard, begins now:
-        its records may be dated at will.
+        Never one with an open transaction. For a producer restored from the log the time begins now,
+        because the timestamps of its records are arbitrary.
         """
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -379,9 +371,12 @@ class ProducerStates:
     # --- as text ---------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """One line per producer: id, epoch, last append, coordinator epoch, first offset of its open
-        transaction, and its batches with colons between the fields. Then the transactions that have ended,
-        ``ended`` first when their marker may be uncommitted, ``aborted`` for the index."""
+        """Yield the content of a snapshot.
+
+        One line per producer: id, epoch, last append, coordinator epoch, first offset of its open
+        transaction, and its batches with colons between the fields. Then the ended transactions:
+        ``ended`` first if their marker may be uncommitted, ``aborted`` for the index.
+        """
         for producer_id in sorted(self._producers):
             one = self._producers[producer_id]
             batches = (":".join(map(str, batch)) for batch in one.batches)
@@ -393,7 +388,7 @@ class ProducerStates:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> ProducerStates:
-        """Raises ValueError for anything but what ``lines`` gives."""
+        """Parse the lines of ``lines``. Raises ValueError for any others."""
         producers: dict[int, ProducerState] = {}
         ended: list[EndedTransaction] = []
         aborted = AbortedIndex()
@@ -409,6 +404,12 @@ class ProducerStates:
         states = cls(producers)
         states.ended, states.aborted = ended, aborted
         return states
+
+
+def _old_epoch(header: BatchHeader, producer: ProducerState) -> InvalidProducerEpochError:
+    return InvalidProducerEpochError(
+        f"producer {header.producer_id} is in epoch {producer.epoch}; the batch is of {header.producer_epoch}"
+    )
 
 
 def _producer(text: str) -> ProducerState:
@@ -427,7 +428,7 @@ def _repeated(batches: list[SequencedBatch], first: int, last: int) -> Sequenced
     if not batches:
         return None
     oldest = batches[0]
-    # How far before the oldest one: in a circle, what is less than half of it away counts as before.
+    # The distance before the oldest batch. Sequences wrap: less than half of them counts as before.
     before_oldest = (oldest.first_sequence - 1 - last) % SEQUENCES
     if before_oldest < SEQUENCES // 2 and (oldest.first_sequence - first) % SEQUENCES < SEQUENCES // 2:
         return SequencedBatch(first, last, NO_OFFSET, oldest.base_offset - 1, NO_TIMESTAMP)

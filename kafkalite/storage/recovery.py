@@ -1,20 +1,20 @@
-"""Opening the log of a directory: after an orderly stop, and after any other end.
+"""Opening the log of a directory: after an orderly stop, and after a crash.
 
-After an orderly stop the marker says where the log ends, and nothing is read (``open_clean``).
+After an orderly stop the marker has the log's range, and no batch is read (``open_clean``).
 
-After any other end (``recover``) some of what was written since the last sync is there and some is not,
-page by page, in any order; the same holds for file names. What is *proven* to have been synced is all
-below the recovery point of the last checkpoint, and all below the end of an intact index block, since
-both are written only after a sync; a truncation since then caps both. So (R24):
+After a crash (``recover``) any subset of the pages and file names written since the last sync may be on
+the disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact
+index block, are *proven* to have been synced, since both are written only after a sync; a later
+truncation caps both. So (R24):
 
-* segments wholly below the proven end are taken as they are;
+* segments wholly below the proven end are not read;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
-* a bad batch, a gap or an early end **below** the proven end is damage: CorruptLogError, nothing is touched;
-* **at or above** it, it is the torn tail: cut there, whatever stands behind, with one log event;
-* zeros behind the last batch are space allocated ahead, and stay that;
-* everything kept is synced before the log is used, so that the next recovery can't find less.
+* a bad batch, a gap or an early end **below** the proven end is damage: CorruptLogError, nothing is changed;
+* **at or above** it, it is the torn tail: everything from there on is removed, with one log event;
+* zeros behind the last batch are space allocated ahead, and stay;
+* everything kept is synced before the log is used, so that the next recovery cannot find less.
 
-Recovery interrupted at any point leaves a state from which recovery finds the same log.
+If recovery is interrupted at any point, the next one finds the same log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from kafkalite.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-#: How much of an index's end is looked at for its last block.
+#: How many bytes at the end of an index file are searched for its last block.
 _LAST_BLOCK_BYTES: Final = 4096
 
 _ZERO_BLOCK: Final = bytes(1 << 20)
@@ -56,7 +56,7 @@ _ZERO_BLOCK: Final = bytes(1 << 20)
 
 @dataclass(slots=True)
 class OpenedLog:
-    """A log's parts as found. ``segments`` may be empty; else the last one is active."""
+    """The parts of a log as found. ``segments`` may be empty; otherwise the last one is active."""
 
     segments: list[Segment]
     state: LogState
@@ -64,45 +64,36 @@ class OpenedLog:
     epochs: LeaderEpochs
     epochs_saved: bool
     producers_offsets: list[int] | None
-    """Of the snapshots found; None when there was never a batch, so that there is nothing to find."""
+    """Of the snapshots found; None if the log never had a batch, so that it has no producers."""
     unsynced: RecoverySync | None = None
-    """To be run before the log is used (R24)."""
+    """The syncs that must run before the log is used (R24)."""
 
 
+@dataclass(slots=True)
 class RecoverySync:
-    """What a recovery leaves to be synced. ``run`` blocks; many logs' may run side by side."""
+    """The syncs that a recovery requires. ``run`` blocks; those of many logs may run concurrently."""
 
-    __slots__ = ("_directory", "_epochs", "_fs", "_names_too", "_paths")
-
-    def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        paths: Sequence[str],
-        epochs: tuple[str, bytes] | None,
-        *,
-        names_too: bool,
-    ) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._names_too = names_too
-        self._paths = paths
-        self._epochs = epochs
+    fs: FileSystem
+    directory: str
+    paths: list[str]
+    #: Path and content of the leader-epochs file, if it must be written.
+    epochs_file: tuple[str, bytes] | None
+    are_names_unsynced: bool
 
     def run(self) -> None:
-        """Raises OSError, DiskFullError: what was found may be lost, so that the log can't be used."""
-        if self._epochs is not None:  # before what was found counts as synced
-            self._fs.write_atomically(*self._epochs, sync_name=False)
-        for path in self._paths:
-            file = self._fs.open(path)
+        """Raises OSError, DiskFullError: the content may be lost, so that the log cannot be used."""
+        if self.epochs_file is not None:  # before the batches count as synced
+            self.fs.write_atomically(*self.epochs_file, sync_name=False)
+        for path in self.paths:
+            file = self.fs.open(path)
             file.sync()
             file.close()
-        if self._names_too:
-            self._fs.sync_dir(self._directory)
+        if self.are_names_unsynced:
+            self.fs.sync_dir(self.directory)
 
 
 class _Stop(NamedTuple):
-    """Where the intact batches of a segment end, and why; ``problem`` None: nothing but zeros follow."""
+    """The end of a segment's intact batches, and the reason; None as ``problem``: only zeros follow."""
 
     position: int
     offset: int
@@ -146,9 +137,9 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
 
 
 def recover(fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint) -> OpenedLog:
-    """Open after a crash. Raises CorruptLogError for damage, with the files as they were; OSError.
+    """Open after a crash. Raises CorruptLogError for damage, with the files unchanged; OSError.
 
-    Nothing is synced yet: ``unsynced`` of the result must be run before the log is used.
+    Nothing is synced yet: ``unsynced`` of the result must run before the log is used.
     """
     state = read_log_state(fs, directory)
     return _Recovery(fs, directory, config, state, point).run()
@@ -164,7 +155,7 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
 
 
 class _Recovery:
-    """One run over one directory. Plans first (reads only), then changes."""
+    """The recovery of one directory. First it reads and plans, then it changes files."""
 
     __slots__ = (
         "_bases",
@@ -194,7 +185,7 @@ class _Recovery:
         self._bases: list[int] = []
         self._indexed: set[int] = set()  # bases of the segments that have an index file
         self._segments: list[Segment] = []
-        self._read: list[Segment] = []  # those of them that were read, and not taken as they are
+        self._read: list[Segment] = []  # the segments that were read: those above the proven end
         self._offset = state.log_start_offset
         self._epochs = LeaderEpochs()
         self._cut: Fields | None = None
@@ -207,7 +198,7 @@ class _Recovery:
         self._bases = found[max(bisect_right(found, start) - 1, 0) :]
         saved = _saved_epochs(self._fs, self._directory, self._state)
         self._read_segments(saved)
-        if self._offset < start:  # what was left had been deleted, and what followed was never synced
+        if self._offset < start:  # the rest had been deleted, and the following batches were never synced
             self._segments.clear()
             self._read.clear()
             self._offset = start
@@ -229,7 +220,7 @@ class _Recovery:
     # --- reading ---------------------------------------------------------------------------------------
 
     def _read_segments(self, saved_epochs: list[EpochEntry] | None) -> None:
-        """Fill ``_segments`` up to the end of the intact log, and ``_epochs`` with it."""
+        """Fill ``_segments`` and ``_epochs`` up to the end of the intact log."""
         bases, start = self._bases, self._state.log_start_offset
         first = max(bisect_right(bases, self._proven) - 1, 0)
         candidates = {base: self._open_segment(base) for base in bases[first:]}
@@ -265,9 +256,9 @@ class _Recovery:
         self._refuse_early_end()
 
     def _check_end(self, segment: Segment) -> None:
-        """See, at the cost of one small read, that a closed segment leads to where the next one begins.
+        """Check, with one small read, that a closed segment ends where the next one begins.
 
-        Where the last index block doesn't tell, the indexes are loaded. Raises CorruptLogError.
+        If the last index block does not show that, the indexes are loaded. Raises CorruptLogError.
         """
         block = None
         if segment.base_offset in self._indexed:
@@ -288,7 +279,7 @@ class _Recovery:
         )
 
     def _resume(self, segment: Segment) -> tuple[int, int]:
-        """(position, offset) from which ``segment`` must be read: its last index entry, which is proven."""
+        """Return the (position, offset) from which ``segment`` must be read: its last proven index entry."""
         if segment.base_offset not in self._indexed:
             return 0, segment.base_offset
         end_offset, _ = segment.take_saved_indexes(self._proven)
@@ -299,7 +290,7 @@ class _Recovery:
         return index.last_position, segment.base_offset + index.last_relative_offset
 
     def _take_epochs(self, saved: list[EpochEntry] | None, segment: Segment, offset: int) -> None:
-        """The epochs of all batches below ``offset``, which are not read."""
+        """Set ``_epochs`` to those of all batches below ``offset``, which are not read."""
         self._epochs = LeaderEpochs(saved) if saved else _walk_epochs([*self._segments, segment], offset)
         self._epochs.truncate_from_end(offset)
 
@@ -323,11 +314,11 @@ class _Recovery:
             offset = header.next_offset
         segment.size_bytes, segment.next_offset, segment.indexes_loaded = position, offset, True
         if problem is None and not _only_zeros(segment, position, length):
-            problem = "bytes that are no batch"
+            problem = "bytes that are not a batch"
         return _Stop(position, offset, problem)
 
     def _checked(self, view: memoryview, position: int, offset: int) -> BatchHeader | None:
-        """The header of the intact batch at ``position``; None when twelve zeros stand there."""
+        """Return the header of the intact batch at ``position``; None if twelve zeros are there."""
         left = len(view) - position
         if left < HEADER_BYTES:
             if not any(view[position:]):
@@ -337,7 +328,7 @@ class _Recovery:
         if length == 0:
             return None
         if length > left:
-            raise CorruptBatchError(f"a batch of {length} bytes where {left} are left")
+            raise CorruptBatchError(f"a batch of {length} bytes, but only {left} bytes are left")
         header = check(view[position : position + length])
         if header.base_offset != offset:
             raise CorruptBatchError(f"base offset {header.base_offset}")
@@ -381,7 +372,7 @@ class _Recovery:
     # --- changing --------------------------------------------------------------------------------------
 
     def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
-        """Make the names say what was found. Returns whether one was removed."""
+        """Remove the files that are not part of the log. Returns whether there were any."""
         if self._cut is not None:
             logger.warning("torn tail cut %s", self._cut)
         kept = {segment.base_offset for segment in self._segments}
@@ -399,8 +390,8 @@ class _Recovery:
         return leftovers or bool(orphans) or len(kept) != len(found)
 
     def _take_producers(self, names: Sequence[str]) -> tuple[list[int], bool]:
-        """The offsets of the snapshots that hold for this log, and whether others were removed: what they
-        tell could otherwise come true again when the log has grown past their offset."""
+        """Return the offsets of the valid snapshots, and whether others were removed. An invalid snapshot
+        could become valid again when the log has grown past its offset."""
         kept: list[int] = []
         offsets = _producers_offsets(names)
         for offset in offsets:
@@ -413,7 +404,7 @@ class _Recovery:
 
     def _holds(self, path: str, offset: int) -> bool:
         if self._state.truncations == 0:
-            return True  # nothing to compare with; who reads it will check it
+            return True  # nothing to compare with; it is checked when it is read
         try:
             _, truncations = decode_producers(self._fs.read_bytes(path), path)
         except (CorruptLogError, ValueError):
@@ -421,9 +412,9 @@ class _Recovery:
         return self._state.cap(offset, truncations) == offset
 
     def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
-        """Cut the files to their contents. Returns what is to be synced: not what was synced before.
+        """Cut the files to their contents. Returns the syncs of what was not proven to be synced.
 
-        The active segment keeps its zeros, space for what comes next: giving it back can take milliseconds.
+        The active segment keeps its zeros for the next batches: releasing them can take milliseconds.
         """
         unproven: list[str] = []
         for segment in self._read:
@@ -439,16 +430,16 @@ class _Recovery:
         if entries != (saved or []):
             path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
             epochs = (path, encode_leader_epochs(entries, self._state.truncations))
-        # The name of a segment that begins at the proven end or above may be known to nobody else.
+        # The name of a segment that begins at the proven end or above may not be durable.
         is_new = bool(self._read) and self._read[-1].base_offset >= self._proven
         names_too = changed or is_new or epochs is not None or self._cut is not None
         if unproven or names_too:
-            return RecoverySync(self._fs, self._directory, unproven, epochs, names_too=names_too)
+            return RecoverySync(self._fs, self._directory, unproven, epochs, names_too)
         return None
 
 
 def _segment_bases(names: Sequence[str]) -> list[int]:
-    """Base offsets of the segments, ascending."""
+    """Return the base offsets of the segments, ascending."""
     parsed = map(layout.parse_segment_file_name, names)
     return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
 
@@ -459,7 +450,7 @@ def _index_bases(names: Sequence[str]) -> set[int]:
 
 
 def _last_index_block(fs: FileSystem, path: str) -> Block | None:
-    """The block that an index file ends with, if it is a small one and intact."""
+    """Return the last block of an index file if it is small and intact."""
     try:
         file = fs.open(path)
     except FileNotFoundError:
@@ -490,17 +481,17 @@ def _closed_segment(
 
 
 def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
-    for suffix in reversed(layout.SEGMENT_SUFFIXES):  # the batches last: without them indexes are orphans
+    for suffix in reversed(layout.SEGMENT_SUFFIXES):  # the batches last: a start removes lone indexes
         path = layout.join(directory, layout.segment_file_name(base_offset, suffix))
         if fs.exists(path):
             fs.unlink(path)
 
 
 def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:
-    """The entries of the checkpoint, or None where it is missing, damaged or empty.
+    """Return the entries of the checkpoint, or None if it is missing, damaged or empty.
 
-    It is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so where it is
-    intact it knows every epoch that began below the proven end.
+    It is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so an intact
+    one has every epoch that began below the proven end.
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
@@ -508,7 +499,7 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
     except FileNotFoundError:
         return None
     if not content.strip(b"\0"):
-        return None  # the first one is not synced by itself: lost power leaves its name, or zeros
+        return None  # the first one is not synced: a power loss may leave only its name, or zeros
     try:
         entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:
@@ -518,13 +509,13 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
 
 
 def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
-    """The epochs as the batch headers below ``end_offset`` tell them."""
+    """Return the epochs of the batch headers below ``end_offset``."""
     epochs = LeaderEpochs()
     for segment in segments:
         size_bytes = segment.size_bytes
         length = segment.size_bytes = segment.file.size()
         view = segment.view()
-        segment.size_bytes = size_bytes  # what was found: the file may be longer, by zeros allocated ahead
+        segment.size_bytes = size_bytes  # as found: the file may be longer, by zeros allocated ahead
         position, offset = 0, segment.base_offset
         while offset < end_offset and position + HEADER_BYTES <= length:
             try:

@@ -1,10 +1,10 @@
-"""What retention removes: segment summaries, the policy and the time in; a plan out. Nothing is touched.
+"""Decides which segments retention removes: segment summaries, the policy and the time in, a plan out.
 
-Kafka's rules: whole segments only, the oldest first, none that reaches above ``up_to`` (the high
-watermark). A segment goes when the log start is past it, when its largest timestamp is older than
-``retention.ms``, or when the log without it still holds ``retention.bytes``. The active segment is only
-planned together with a roll, so that a log always has one. A segment without any timestamp doesn't age;
-one in which compaction has left no record goes with the next one that does.
+Kafka's rules: only whole segments, the oldest first, none that reaches above ``up_to`` (the high
+watermark). A segment is removed if it is below the log start, if its largest timestamp is older than
+``retention.ms``, or if the log without it still has ``retention.bytes``. The active segment is only
+planned together with a roll, so that a log always has one. A segment without any timestamp does not
+age; a segment without records, left by compaction, is removed with the next one that has any.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from kafkalite.model import NO_TIMESTAMP
 
 
 class SegmentSummary(NamedTuple):
-    """``next_offset`` is exclusive; ``max_timestamp_ms`` is NO_TIMESTAMP when no record has one.
+    """``next_offset`` is exclusive; ``max_timestamp_ms`` is NO_TIMESTAMP if no record has one.
 
-    ``is_gap``: there is no record."""
+    ``is_gap``: there is no record.
+    """
 
     base_offset: int
     next_offset: int
@@ -27,8 +28,26 @@ class SegmentSummary(NamedTuple):
     is_gap: bool = False
 
 
+class RetiredPaths:
+    """Files or directories to remove after a delay, which begins with the first ``due`` after ``add``."""
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due: dict[str, int | None] = {}  # by path, in order; None: the delay has not begun
+
+    def add(self, path: str) -> None:
+        self._due[path] = None
+
+    def due(self, now_ms: int, delay_ms: int) -> list[str]:
+        """Return, and forget, the paths whose delay is over."""
+        due = {path: now_ms + delay_ms if due_ms is None else due_ms for path, due_ms in self._due.items()}
+        self._due = {path: due_ms for path, due_ms in due.items() if due_ms > now_ms}
+        return [path for path, due_ms in due.items() if due_ms <= now_ms]
+
+
 class RetentionPlan(NamedTuple):
-    """Remove so many of the oldest segments, all of them only after a roll; then the log starts there."""
+    """The number of oldest segments to remove (all only after a roll), and the log start after that."""
 
     segment_count: int
     log_start_offset: int
@@ -44,10 +63,10 @@ def plan_retention(
     retention_bytes: int,
     now_ms: int,
 ) -> RetentionPlan:
-    """Plan for ``segments``, oldest first, the active one last; taken from only while one more goes.
+    """Plan for ``segments``, oldest first, the active one last; read only as far as needed.
 
-    ``log_size_bytes`` is of all of them. -1 switches a rule off. ``now_ms`` is wall-clock time, as the
-    records' timestamps; ``up_to`` is exclusive.
+    ``log_size_bytes`` is that of all of them. -1 disables a rule. ``now_ms`` is wall-clock time, as are
+    the records' timestamps; ``up_to`` is exclusive.
     """
     count, start = 0, log_start_offset
     excess_bytes = log_size_bytes - retention_bytes

@@ -1,11 +1,11 @@
 """One segment: a file of record batches, its map, and its two sparse indexes.
 
-Batches are written with pwrite and read through a shared read-only map. The file is longer than its
-contents while the segment is active: space is allocated ahead, in growing steps, so that a full disk
-answers before a byte of a batch is written. ``size_bytes`` is where the contents end.
+Batches are written with pwrite and read through a shared read-only map. The active segment's file is
+longer than its contents: space is allocated ahead, in growing steps, so that a full disk is reported
+before a byte of a batch is written. ``size_bytes`` is where the contents end.
 
-Indexes live in memory as arrays of numbers. They are saved in blocks after syncs, loaded on first use and
-rebuilt by walking batch headers wherever the files don't cover the log.
+Indexes are arrays of numbers in memory. They are saved in blocks after syncs, loaded at the first use,
+and rebuilt from batch headers wherever the files don't cover the log.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from kafkalite.storage.time_index import TimeIndex
 
 logger = logging.getLogger(__name__)
 
-#: Entries gathered before the indexes of the active segment are saved: 64 of 4 KiB of log each bound
-#: what a start after a crash walks again to 256 KiB, and a small batch pays for no index write.
+#: New entries after which the indexes of the active segment are saved: 64 of 4 KiB of log each limit
+#: what a start after a crash reads again to 256 KiB, and a small batch causes no index write.
 SAVE_INDEX_ENTRIES: Final = 64
 
 
-#: Allocated behind the last batch at all times, and given up when a small file, such as the log state that
-#: lets retention free space, finds no room elsewhere (R26).
+#: Allocated behind the last batch at all times, and given up if a small file, such as the log state
+#: that lets retention free space, finds no room elsewhere (R26).
 RESERVE_BYTES: Final = 16 * KIB
 
-#: Above every offset: "the last batch isn't known yet".
+#: Above every offset: the last batch is not known yet.
 _UNKNOWN: Final = 2**63 - 1
 
 
 class Found(NamedTuple):
-    """A batch: where it starts in the file, and its base offset."""
+    """A batch: its position in the file, and its base offset."""
 
     position: int
     base_offset: int
 
 
 class Run(NamedTuple):
-    """Whole batches in one piece; ``next_offset`` follows the last of them."""
+    """Contiguous whole batches; ``next_offset`` follows the last of them."""
 
     view: memoryview
     next_offset: int
@@ -150,15 +150,15 @@ class Segment:
     def create(
         cls, fs: FileSystem, directory: str, base_offset: int, config: LogConfig, state: LogState
     ) -> Segment:
-        """A new, empty segment with its file. The directory isn't synced. Raises DiskFullError, OSError."""
+        """Create an empty segment and its file, without a sync. Raises DiskFullError, OSError."""
         segment = cls(fs, directory, base_offset, config, state, next_offset=base_offset, size_bytes=0)
         file = segment._file = fs.open(segment.path(), create=True)
-        if file.size():  # left behind by an earlier life; its bytes belong to nothing
+        if file.size():  # left behind by an earlier session; its bytes belong to no log
             file.truncate(0)
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Have ``file``, whose batches were all noted: a segment that was written under another name."""
+        """Use ``file``, whose batches were all indexed: a segment that was written under another name."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -182,7 +182,7 @@ class Segment:
     def append(self, batches: Buffer, base_offset: int, last_offset: int, max_timestamp_ms: int) -> None:
         """Write one batch behind the last. Raises DiskFullError with nothing changed; OSError.
 
-        After an OSError the segment must not be used for writing again.
+        After an OSError nothing may be appended to the segment any more.
         """
         position = self.size_bytes
         end = position + len(batches)
@@ -203,7 +203,7 @@ class Segment:
         self.used = True
 
     def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
-        """Keep the indexes: a batch stands at ``position``. Called once for each batch, in order."""
+        """Add the batch at ``position`` to the indexes. Called once for each batch, in order."""
         if position - self._indexed_position >= self._interval_bytes:
             self.offset_index.append(base_offset - self.base_offset, position)
             self._indexed_position = position
@@ -218,20 +218,20 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` and the reserve at least, ahead if the disk has it.
+        """Allocate space up to ``end`` and the reserve at least, and ahead if the disk has room.
 
-        Raises DiskFullError with nothing changed; what is left of the reserve is for small files (R26).
+        Raises DiskFullError with nothing changed; the rest of the reserve is for small files (R26).
         """
         config, allocated = self._config, self.allocated_bytes
         needed = end + min(RESERVE_BYTES, config.preallocate_min_bytes)
         step = min(max(allocated, config.preallocate_min_bytes), config.preallocate_max_bytes)
         ahead = max(min(allocated + step, config.segment_bytes), needed)
-        self._mapped_bytes = 0  # a map is not promised to show what is written after growth
+        self._mapped_bytes = 0  # a map need not show what is written after growth
         for length in dict.fromkeys((ahead, needed)):
             try:
                 self.file.allocate(length)
             except DiskFullError:
-                self.file.truncate(allocated)  # a part may have been got; nobody has seen it
+                self.file.truncate(allocated)  # release a partial allocation
                 if length == needed:
                     raise
             else:
@@ -243,7 +243,7 @@ class Segment:
         self._writable_bytes = length - min(RESERVE_BYTES, self._config.preallocate_min_bytes)
 
     def _zero(self, position: int, end: int) -> None:
-        """Overwrite [position, end): what a recovery finds there must not look like data."""
+        """Overwrite [position, end), so that recovery does not take the bytes for a batch."""
         block = bytes(min(max(end - position, 0), 1 << 20))
         while position < end:
             part = block[: end - position]
@@ -252,11 +252,11 @@ class Segment:
 
     @property
     def has_space_ahead(self) -> bool:
-        """Whether space is allocated behind the contents, as far as is known of a file not opened yet."""
+        """Whether space is allocated behind the contents; False if the file was not opened yet."""
         return self.allocated_bytes != self.size_bytes
 
     def close_for_append(self) -> None:
-        """Give the space allocated ahead back. Readers' views end at ``size_bytes`` and stay valid."""
+        """Release the space allocated ahead. Readers' views end at ``size_bytes`` and stay valid."""
         file = self.file
         if self.allocated_bytes != self.size_bytes:
             file.truncate(self.size_bytes)
@@ -264,9 +264,9 @@ class Segment:
             self._mapped_bytes = 0
 
     def truncate_to_position(self, found: Found) -> None:
-        """Cut off the batch at ``found`` and all behind it: zero them and forget them. Not synced.
+        """Remove the batch at ``found`` and all behind it by overwriting them with zeros. Not synced.
 
-        The file keeps its length, since readers may hold views over it; zeros are no batch.
+        The file keeps its length, since readers may hold views of it.
         """
         self.load_indexes()
         self._zero(found.position, self.size_bytes)
@@ -275,7 +275,7 @@ class Segment:
         self._rebuild_tail()
 
     def _rebuild_tail(self) -> None:
-        """The indexes and the largest timestamp, from what is left of the indexes and a walk behind them."""
+        """Rebuild the end of the indexes and the largest timestamp after a truncation."""
         self.offset_index.truncate_to_position(self.size_bytes)
         index = self.offset_index
         self.time_index.truncate_to_offset(index.last_relative_offset)
@@ -285,7 +285,7 @@ class Segment:
     # --- reading ---------------------------------------------------------------------------------------
 
     def view(self) -> memoryview:
-        """The map. Only [0, size_bytes) may be touched."""
+        """Return the map. Only [0, size_bytes) may be touched."""
         if self._mapped_bytes < self.size_bytes:
             file = self.file
             self._map = file.map(self.allocated_bytes)
@@ -294,7 +294,7 @@ class Segment:
         return self._map
 
     def find(self, offset: int) -> Found:
-        """The batch that holds ``offset``, which must be in [base_offset, next_offset).
+        """Return the batch that holds ``offset``, which must be in [base_offset, next_offset).
 
         Walks less than one index interval. Raises CorruptLogError.
         """
@@ -313,9 +313,9 @@ class Segment:
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
-        """Whole batches from the one that holds ``offset``, none that reaches to ``up_to`` (exclusive).
+        """Return whole batches from the one that holds ``offset`` on, all below ``up_to`` (exclusive).
 
-        As many as fit in ``max_bytes``; the first comes in any case if ``at_least_one``.
+        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``.
         """
         start, start_offset = self.find(offset)
         if up_to >= self.next_offset:
@@ -339,13 +339,13 @@ class Segment:
         return Run(view[start:end], next_offset)
 
     def end_position(self, found: Found) -> int:
-        """Where the batch at ``found`` ends in the file, exclusive."""
+        """Return the end of the batch at ``found`` in the file, exclusive."""
         for position, _, _, _, length in scan(self.view(), found.position, self.size_bytes):
             return position + length
         raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
 
     def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
-        """The last batch start from ``begin`` on not above ``target``; of the second batch at least."""
+        """Return the last batch start from ``begin`` to ``target``; if ``at_least_one``, not the first."""
         start, start_offset = begin
         if not self.indexes_loaded:
             self.load_indexes()
@@ -356,22 +356,22 @@ class Segment:
                 break
             end, next_offset = position, base_offset
             if position == start and at_least_one:
-                # Taken whole whatever its size; the loop goes on to those that fit behind it.
+                # The first batch counts whatever its size; the loop continues with those that fit behind it.
                 end, next_offset = position + length, base_offset + last_delta + 1
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """(max timestamp, base offset) of the first batch whose max timestamp is not below that.
+        """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms``, or None.
 
-        Batches wholly below ``from_offset`` don't count. Less than one index interval is walked, unless
-        the one batch the index knows is below ``from_offset``.
+        Batches wholly below ``from_offset`` are ignored. Less than one index interval is walked, unless
+        the batch in the index is below ``from_offset``.
         """
         self.load_indexes()
         if timestamp_ms > self.max_timestamp_ms:
             return None
         relative = self.time_index.first_not_below(timestamp_ms)
         offset = self.max_timestamp_offset if relative is None else self.base_offset + relative
-        if offset < from_offset:  # that batch was deleted, and with it what the index knows
+        if offset < from_offset:  # that batch was deleted, so the index does not help
             start = self.find(from_offset).position if from_offset < self.next_offset else self.size_bytes
         else:
             start = self.offset_index.position_before_offset(offset - self.base_offset)
@@ -389,7 +389,7 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """What is known of the batches below the last index entry, before a walk goes on from there."""
+        """Reset what is known of the last batch to the last index entry; a walk continues from there."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (
@@ -401,9 +401,9 @@ class Segment:
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
 
     def load_indexes(self) -> None:
-        """Have the indexes in memory: from their files, and by a walk where those end early.
+        """Load the indexes from their files, and walk the batches behind their end.
 
-        Raises CorruptLogError when the batches don't lead to ``next_offset`` and ``size_bytes``.
+        Raises CorruptLogError if the batches don't lead to ``next_offset`` and ``size_bytes``.
         """
         if self.indexes_loaded:
             return
@@ -418,11 +418,11 @@ class Segment:
             position, reached = self._walk(0, self.base_offset)
         if reached != self.next_offset:
             raise self.damaged(position, f"the batch with offset {reached}", "none")
-        self.size_bytes = position  # a file may be longer, by zeros that were allocated ahead
+        self.size_bytes = position  # the file may be longer, by zeros allocated ahead
         self.indexes_loaded = True
 
     def _walk(self, position: int, offset: int) -> tuple[int, int]:
-        """Index the batches from ``position``, which starts with ``offset``: (position, offset) reached."""
+        """Index the batches from ``position`` and ``offset`` on. Return the (position, offset) reached."""
         for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
             if base_offset != offset:
                 break
@@ -434,8 +434,8 @@ class Segment:
     def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
         """Load what both index files agree on below offset ``up_to`` (exclusive).
 
-        Returns (end_offset, end_position): a batch boundary that the entries reach at least, and that is
-        proven to have been synced. Files that hold anything else are removed, to be written anew.
+        Returns (end_offset, end_position): a batch boundary that is proven to have been synced, and not
+        below the last entry. Files with any other content are removed, to be rewritten.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -474,7 +474,7 @@ class Segment:
         return False
 
     def saved_end_offset(self) -> int:
-        """The largest offset (exclusive) that an intact index block proves to have been synced; 0: none."""
+        """Return the largest offset (exclusive) proven by an index block to have been synced, or 0."""
         end = 0
         for suffix, magic, entry_bytes in (
             (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
@@ -502,7 +502,7 @@ class Segment:
         return True
 
     def drop_saved_indexes(self) -> bool:
-        """Remove the index files; what is in memory is saved whole next time. Returns if there were any."""
+        """Remove the index files, so that the next save writes everything. Returns whether there were any."""
         found = False
         for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
             path = self.path(suffix)
@@ -515,10 +515,10 @@ class Segment:
         return found
 
     def save_indexes(self, synced_position: int, *, final: bool) -> None:
-        """Append what is new to the index files, as far as the log is synced below ``synced_position``.
+        """Append new entries to the index files, up to ``synced_position``.
 
-        ``final``: all of it, since nothing more is to come. Otherwise only if SAVE_INDEX_ENTRIES gathered.
-        Plain writes; an index that can't be written is rebuilt from the log, so errors are only logged.
+        ``final``: all of them, and the end of the segment. Otherwise only if SAVE_INDEX_ENTRIES are
+        new. Plain writes; errors are only logged, since indexes can be rebuilt from the log.
         """
         if not self.indexes_loaded:
             return
@@ -572,17 +572,17 @@ class Segment:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a file or a map is held."""
+        """Whether a file or a map is open."""
         return self._file is not None or self._mapped_bytes > 0
 
     def release(self) -> None:
-        """Let go of the file and the map. They come back when needed; views handed out stay valid."""
+        """Close the file and the map. They are opened again when needed; existing views stay valid."""
         self._file = None
         self._map = memoryview(b"")
         self._mapped_bytes = 0
 
     def first_timestamp_ms(self) -> int:
-        """The largest timestamp of the first batch; NO_TIMESTAMP without one."""
+        """Return the largest timestamp of the first batch; NO_TIMESTAMP without one."""
         for _, _, _, timestamp_ms, _ in scan(self.view(), 0, self.size_bytes):
             return timestamp_ms
         return NO_TIMESTAMP

@@ -1,6 +1,6 @@
-"""SegmentList: the segments of one log in order, and their files' coming and going.
+"""SegmentList: the segments of one log in order, and the creation and removal of their files.
 
-It knows positions, names and maps; what offsets may be read, what is synced and when to stop is Log's.
+``Log`` decides which offsets may be read, what is synced, and when a failure is final.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.retention import SegmentSummary
+from kafkalite.storage.retention import RetiredPaths, SegmentSummary
 from kafkalite.storage.segment import Found, Segment
 
 
 class BytesEnd(NamedTuple):
-    """How far a number of bytes reaches: a batch's end, or the end of the range asked for; exclusive."""
+    """How far a number of bytes reaches. Ends are exclusive: of a batch or of the requested range."""
 
     end_offset: int
     size_bytes: int  #: of the batches with an offset from the start to ``end_offset``
-    total_bytes: int  #: of those up to the end of the range asked for
+    total_bytes: int  #: of the batches up to the end of the requested range
 
 
 class SegmentList:
@@ -37,7 +37,7 @@ class SegmentList:
     def __init__(self, fs: FileSystem, directory: str, segments: Iterable[Segment] = ()) -> None:
         self._fs = fs
         self._directory = directory
-        self._retired: list[tuple[str, int | None]] = []
+        self._retired = RetiredPaths()
         self.segments = list(segments)
         self.bases = [segment.base_offset for segment in self.segments]
 
@@ -52,11 +52,11 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Which segment holds ``offset``, counted from 0; the last one for all above."""
+        """Return the number of the segment that holds ``offset``, from 0; the last one for any above."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
-        """A new active segment. Its name isn't synced. Raises DiskFullError, OSError: nothing changed."""
+        """Create an active segment, unsynced. Raises DiskFullError, OSError with nothing changed."""
         segment = Segment.create(self._fs, self._directory, base_offset, config, state)
         self.segments.append(segment)
         self.bases.append(base_offset)
@@ -67,7 +67,7 @@ class SegmentList:
     def read(
         self, offset: int, max_bytes: int, up_to: int, at_least_one: bool
     ) -> tuple[list[memoryview], int, int]:
-        """(buffers, their size, next offset) of whole batches from ``offset`` on, as ``Log.read``."""
+        """Return (buffers, their size, next offset) of whole batches from ``offset`` on, as ``Log.read``."""
         number = bisect_right(self.bases, offset) - 1
         segments = self.segments
         view, next_offset = segments[number].read(offset, max_bytes, up_to, at_least_one)
@@ -91,11 +91,11 @@ class SegmentList:
         return buffers, size_bytes, next_offset
 
     def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """As ``Log.offset_for_bytes``, for a range that is not empty and lies in the log."""
+        """``Log.offset_for_bytes`` for a range that is not empty and lies in the log."""
         first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
         start = self.segments[first].find(start_offset)
         stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))
-        # Positions from here on are from the beginning of the first segment.
+        # From here on positions count from the start of the first segment.
         bases = list(accumulate((one.size_bytes for one in self.segments[first:last]), initial=0))
         total_bytes = bases[-1] + stop - start.position
         if total_bytes <= max_bytes:
@@ -110,7 +110,7 @@ class SegmentList:
         return BytesEnd(min(offset, end_offset), size_bytes, total_bytes)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """(max timestamp, base offset) of the first batch not older than that, not below ``from_offset``."""
+        """Return (max timestamp, base offset) of the first batch not older and not below ``from_offset``."""
         for segment in self.segments:
             if segment.next_offset > from_offset:
                 found = segment.find_timestamp(timestamp_ms, from_offset)
@@ -124,7 +124,7 @@ class SegmentList:
         return max((segment.max_timestamp_ms for segment in self.segments), default=NO_TIMESTAMP)
 
     def summaries(self) -> Iterator[SegmentSummary]:
-        """For retention. Indexes are loaded one by one, as far as the caller goes on asking."""
+        """Yield summaries for retention. Indexes are loaded one by one, as far as the caller iterates."""
         for segment in self.segments:
             was_in_use = segment.is_in_use
             segment.load_indexes()
@@ -143,7 +143,7 @@ class SegmentList:
     # --- removing --------------------------------------------------------------------------------------
 
     def drop_behind(self, number: int) -> None:
-        """Unlink every segment behind ``number``, the last one first. Names aren't synced."""
+        """Unlink every segment behind ``number``, the last one first. The names are not synced."""
         while len(self.segments) > number + 1:
             segment = self.segments.pop()
             self.bases.pop()
@@ -154,8 +154,8 @@ class SegmentList:
             segment.release()
 
     def retire(self, count: int) -> list[Segment]:
-        """Take the ``count`` oldest away. Their files are renamed, so that they are gone for a start, and
-        kept until ``remove_retired``, if there is room for the new names, which are not synced."""
+        """Remove the ``count`` oldest segments. Their files are renamed, so that a start ignores them, and
+        kept until ``remove_retired``. The names are not synced."""
         retired = self.segments[:count]
         del self.segments[:count]
         del self.bases[:count]
@@ -164,13 +164,12 @@ class SegmentList:
                 path = segment.path(suffix)
                 if self._fs.exists(path):
                     self._fs.rename(path, path + layout.DELETED_SUFFIX)
-                    self._retired.append((path + layout.DELETED_SUFFIX, None))
+                    self._retired.add(path + layout.DELETED_SUFFIX)
             segment.release()
         return retired
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """``new`` has the offsets of ``old``, neighbours here, whose files are gone. Readers keep their
-        views."""
+        """Replace neighbours by ``new``, which has their offsets. Readers keep their old views."""
         number = self.segments.index(old[0])
         self.segments[number : number + len(old)] = [new]
         self.bases[number : number + len(old)] = [new.base_offset]
@@ -178,14 +177,9 @@ class SegmentList:
             segment.release()
 
     def remove_retired(self, now_ms: int, delay_ms: int) -> None:
-        """Unlink what was retired ``delay_ms`` before; for what is new the wait begins now."""
-        if not self._retired:
-            return
-        dated = [(path, now_ms + delay_ms if due is None else due) for path, due in self._retired]
-        self._retired = [(path, due) for path, due in dated if due > now_ms]
-        for path, due in dated:
-            if due <= now_ms:
-                self._fs.unlink(path)
+        """Unlink the files retired ``delay_ms`` before; the delay of new ones begins now."""
+        for path in self._retired.due(now_ms, delay_ms):
+            self._fs.unlink(path)
 
     # --- life ------------------------------------------------------------------------------------------
 
@@ -202,7 +196,7 @@ class SegmentList:
             segment.release()
 
     def release_idle(self) -> int:
-        """Let go of files and maps not used since the last call. Returns how many segments had one."""
+        """Close files and maps not used since the last call. Returns the number of segments that had one."""
         released = 0
         for segment in self.segments:
             if segment.used:
@@ -214,6 +208,6 @@ class SegmentList:
 
 
 def _is_gap(segment: Segment) -> bool:
-    """Whether compaction has left no record of it; a marker counts as one."""
+    """Whether compaction has left no record of the segment; a marker counts as a record."""
     headers = scan_producers(segment.view(), 0, segment.size_bytes)
     return all(one[1] & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT for one in headers)

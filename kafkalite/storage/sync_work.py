@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from kafkalite.storage import layout
@@ -68,15 +69,16 @@ class SyncState:
         names_changed = self.names_changed > self.names_synced
         return SyncWork(
             self._fs,
-            directory=self._directory,
-            files=files,
-            is_parent_unsynced=self.is_parent_unsynced and names_changed,
+            self._directory,
+            files,
+            are_names_unsynced=names_changed,
+            parent=layout.parent(self._directory) if self.is_parent_unsynced and names_changed else None,
             epochs_file=self._epochs_file(epochs, truncations),
             epochs=epochs,
             end_offset=end_offset,
-            are_names_unsynced=names_changed,
             closed=list(self.unsynced),
             active=active,
+            active_position=active.size_bytes if active is not None else 0,
             truncations=truncations,
             names_changed=self.names_changed,
         )
@@ -121,60 +123,30 @@ class SyncState:
             self.round.leave_epochs_alone()
 
 
+@dataclass(slots=True, eq=False)
 class SyncWork:
     """One sync round of one log. ``run`` blocks, in any thread; the rest is for the log that made it.
 
     It holds the files themselves, so that they stay open whatever the log does meanwhile.
     """
 
-    __slots__ = (
-        "_are_names_unsynced",
-        "_directory",
-        "_epochs_file",
-        "_files",
-        "_lock",
-        "active",
-        "active_position",
-        "closed",
-        "end_offset",
-        "epochs",
-        "fs",
-        "names_changed",
-        "parent",
-        "truncations",
-    )
-
-    def __init__(
-        self,
-        fs: FileSystem,
-        *,
-        directory: str,
-        files: Sequence[File],
-        is_parent_unsynced: bool,
-        epochs_file: tuple[str, bytes] | None,
-        epochs: list[EpochEntry],
-        end_offset: int,
-        are_names_unsynced: bool,
-        closed: list[Segment],
-        active: Segment | None,
-        truncations: int,
-        names_changed: int,
-    ) -> None:
-        self.fs = fs
-        self._directory = directory
-        self._files = files
-        self._are_names_unsynced = are_names_unsynced
-        #: The directory that holds the log's, if that name is not durable yet. It is synced last.
-        self.parent = layout.parent(directory) if is_parent_unsynced else None
-        self._epochs_file = epochs_file
-        self._lock = threading.Lock()
-        self.epochs = epochs
-        self.end_offset = end_offset  #: exclusive
-        self.closed = closed
-        self.active = active
-        self.active_position = active.size_bytes if active is not None else 0
-        self.truncations = truncations
-        self.names_changed = names_changed
+    fs: FileSystem
+    directory: str
+    files: list[File]
+    are_names_unsynced: bool
+    #: The directory that holds the log's, if that name is not durable yet. It is synced last.
+    parent: str | None
+    #: Path and content of the leader-epochs file, if it must be written.
+    epochs_file: tuple[str, bytes] | None
+    #: The content of the leader-epochs file after this round.
+    epochs: list[EpochEntry]
+    end_offset: int  #: the log is synced below it after this round
+    closed: list[Segment]
+    active: Segment | None
+    active_position: int
+    truncations: int
+    names_changed: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
         """Sync. Raises OSError, which is final, or DiskFullError, which the next round may overcome."""
@@ -185,13 +157,13 @@ class SyncWork:
     def run_inside(self) -> None:
         """``run`` without the sync of ``parent``."""
         with self._lock:
-            epochs_file = self._epochs_file
+            epochs_file = self.epochs_file
             if epochs_file is not None:
                 self._write_epochs(*epochs_file)
-        for file in self._files:
+        for file in self.files:
             file.sync()
-        if self._are_names_unsynced or epochs_file is not None:
-            self.fs.sync_dir(self._directory)
+        if self.are_names_unsynced or epochs_file is not None:
+            self.fs.sync_dir(self.directory)
 
     def _write_epochs(self, path: str, data: bytes) -> None:
         """Write the file. The first version is not synced: if it is missing or torn, recovery reads the
@@ -206,26 +178,26 @@ class SyncWork:
     def leave_epochs_alone(self) -> None:
         """Wait for a write of the epochs under way, and prevent a later one: the log writes them itself."""
         with self._lock:
-            self._epochs_file = None
+            self.epochs_file = None
 
 
 class StateWork:
     """The write of a log state. ``run`` blocks and may run in any thread."""
 
-    __slots__ = ("_data", "_fs", "_parent", "_path", "state")
+    __slots__ = ("_directory", "_fs", "_is_parent_unsynced", "state")
 
     def __init__(self, fs: FileSystem, directory: str, state: LogState, *, is_parent_unsynced: bool) -> None:
         self._fs = fs
-        self._parent = layout.parent(directory) if is_parent_unsynced else None
-        self._path = layout.join(directory, layout.LOG_STATE_FILE)
-        self._data = encode_log_state(state)
+        self._directory = directory
+        self._is_parent_unsynced = is_parent_unsynced
         self.state = state
 
     def run(self) -> None:
         """Raises OSError, DiskFullError."""
-        if self._parent is not None:
-            self._fs.sync_dir(self._parent)
-        self._fs.write_atomically(self._path, self._data)
+        if self._is_parent_unsynced:
+            self._fs.sync_dir(layout.parent(self._directory))
+        path = layout.join(self._directory, layout.LOG_STATE_FILE)
+        self._fs.write_atomically(path, encode_log_state(self.state))
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:

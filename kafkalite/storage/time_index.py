@@ -1,9 +1,8 @@
 """The sparse time index of one segment: largest timestamp so far -> base offset of the batch that has it.
 
-Entries are added at the very places where the offset index gets one (and once more when a segment is
-closed), and only when the largest timestamp has grown since. So for a wanted timestamp the first entry
-that is not below it names a batch, the first batch at or above the wanted timestamp is that one or stands
-before it *within the same interval of the offset index*, and less than one interval must be walked.
+Entries are added where the offset index gets one, and at the end of the segment, if the largest timestamp has
+grown. The first entry at or above a timestamp names a batch. The first batch at or above it is that one or
+stands before it *within the same interval of the offset index*, so less than one interval must be walked.
 
 Pure: arrays of numbers, no file.
 """
@@ -43,33 +42,33 @@ class TimeIndex:
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Note the largest timestamp so far, unless it hasn't grown since the last entry."""
+        """Add the largest timestamp so far if it has grown since the last entry."""
         if timestamp_ms > self.last_timestamp_ms:
             self.timestamps.append(timestamp_ms)
             self.relative_offsets.append(relative_offset)
 
     def first_not_below(self, timestamp_ms: int) -> int | None:
-        """The relative offset of the first entry at or above ``timestamp_ms``, or None."""
+        """Return the relative offset of the first entry at or above ``timestamp_ms``, or None."""
         index = bisect_left(self.timestamps, timestamp_ms)
         return self.relative_offsets[index] if index < len(self.timestamps) else None
 
     def truncate_to_offset(self, relative_offset: int) -> None:
-        """Forget entries of batches whose base offset is ``relative_offset`` or above."""
+        """Forget the entries of batches whose base offset is ``relative_offset`` or above."""
         index = bisect_left(self.relative_offsets, relative_offset)
         del self.timestamps[index:]
         del self.relative_offsets[index:]
 
     def count_below_offset(self, relative_offset: int) -> int:
-        """How many entries are of batches whose base offset is below ``relative_offset``."""
+        """Return the number of entries for batches whose base offset is below ``relative_offset``."""
         return bisect_left(self.relative_offsets, relative_offset)
 
     def entries(self, start: int, end: int) -> bytes:
-        """Entries number ``start`` to ``end`` (exclusive), as they stand in a file."""
+        """Return the entries number ``start`` to ``end`` (exclusive), encoded as in a file."""
         pairs = zip(self.timestamps[start:end], self.relative_offsets[start:end], strict=True)
         return b"".join(_ENTRY.pack(timestamp, offset) for timestamp, offset in pairs)
 
     def extend(self, entries: bytes) -> bool:
-        """Take over entries from a file. False, and nothing taken, when they don't continue the index."""
+        """Append the entries of a file. Returns False, with no change, if they don't continue the index."""
         timestamps, offsets = array("q"), array("I")
         last_timestamp, last_offset = self.last_timestamp_ms, -1
         if self.relative_offsets:

@@ -137,7 +137,7 @@ def test_r31_a_late_batch_of_an_ended_transaction_is_refused(leader):
         with pytest.raises(InvalidProducerEpochError):
             leader.part(sequence=late, verified=True)
     leader.part(epoch=1, verified=True)
-    with pytest.raises(OutOfOrderSequenceNumberError, match="expected to go on with sequence 1"):
+    with pytest.raises(OutOfOrderSequenceNumberError, match="expected to continue with sequence 1"):
         leader.part(epoch=1, sequence=2)
 
 

@@ -110,7 +110,7 @@ def test_a_batch_that_is_cut_off_is_told(fs: MemoryFileSystem, store: LogStore) 
     path = f"{DIRECTORY}/00000000000000000100.log"
     fs.open(path).truncate(161 * 9 + 100)
     *_, last = inspect.iter_batches(fs, path)
-    assert "161 bytes where 100 are left" in str(last.problem)
+    assert "161 bytes, but only 100 bytes are left" in str(last.problem)
 
 
 def test_index_entries_are_absolute(fs: MemoryFileSystem, store: LogStore) -> None:
@@ -127,7 +127,7 @@ def test_index_entries_are_absolute(fs: MemoryFileSystem, store: LogStore) -> No
 
 @pytest.mark.parametrize("name", ["00000000000000000050.log", "node.json", "5.index"])
 def test_another_file_is_no_index(name: str, fs: MemoryFileSystem, store: LogStore) -> None:
-    with pytest.raises(DataDirectoryError, match="no index file"):
+    with pytest.raises(DataDirectoryError, match="not an index file"):
         inspect.read_index(fs, f"{DIRECTORY}/{name}")
 
 
@@ -168,9 +168,9 @@ def test_damaged_files_of_a_data_directory_are_told(name: str, fs: MemoryFileSys
 
 
 def test_what_is_no_log_and_no_data_directory_is_named(fs: MemoryFileSystem, store: LogStore) -> None:
-    with pytest.raises(DataDirectoryError, match="no log directory"):
+    with pytest.raises(DataDirectoryError, match="not a log directory"):
         inspect.verify_log(fs, "/data")
-    with pytest.raises(DataDirectoryError, match="no data directory"):
+    with pytest.raises(DataDirectoryError, match="not a data directory"):
         inspect.verify_data_dir(fs, DIRECTORY)
 
 

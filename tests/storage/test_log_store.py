@@ -65,7 +65,7 @@ def test_a_directory_is_formatted_once(fs: MemoryFileSystem) -> None:
     identity = format_data_dir(fs, PATH, cluster_id="c", node_id=7, rng=random.Random(1))
     assert identity.cluster_id == "c" and identity.node_id == 7 and len(identity.directory_id) == 32
     assert read_identity(fs, PATH) == identity
-    with pytest.raises(DataDirectoryError, match="formatted already"):
+    with pytest.raises(DataDirectoryError, match="already formatted"):
         format_data_dir(fs, PATH, cluster_id="c", node_id=7)
     store = LogStore.open(fs, PATH, node_id=7)
     assert store.identity == identity

@@ -17,7 +17,7 @@ from kafkalite.errors import (
     RequestTimeoutError,
 )
 from kafkalite.protocol.api import ApiKey
-from kafkalite.protocol.messages.metadata import MetadataRequest
+from kafkalite.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 ALL = MetadataRequest(None, False)
 
@@ -86,15 +86,22 @@ async def test_silence_fails_the_request_and_all_behind_it(
 
 
 async def test_a_cancelled_call_drops_its_answer(fake_broker: Any, make_fault: Any) -> None:
+    """The responses of cancelled calls arrive, go to no other call, and raise nothing in the loop."""
+    raised: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: raised.append(context))
     connection = await _connect(fake_broker)
     held = asyncio.Event()
-    fake_broker.fault(ApiKey.METADATA, make_fault(hold=held), make_fault(hold=held, refuse=42))
+    fake_broker.fault(ApiKey.METADATA, *[make_fault(hold=held, refuse=42) for _ in range(2)])
     calls = [asyncio.ensure_future(connection.call(ALL, timeout_ms=1000)) for _ in range(2)]
     await _settle()
     for call in calls:
         call.cancel()
+    await _settle()
+    assert all(call.cancelled() for call in calls)
+    assert connection.in_flight == 2, "the broker still responds to them"
     held.set()
-    await connection.call(ALL, timeout_ms=1000)
+    assert isinstance((await connection.call(ALL, timeout_ms=1000)).message, MetadataResponse)
+    assert (connection.in_flight, raised) == (0, [])
     connection.close()
     await _settle()
 

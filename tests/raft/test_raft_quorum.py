@@ -21,7 +21,7 @@ from kafkalite.errors import (
     StorageError,
 )
 from kafkalite.metadata import record_codec
-from kafkalite.metadata.records import ConfigRecord, TopicRecord
+from kafkalite.metadata.records import ConfigRecord
 from kafkalite.protocol.messages.cluster import FetchMetadataResponse, MetadataEntry
 from kafkalite.raft.adapter import RaftSettings
 from kafkalite.raft.observer_quorum import ObserverQuorum
@@ -599,7 +599,3 @@ async def test_an_observer_that_cannot_read_stops(payload, kit):
     async with observing(fetch, machine):
         await until(lambda: machine.failure is not None)
     assert isinstance(machine.failure, StorageError)
-
-
-def test_topic_records_are_what_the_kit_makes(kit):
-    assert isinstance(kit.topic(1)[0], TopicRecord)

@@ -352,11 +352,23 @@ def test_a_batch_without_rows_is_recorded_as_finished(
         assert group.last_batch_id() == 4
 
 
-def test_no_messages_are_nothing_to_commit(cluster: SyncCluster, topic: str) -> None:
+def test_no_messages_are_nothing_to_commit(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """Neither the topic nor the query's place in its batches changes."""
     sink = writer(cluster, topic)
-    sink.commit([], 0)
-    sink.commit([None], 0)
-    sink.abort([None], 0)
+    enter(FakeTask(query, 0))
+    sink.commit([sink.write(rows("a"))], 0)
+    ends = end_offsets(cluster, topic)
+    sink.commit([], 1)
+    sink.commit([None], 1)
+    sink.abort([None], 1)
+    assert end_offsets(cluster, topic) == ends
+    with TransactionGroup(f"spark-{query}", cluster.bootstrap_servers) as group:
+        assert group.last_batch_id() == 0
+    enter(FakeTask(query, 1))
+    sink.commit([sink.write(rows("b"))], 1)
+    assert committed(cluster, topic) == ["a", "b"]
 
 
 # --- what can't be -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore, format_data_dir, read_identity
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.recording_filesystem import RecordingFileSystem, crash_states
 
 PATH = "/var/data"
 CONFIG = LogConfig(segment_bytes=4096, preallocate_min_bytes=1024)
@@ -113,12 +114,23 @@ def test_formatting_can_be_left_to_people(fs: MemoryFileSystem) -> None:
         open_store(fs, format_if_empty=False)
 
 
-def test_a_format_that_was_cut_short_can_be_done_again(fs: MemoryFileSystem) -> None:
-    for seed in range(10):
-        disk = MemoryFileSystem(crashable=True)
-        format_data_dir(disk, "/a/b/c", cluster_id="c", node_id=1)
-        disk.crash(random.Random(seed))
-        assert read_identity(disk, "/a/b/c") is not None, "formatting is durable"
+def test_a_format_that_was_cut_short_can_be_done_again() -> None:
+    """After a power loss at any point the directory is formatted completely, or can be formatted again."""
+    recording = RecordingFileSystem(MemoryFileSystem(crashable=True))
+    identity = format_data_dir(recording, "/a/b/c", cluster_id="c", node_id=1)
+    recording.note("returned")
+    cut_short = 0
+    for state in crash_states(recording.operations):
+        disk = MemoryFileSystem.from_tree(state.files, state.directories)
+        found = read_identity(disk, "/a/b/c")
+        if found is None:
+            assert state.note != "returned", f"formatting is durable: {state.label}"
+            cut_short += 1
+            again = format_data_dir(disk, "/a/b/c", cluster_id="c", node_id=1)
+            assert read_identity(disk, "/a/b/c") == again
+        else:
+            assert found == identity
+    assert cut_short > 1
 
 
 def test_two_processes_do_not_share_a_directory(fs: MemoryFileSystem, tmp_path: Path) -> None:

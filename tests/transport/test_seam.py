@@ -11,8 +11,6 @@ import uvloop
 
 from kafkalite.errors import ConnectionFailedError, ListenError
 from kafkalite.transport import transport_for
-from kafkalite.transport.inproc import InprocTransport
-from kafkalite.transport.tcp import TcpTransport
 
 ADDRESSES = {"tcp": "127.0.0.1:0", "inproc": "inproc://"}
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -68,9 +66,24 @@ class Joined:
         await self.listener.wait_closed()
 
 
-def test_transport_for_tells_by_the_address() -> None:
-    assert isinstance(transport_for("inproc://x"), InprocTransport)
-    assert isinstance(transport_for("localhost:9092"), TcpTransport)
+def test_the_address_decides_which_transport_carries_the_bytes(run: Any, recorder: Any) -> None:
+    """The same name is two places: a socket of the kernel, and an object of this process."""
+
+    async def check() -> None:
+        async with Joined("127.0.0.1:0", recorder) as over_tcp:
+            port = over_tcp.listener.address.rpartition(":")[2]
+            async with Joined(f"inproc://127.0.0.1:{port}", recorder) as in_process:
+                sockets = [
+                    joined.client.transport.get_extra_info("socket") for joined in (over_tcp, in_process)
+                ]
+                assert sockets[0].getpeername() == ("127.0.0.1", int(port))
+                assert sockets[1] is None
+                over_tcp.client.transport.write(b"tcp")
+                in_process.client.transport.write(b"inproc")
+                assert await over_tcp.server.read(3) == b"tcp"
+                assert await in_process.server.read(6) == b"inproc"
+
+    run(check())
 
 
 def test_bytes_arrive_in_order_both_ways(run: Any, address: str, recorder: Any) -> None:

@@ -103,7 +103,7 @@ def test_what_stands_between_the_cluster_and_a_wish(requested: RequestedState, e
 def test_a_controller_that_is_gone_is_named_once() -> None:
     nodes = [QuorumNode(1, "", True, 5, 0), QuorumNode(2, "", True, 5, 80), QuorumNode(9, "", True, 1, 9000)]
     seen = DescribeQuorumResponse(0, None, 1, 1, 3, 5, 5, 6, 0, nodes)
-    assert problems(WHOLE, seen) == ["controller 9 is not heard of"]
+    assert problems(WHOLE, seen) == ["controller 9 is silent"]
     by_another = DescribeQuorumResponse(0, None, 2, 1, 3, 5, 5, 6, 0, nodes)
     assert problems(WHOLE, by_another) == [], "only the leader knows"
 

@@ -77,7 +77,7 @@ async def test_silence_fails_the_request_and_all_behind_it(
     impatient = asyncio.ensure_future(connection.call(ALL, timeout_ms=30))
     patient = asyncio.ensure_future(connection.call(ALL, timeout_ms=60_000))
     for waiting in (impatient, patient):
-        with pytest.raises(RequestTimeoutError, match="did not answer within 30 ms"):
+        with pytest.raises(RequestTimeoutError, match="did not respond within 30 ms"):
             await waiting
     await _settle()
     assert not connection.is_open

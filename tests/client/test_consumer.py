@@ -208,7 +208,7 @@ async def test_subscription_and_assignment_replace_each_other(fake_broker: Any) 
         consumer.assign([])
         assert await consumer.get_many(timeout_ms=5) == []
         for wrong in ((), ("a",)):
-            with pytest.raises(ClientError, match="one of the two"):
+            with pytest.raises(ClientError, match="either to topics or to a pattern"):
                 consumer.subscribe(*wrong, pattern="b" if wrong else None)
 
 

@@ -628,7 +628,7 @@ async def test_a_commit_ends_with_the_client(fake_broker: Any, coordinator: Any,
 
 async def test_a_zombie_is_refused_by_name_for_good(fake_broker: Any, coordinator: Any) -> None:
     async with _producer(fake_broker) as zombie, _producer(fake_broker) as successor:
-        with pytest.raises(ProducerFencedError, match="shut out") as raised:
+        with pytest.raises(ProducerFencedError, match="fenced") as raised:
             async with zombie.transaction():
                 await zombie.send("t", b"no")
         assert "app" in str(raised.value) and "close this producer" in raised.value.hint

@@ -100,24 +100,25 @@ from kafkalite.rng import Rng
 
 T = TypeVar("T")
 
-#: A broker that uses its whole time limit still has this much for its response to arrive, at most.
+# : A broker's time limit ends this long before the client's, at most, so that its response can arrive.
 RESPONSE_MARGIN_MS: Final = 500
 
-#: Admin commits without membership, which is allowed only while the group has no members (R39).
+# : Admin commits offsets without being a member, which is allowed only while the group has no members (R39).
 _NO_MEMBER: Final = ""
 _NO_MEMBER_EPOCH: Final = -1
 
 
 class Admin:
-    """Looks after a cluster.
+    """Administers a cluster.
 
     ::
 
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    Methods for one thing raise its BrokerError. Methods for several do all they can and then raise the
-    first error, with a note on how many failed; ``return_exceptions=True`` has errors returned as results.
+    Methods for one object raise its BrokerError. Methods for several process all of them and then raise
+    the first error, with a note on how many failed; with ``return_exceptions=True`` errors are returned
+    as results.
     """
 
     def __init__(
@@ -184,7 +185,9 @@ class Admin:
         validate_only: bool = False,
         return_exceptions: bool = False,
     ) -> dict[str, Any]:
-        """Create topics, given as NewTopic or as {name: number of partitions}; {name: CreatedTopic}."""
+        """Create topics, given as NewTopic or as {name: number of partitions}. Returns {name:
+        CreatedTopic}.
+        """
         if isinstance(topics, Mapping):
             topics = [NewTopic(name, partitions) for name, partitions in topics.items()]
         new = [
@@ -207,18 +210,18 @@ class Admin:
     async def delete_topics(
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete topics and all their records; {name: None}. Raises UnknownTopicOrPartitionError."""
+        """Delete topics and all their records. Returns {name: None}. Raises UnknownTopicOrPartitionError."""
         response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
         results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in response.topics}
         return _results(results, return_exceptions)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
-        """Every topic; internal ones only when asked for."""
+        """Return every topic, internal ones only if ``internal``."""
         response = await self._call(MetadataRequest(None, False))
         return [topic_description(topic) for topic in response.topics if internal or not topic.is_internal]
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
-        """The topics, in the order of ``names``. Raises UnknownTopicOrPartitionError."""
+        """Return the topics in the order of ``names``. Raises UnknownTopicOrPartitionError."""
         response = await self._call(MetadataRequest(list(names), False))
         described = {}
         for topic in response.topics:
@@ -229,12 +232,12 @@ class Admin:
         return [described[name] for name in names]
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """One topic, with the state of each partition. Raises UnknownTopicOrPartitionError."""
+        """Return one topic with the state of each partition. Raises UnknownTopicOrPartitionError."""
         (description,) = await self.describe_topics([name])
         return description
 
     async def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
-        """Give a topic more partitions: ``total_count`` then. Raises InvalidPartitionsError."""
+        """Raise the number of partitions of a topic to ``total_count``. Raises InvalidPartitionsError."""
         request = messages.CreatePartitionsRequest(
             self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
         )
@@ -245,7 +248,7 @@ class Admin:
     async def describe_configs(
         self, resource_type: Literal["topic", "broker"], name: str
     ) -> dict[str, ConfigValue]:
-        """Every setting of a topic, or of a broker (its node id), by name."""
+        """Return every setting of a topic, or of a broker (by node id), by name."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
         resources = (await self._call(request)).resources
         _raise_first(resources, f"{resource_type} {name!r}")
@@ -264,7 +267,7 @@ class Admin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Set settings; None takes an override away. All or none. Raises InvalidConfigError."""
+        """Change settings, all or none. None removes an override. Raises InvalidConfigError."""
         request = messages.AlterConfigsRequest(
             validate_only,
             [
@@ -279,7 +282,9 @@ class Admin:
     async def list_offsets(
         self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Where each partition begins, ends (exclusive), or passes a time in ms; offset -1: all are older."""
+        """Return the first offset, the end offset (exclusive), or the first at a time in ms (-1: all are
+        older).
+        """
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
         timestamp_ms = translate[at] if isinstance(at, str) else at
@@ -296,7 +301,9 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete records below an offset (-1: all that can be read); {partition: its new log start}."""
+        """Delete records below an offset (-1: below the high watermark). Returns {partition: new log start
+        offset}.
+        """
         self._check_open()
         await check_partitions(self._cluster, before)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}
@@ -316,7 +323,7 @@ class Admin:
     # --- cluster -------------------------------------------------------------------------------
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Every broker, fenced ones too, and which node is the active controller."""
+        """Return every broker, fenced ones included, and the active controller."""
         response = await self._call(DescribeClusterRequest())
         return ClusterDescription(
             response.cluster_id,
@@ -326,7 +333,7 @@ class Admin:
         )
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
-        """The controllers' quorum, as its leader sees it if that can be asked, or as ``node_id`` does."""
+        """Return the controller quorum as its leader, if reachable, or as ``node_id`` sees it."""
         response = await self._call(DescribeQuorumRequest(), node_id=node_id)
         leader_id = response.leader_id
         if (
@@ -334,7 +341,7 @@ class Admin:
             and leader_id != response.node_id
             and leader_id in self._cluster.metadata.addresses
         ):
-            with contextlib.suppress(ConnectionFailedError):  # else what the first one said must do
+            with contextlib.suppress(ConnectionFailedError):  # otherwise the first response is returned
                 response = await self._call(DescribeQuorumRequest(), node_id=leader_id)
         return QuorumDescription(
             response.node_id,
@@ -350,10 +357,10 @@ class Admin:
     async def describe_metadata(
         self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
     ) -> MetadataDescription:
-        """What stands at ``path`` of the metadata (``/topics/orders/0``), and the names one level below.
+        """Return the metadata at ``path`` (such as ``/topics/orders/0``) and the names one level below.
 
-        With ``after_offset`` it is told once the metadata log has passed that offset, or as it is after
-        ``max_wait_ms``. Raises InvalidRequestError when there is no such path.
+        With ``after_offset``, wait until the metadata log has passed that offset, at most
+        ``max_wait_ms``. Raises InvalidRequestError if the path does not exist.
         """
         import json
 
@@ -368,9 +375,10 @@ class Admin:
         is_unclean: bool = False,
         return_exceptions: bool = False,
     ) -> dict[TopicPartition, Any]:
-        """Let the preferred replicas lead again: of ``partitions``, or wherever another leads; {tp: leader}.
+        """Make the preferred replicas lead ``partitions``, or every partition that another replica leads.
+        Returns {tp: leader}.
 
-        ``is_unclean`` elects any live replica where none is eligible, though committed records may be lost.
+        ``is_unclean`` elects any live replica if none is eligible, which may lose committed records.
         Raises PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
         """
         chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
@@ -384,11 +392,11 @@ class Admin:
         return _results(results, return_exceptions)
 
     async def controlled_shutdown(self, node_id: int) -> None:
-        """Have a broker hand over what it leads, and stop. Returns when it has begun to."""
+        """Make a broker hand over its leaderships and stop. Returns when it has begun to."""
         await self._call(messages.ControlledShutdownRequest(node_id))
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
-        """Every partition's log on every broker, or those of ``topics``."""
+        """Return every partition's log on every broker, of all topics or of ``topics``."""
         request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
         nodes = sorted(self._cluster.metadata.addresses)
         responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
@@ -411,7 +419,7 @@ class Admin:
     # --- groups ------------------------------------------------------------------------------------------
 
     async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
-        """Every group of the cluster, or those in one of ``states``, by name."""
+        """Return the groups of the cluster, all or those in one of ``states``, sorted by name."""
         responses = await self._call_every_broker(ListGroupsRequest(list(states)))
         return sorted(
             (
@@ -423,7 +431,8 @@ class Admin:
         )
 
     async def describe_group(self, group_id: str, *, journal: bool = False) -> GroupDescription:
-        """Its members and what each holds; with ``journal`` also the cause of its latest generations.
+        """Return the group's members and their partitions; with ``journal`` also the causes of its latest
+        generations.
 
         Raises GroupIdNotFoundError.
         """
@@ -436,7 +445,7 @@ class Admin:
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed, of ``partitions`` or of all; what has nothing is left out."""
+        """Return the committed offsets of ``partitions``, or of all. Partitions without one are omitted."""
         offsets = await self._committed(group_id, partitions)
         return {tp: as_committed(one) for tp, one in offsets.items()}
 
@@ -455,7 +464,7 @@ class Admin:
         return found
 
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
-        """How far the group is in each partition that it holds or has committed, in order.
+        """Return the group's lag in each partition that it is assigned or has committed, in order.
 
         Raises GroupIdNotFoundError for a group that has neither members nor offsets.
         """
@@ -480,9 +489,9 @@ class Admin:
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """Let the group go on at these offsets. Only while it has no members.
+        """Set the group's committed offsets. Allowed only while the group has no members.
 
-        Raises UnknownMemberIdError when it has some, UnknownTopicOrPartitionError.
+        Raises UnknownMemberIdError if it has members, UnknownTopicOrPartitionError.
         """
         entries = [to_commit(tp, offset) for tp, offset in offsets.items()]
         request = OffsetCommitRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, None, entries)
@@ -496,7 +505,9 @@ class Admin:
         *,
         return_exceptions: bool = False,
     ) -> dict[TopicPartition, BrokerError | None]:
-        """Forget what the group has committed there. Raises GroupSubscribedToTopicError while it reads it."""
+        """Delete the group's committed offsets. Raises GroupSubscribedToTopicError while the group reads
+        the topic.
+        """
         request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         return _results(_errors(group_id, response.offsets), return_exceptions)
@@ -504,7 +515,9 @@ class Admin:
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Forget groups and their offsets; {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
+        """Delete groups and their offsets. Returns {name: None}. Raises NonEmptyGroupError,
+        GroupIdNotFoundError.
+        """
         results: dict[str, BrokerError | None] = {}
         for group_id in group_ids:
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
@@ -516,7 +529,9 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Every transactional id, or those in one of ``states`` and open for so long, by name."""
+        """Return the transactional ids, all or those in one of ``states`` and open for
+        ``min_duration_ms``, by name.
+        """
         responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
         return sorted(
             (
@@ -528,42 +543,44 @@ class Admin:
         )
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """Raises TransactionalIdNotFoundError."""
+        """Return the state of a transactional id. Raises TransactionalIdNotFoundError."""
         request = DescribeTransactionsRequest([transactional_id])
         response = await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
         _raise_first(response.transactions, f"transactional id {transactional_id!r}")
         return transaction_description(response.transactions[0])
 
     async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
-        """Raises TransactionalIdNotFoundError."""
+        """Return the last decided batch and the open writers. Raises TransactionalIdNotFoundError."""
         request = DescribeTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         return transaction_group_description(response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
-        """As ``TransactionGroup.retire``, for an application that is not there any more."""
+        """Retire an application as ``TransactionGroup.retire`` does. For an application that no longer
+        runs.
+        """
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         last: int = response.last_batch_id
         return last
 
     async def abort_transaction(self, transactional_id: str) -> None:
-        """Abort what a transactional id has open, and fence its producer (R34).
+        """Abort the open transaction of a transactional id, if any, and fence its producer (R34).
 
-        Nothing happens, but for the fencing, if nothing is open. Raises TransactionalIdNotFoundError,
-        InvalidTxnStateError for the application id of a transaction group.
+        Raises TransactionalIdNotFoundError, InvalidTxnStateError for the application id of a
+        transaction group.
         """
         described = await self.describe_transaction(transactional_id)
         request = InitProducerIdRequest(
             transactional_id, described.timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
         )
-        with contextlib.suppress(ConcurrentTransactionsError):  # it is being ended, and takes a while
+        with contextlib.suppress(ConcurrentTransactionsError):  # the end is decided, but takes a while
             await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """The producers that the leader of each partition knows (KIP-664)."""
+        """Return the producers known to the leader of each partition (KIP-664)."""
         described: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)
@@ -575,10 +592,10 @@ class Admin:
     async def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, min_age_ms: int
     ) -> list[HangingTransaction]:
-        """Transactions open in ``partitions`` that no coordinator knows of (KIP-664).
+        """Return transactions open in ``partitions`` that no coordinator knows (KIP-664).
 
-        Younger ones than ``min_age_ms``, by the timestamp of their last batch, are left out: a coordinator
-        may just be learning of them.
+        Omits those whose last batch is younger than ``min_age_ms``, because a coordinator may not know
+        them yet.
         """
         now_ms = self._clock.wall_ms()
         known: set[int] | None = None
@@ -598,9 +615,9 @@ class Admin:
     async def abort_hanging_transaction(
         self, tp: TopicPartition, producer_id: int, start_offset: int
     ) -> None:
-        """End, as aborted, the transaction that hangs there: of this producer, from this offset on.
+        """Abort the hanging transaction of this producer that starts at ``start_offset``.
 
-        Raises InvalidTxnStateError when there is no such one open.
+        Raises InvalidTxnStateError if no such transaction is open.
         """
         request = AbortTransactionRequest(*tp, producer_id, start_offset)
         response = await self._call(request, node_id=await self._leader(tp))
@@ -628,12 +645,12 @@ class Admin:
         return (await self._cluster.call(request, node_id=node_id)).message
 
     async def _call_coordinator(self, key_type: int, key: str, request: Any) -> Any:
-        """Ask who coordinates ``key``. Raises the answer's BrokerError."""
+        """Send ``request`` to the coordinator of ``key``. Raises the response's BrokerError."""
         self._check_open()
         return await CoordinatorLink(self._cluster, key_type, key).call(request)
 
     async def _call_every_broker(self, request: Any) -> dict[int, Any]:
-        """{node id: its answer} of every broker that is alive. Raises what one of them raises."""
+        """Return {node id: response} of every live broker. Raises the first error."""
         self._check_open()
         nodes = sorted(self._cluster.metadata.addresses)
         responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
@@ -643,13 +660,13 @@ class Admin:
 
     @property
     def _timeout_ms(self) -> int:
-        """How long a broker may take: it is to answer before request.timeout.ms ends the waiting."""
+        """The broker's time limit: it responds before request.timeout.ms ends the wait."""
         timeout_ms = self.config.request_timeout_ms
         return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
 
 
 def _error_of(result: Any, what: str) -> BrokerError | None:
-    """The error that a result of an answer tells, about ``what``; None without one."""
+    """Return the error in a result about ``what``, or None."""
     if result.error_code == 0:
         return None
     return broker_error(result.error_code, result.error_message or "", about=what)
@@ -664,7 +681,7 @@ def _raise_first(results: Iterable[Any], what: str) -> None:
 
 
 def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """The results, or the first error with a note on the others."""
+    """Return the results, or raise the first error with a note on the others."""
     errors = [result for result in results.values() if isinstance(result, BrokerError)]
     if errors and not return_exceptions:
         if len(results) > 1:

@@ -1,4 +1,4 @@
-"""What a cluster looks like from outside, and what is wrong with it: asked once, then only values."""
+"""The state of a cluster from outside, and its problems. Requests first, then pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kafkalite.protocol.messages.metadata import (
 
 NOBODY: Final = -1
 
-#: A controller that the leader has not heard of for so long is gone: they speak many times a second.
+# : The leader considers a controller gone after this silence; controllers send messages many times a second.
 VOTER_SILENCE_MS: Final = 2_000
 
 LIVE: Final = "live"
@@ -33,7 +33,7 @@ LEAVING: Final = "shutting down"
 
 
 class PlacedPartition(NamedTuple):
-    """A partition's state, under its name."""
+    """A partition's name and state."""
 
     name: TopicPartition
     state: PartitionMetadata
@@ -48,13 +48,13 @@ class PlacedPartition(NamedTuple):
 
     @property
     def is_led_by_another(self) -> bool:
-        """Whether not the preferred replica, the first, leads."""
+        """Whether a replica other than the preferred one, the first, leads."""
         return not self.is_leaderless and self.state.leader_id != self.state.replicas[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """One moment of a cluster, as the broker that was asked knows it."""
+    """A snapshot of a cluster, according to the broker that responded."""
 
     cluster_id: str
     controller_id: int
@@ -81,7 +81,7 @@ class ClusterView:
 
 
 class BrokerLoad(NamedTuple):
-    """How much of the cluster is one broker's."""
+    """One broker's share of the cluster."""
 
     leads: int
     replicas: int
@@ -120,17 +120,17 @@ def view_of(cluster: DescribeClusterResponse, topics: MetadataResponse) -> Clust
 
 
 async def look(client: ClusterClient) -> ClusterView:
-    """Raises as ClusterClient.call."""
+    """Return a snapshot from any broker. Raises the same errors as ``ClusterClient.call``."""
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message
     return view_of(cluster, topics)
 
 
 async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
-    """The cluster as the first of ``addresses`` that answers knows it, each given ``timeout_ms``.
+    """Return a snapshot from the first of ``addresses`` that responds, each within ``timeout_ms``.
 
-    Asks no other broker, as a client would. Raises the last one's ConnectionFailedError or
-    RequestTimeoutError; any error of a broker that did answer.
+    Asks no other brokers, unlike a client. Raises the last ConnectionFailedError or
+    RequestTimeoutError, and any error of a broker that did respond.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
@@ -153,7 +153,9 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """The quorum as its leader sees it, who alone knows how far the others are; else as anyone does."""
+    """Return the quorum as its leader sees it, which alone knows the others' offsets, or else as any node
+    does.
+    """
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NOBODY, response.node_id} or leader_id not in client.metadata.addresses:
@@ -162,20 +164,20 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     return leaders
 
 
-# --- what is wrong ---------------------------------------------------------------------------------
+# --- problems --------------------------------------------------------------------------------------
 
 
 class RequestedState(NamedTuple):
-    """What somebody waits for, beyond a controller."""
+    """What a caller waits for, in addition to a controller."""
 
     broker_count: int = 1
     is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
     node_id: int | None = None  #: a broker that must be live
-    topics: frozenset[str] = frozenset()  #: that must be there, led everywhere
+    topics: frozenset[str] = frozenset()  # : topics that must exist and have leaders everywhere
 
 
 def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
-    """Why the wish is not fulfilled yet, the most important first; nothing when it is. Pure."""
+    """Return why the cluster is not in the requested state, most important first. Pure."""
     found: list[str] = []
     live = view.live
     if view.controller_id < 0:
@@ -216,7 +218,7 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Controllers that the leader has not heard of lately; only the leader knows. Pure."""
+    """Return the controllers that the leader has not heard from recently. Only the leader knows. Pure."""
     if quorum.leader_id != quorum.node_id:
         return []
     return [
@@ -229,12 +231,12 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
 
 
 def problems(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
-    """Everything about the cluster that is not as it should be. Pure."""
+    """Return everything that is wrong with the cluster. Pure."""
     found: list[str] = []
     known = {broker.node_id for broker in view.brokers if broker.is_fenced}
     for node_id in silent_voters(quorum) if quorum is not None else ():
         if node_id not in known:
-            found.append(f"controller {node_id} is not heard of")
+            found.append(f"controller {node_id} is silent")
     if view.controller_id < 0:
         found.append("no controller: metadata can't change, leaders go on with what their ISR allows")
     for broker in view.brokers:

@@ -16,12 +16,12 @@ from kafkalite.protocol.messages.transactions import (
     TxnPartition,
 )
 
-BROKER_DEFAULT = -1  #: as a number of partitions or replicas: the broker's own setting
+BROKER_DEFAULT = -1  # : use the broker's own setting for the number of partitions or replicas
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to be created. BROKER_DEFAULT takes num.partitions, or default.replication.factor."""
+    """A topic to create. BROKER_DEFAULT means num.partitions, or default.replication.factor."""
 
     name: str
     partitions: int = BROKER_DEFAULT
@@ -45,7 +45,7 @@ class PartitionDescription:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     partition_epoch: int  #: grows with every change of leader, replicas or ISR
-    elr: tuple[int, ...]  #: outside the ISR and still holding everything committed (KIP-966)
+    elr: tuple[int, ...]  # : replicas outside the ISR that still have every committed record (KIP-966)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class NodeDescription:
     address: str
     rack: str | None
     broker_epoch: int  #: grows with every registration
-    is_fenced: bool  #: not alive as far as the controller knows: it leads nothing
+    is_fenced: bool  # : not live according to the controller: leads no partition
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -89,13 +89,13 @@ class QuorumMember:
     node_id: int
     address: str  #: of its controller listener; "" when it is not known
     is_voter: bool
-    match_offset: int  #: its log agrees with the leader's up to here; -1 when not known
-    last_contact_ms: int  #: since it was heard of; -1 never
+    match_offset: int  # : the offset up to which its log matches the leader's; -1 if unknown
+    last_contact_ms: int  # : time since the last message from it; -1 if never
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumDescription:
-    """The controller quorum as ``node_id`` sees it; match offsets are known to the leader alone."""
+    """The controller quorum as ``node_id`` sees it. Only the leader knows match offsets."""
 
     node_id: int
     leader_id: int  #: -1 while there is none
@@ -109,7 +109,7 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class MetadataDescription:
-    """Part of the metadata tree: {path: what stands there}; None of a mere directory."""
+    """Part of the metadata tree: {path: value}; None for a directory."""
 
     metadata_offset: int
     nodes: dict[str, Any]
@@ -150,16 +150,18 @@ class MemberDescription:
     host: str
     subscribed_topics: tuple[str, ...]
     subscribed_pattern: str | None
-    assignment: tuple[TopicPartition, ...]  #: what it holds
-    target: tuple[TopicPartition, ...]  #: what it is to hold
-    awaited_revocation: tuple[TopicPartition, ...]  #: what it must give back before another gets it
+    assignment: tuple[TopicPartition, ...]  # : the partitions it owns
+    target: tuple[TopicPartition, ...]  # : the partitions it is to own
+    awaited_revocation: tuple[
+        TopicPartition, ...
+    ]  # : the partitions it must revoke before another member gets them
     last_heartbeat_ms_ago: int
     state: str  #: Stable, Unrevoked, Unreleased
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Why a group has this generation."""
+    """Why a group has a generation."""
 
     group_epoch: int
     time_ms: int  #: wall clock
@@ -182,13 +184,13 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is in one partition. Offsets are of the next record; None: nothing is committed."""
+    """A group's lag in one partition. Offsets are those of the next record; None if none is committed."""
 
     partition: TopicPartition
     committed: OffsetAndMetadata | None
     commit_ms: int | None  #: wall clock
     end_offset: int
-    member: MemberDescription | None  #: who holds it
+    member: MemberDescription | None  # : the member that owns it
 
     @property
     def lag(self) -> int | None:
@@ -218,7 +220,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ProducerDescription:
-    """A producer that a partition's leader knows."""
+    """A producer known to a partition's leader."""
 
     producer_id: int
     producer_epoch: int
@@ -230,7 +232,7 @@ class ProducerDescription:
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """Open in a partition, and unknown to every coordinator: nobody will end it."""
+    """A transaction that is open in a partition but unknown to every coordinator, so that it never ends."""
 
     partition: TopicPartition
     producer: ProducerDescription
@@ -252,7 +254,9 @@ class TransactionGroupDescription:
     application_id: str
     last_batch_id: int  #: the last one decided; -1 before any
     last_winners: tuple[str, ...]
-    writers: tuple[TransactionGroupWriter, ...]  #: whose records are not ended in every partition
+    writers: tuple[
+        TransactionGroupWriter, ...
+    ]  # : those whose transactions have not ended in every partition
 
 
 def topic_description(topic: TopicMetadata) -> TopicDescription:

@@ -1,9 +1,9 @@
 """Decides the steps of one request: locate the target, dial, send, pause, give up. Pure.
 
-A *target* is whatever the request is for: any broker, one node, the leaders of partitions, a coordinator, the
+The *target* of a request is any broker, one node, the leaders of partitions, a coordinator, or the
 controller. ``CallPlan`` names the next step; the caller takes it and reports the result. Every request
-loop of the project follows a plan: ``call_driver.drive`` for asyncio, ``Brokers.until_answered`` for blocking
-sockets. The loop around a plan is always this one::
+loop of the project follows a plan: ``call_driver.drive`` on asyncio, ``Brokers.until_answered`` on
+blocking sockets. The loop is always this one::
 
     plan = CallPlan(rules, now_ms=now_ms(), timeout_ms=30_000)
     while True:
@@ -24,7 +24,7 @@ sockets. The loop around a plan is always this one::
         except KafkaliteError as error:
             plan.failed(error, now_ms(), chance())
 
-Rules per target differ in two things: which errors may pass (``CallRules.judge``), and the pauses.
+The rules of targets differ in which errors are retried (``CallRules.judge``) and in the pauses.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ Judge: TypeAlias = Callable[[KafkaliteError], Verdict]
 
 
 def judge_broker_error(error: KafkaliteError) -> Verdict:
-    """The verdict for requests to any broker, to one node, and to the leaders of partitions.
+    """Return the verdict for requests to any broker, to one node, and to the leaders of partitions.
 
-    Kafka's retriable codes, lost connections and timeouts may pass; codes that say that the metadata is out
-    of date relocate.
+    Retries Kafka's retriable codes, lost connections and timeouts. Locates the target again after
+    errors that mean outdated metadata.
     """
     if not is_retriable(error):
         return FINAL
@@ -87,9 +87,10 @@ class CallRules:
     attempt_timeout_ms: int | None = None
     #: Give up after so many failures. None: only the deadline ends the plan.
     max_failures: int | None = None
-    #: Retry the first failure without a pause: often an idle connection was closed. Later failures relocate.
+    # : Retry the first failure without a pause, because often the broker had closed an idle connection.
+    # Locate the : target again after every later failure.
     has_free_retry: bool = False
-    #: ``locate`` only starts a lookup, which goes on in the background: do it before the pause, not after.
+    # : ``locate`` only starts a lookup that continues in the background, so it precedes the pause.
     locates_in_background: bool = False
     #: ``wake`` can end a pause, so a pause may last until the deadline. Otherwise the plan gives up as soon
     #: as the next pause would reach the deadline.
@@ -137,9 +138,9 @@ _LOCATE: Final = Locate()
 class CallPlan:
     """The plan of one request.
 
-    ``node_id`` is the target's node as far as it is known; with ``is_located`` the first step is a dial.
-    ``timeout_error`` makes the error of a plan whose time is over (or whose failures are too many) from
-    the last error; without it the last error itself is raised.
+    ``node_id`` is the target's node, if known. With ``is_located`` the first step is ``Dial``.
+    ``timeout_error`` converts the last error into the error to raise when time or attempts have run
+    out; without it, the last error is raised.
 
     Invariant: after ``GiveUp`` every further step is the same ``GiveUp``.
     """
@@ -182,7 +183,7 @@ class CallPlan:
         return f"<CallPlan to node {self.node_id}, {self.failures} failures>"
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Asked twice without a report in between, it returns the same kind of step."""
+        """Return the next step. Without a report in between, repeated calls return the same kind of step."""
         if self._give_up is not None:
             return self._give_up
         if not self._is_located and self._rules.locates_in_background:
@@ -208,11 +209,13 @@ class CallPlan:
         self._is_connected = True
 
     def wake(self) -> None:
-        """End the pause: a condition that the plan was waiting for may have changed."""
+        """End the pause, because the condition that the plan waits for may have changed."""
         self._not_before_ms = self._started_ms
 
     def failed(self, error: KafkaliteError, now_ms: int, chance: float = 0.5) -> None:
-        """Record that the last step failed. ``chance`` in [0, 1) is the jitter of the pause; 0.5 is none."""
+        """Record the failure of the last step. ``chance`` in [0, 1) is the jitter of the pause; 0.5 is
+        none.
+        """
         rules = self._rules
         self.failures += 1
         self._is_connected = False

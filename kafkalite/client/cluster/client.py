@@ -46,16 +46,16 @@ class Purpose(enum.IntEnum):
     __hash__ = int.__hash__  # Enum's own is a Python function, and links are looked up for every request
 
 
-# While a broker that is needed is away, metadata is asked for again and again: the first pause, and by how
-# much each pause without news is longer. So a new leader is found a twentieth of the outage late, on average.
+# While a needed broker is away, metadata is requested repeatedly: the first pause, and the growth of each
+# pause without changes. On average, a new leader is found a twentieth of the outage late.
 REFRESH_PAUSE_MS: Final = 50
 _REFRESH_GROWTH_PERCENT: Final = 110
 
-# Of several brokers, the next is tried as well when one has not answered for so long.
+# With several brokers, try the next one when a broker has not responded for this long.
 STAGGER_S: Final = 0.3
 
-# Opening a client tries every bootstrap address this often before it says that there is no cluster. Once
-# open, a client reconnects for as long as it lives.
+# Opening a client tries every bootstrap address this often before it fails. Once open, a client reconnects
+# until it is closed.
 BOOTSTRAP_ROUNDS: Final = 3
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
@@ -75,7 +75,7 @@ class _Link:
         self.connection: Connection | None = None
         self.task: asyncio.Task[Connection | KafkaliteError] | None = None
         self.failures = 0
-        self.is_away = False  #: it was there, or could not be reached
+        self.is_away = False  # : the connection was lost, or could not be established
         self.not_before_ms = 0
 
 
@@ -130,7 +130,9 @@ class ClusterClient:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reach any broker and learn the cluster from it. Raises ConnectionFailedError when none answers."""
+        """Connect to any broker and fetch the metadata. Raises ConnectionFailedError if no broker
+        responds.
+        """
         self._loop = asyncio.get_running_loop()
         try:
             await self._bootstrap_in_rounds()
@@ -205,19 +207,23 @@ class ClusterClient:
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """The open connection, or None; then it is being dialled, and ``on_change`` tells how that ended."""
+        """Return the open connection, or None after starting to dial; ``on_change`` follows when that has
+        ended.
+        """
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
                 return link.connection
-            if link.is_away:  #: somebody else may lead by now
+            if link.is_away:  # : another broker may lead by now
                 self.request_refresh()
         if not self._closed:
             self._dial_soon(node_id, purpose)
         return None
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection:
-        """The open connection, dialled if need be. Raises ConnectionFailedError after one failed attempt."""
+        """Return the open connection; dial if there is none. Raises ConnectionFailedError after one failed
+        attempt.
+        """
         connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
@@ -229,7 +235,9 @@ class ClusterClient:
         return outcome
 
     def drop_connection(self, node_id: int, purpose: Purpose) -> None:
-        """Close this connection for what is in flight on it; the next one is dialled without a pause."""
+        """Close this connection because of a request in flight on it. The next connection is dialled
+        without a pause.
+        """
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
@@ -296,9 +304,9 @@ class ClusterClient:
         self.request_refresh()
 
     def give_up(self, node_id: int) -> bool:
-        """Close a connection to a broker that does not answer, if it does not; its requests fail then.
+        """Close the connection to a broker if it is slow to respond; its requests fail then.
 
-        For whoever learned that others lead now what this one was asked.
+        Called when other brokers lead the partitions that were requested from this one.
         """
         link = self._links.get((node_id, Purpose.MAIN))
         if link is None or link.connection is None or not link.connection.is_slow:
@@ -328,9 +336,9 @@ class ClusterClient:
             self.request_refresh(urgent=True)
 
     def request_refresh(self, *, urgent: bool = False) -> None:
-        """Fetch metadata in the background, soon unless ``urgent``.
+        """Fetch metadata in the background: after a pause, or at once if ``urgent``.
 
-        Pauses grow while the answers bring no news, up to ``retry.backoff.max.ms``.
+        Pauses grow while the responses bring no changes, up to ``retry.backoff.max.ms``.
         """
         if self._closed or self._loop is None:
             return
@@ -342,7 +350,7 @@ class ClusterClient:
         self._refreshing = self.spawn(self._refresh(urgent))
 
     async def _refresh(self, urgent: bool) -> None:
-        """Refresh until it succeeds. One at a time; ends with ``on_change``."""
+        """Refresh until one succeeds, then call ``on_change``. Only one refresh runs at a time."""
         failures = 0
         try:
             while True:
@@ -368,7 +376,7 @@ class ClusterClient:
                 self._notify()
 
     async def _pause(self, duration_ms: int) -> None:
-        """A pause, which an urgent request ends."""
+        """Wait for ``duration_ms``. An urgent request ends the pause."""
         self._hurry.clear()
         if duration_ms > 0:
             with contextlib.suppress(TimeoutError):
@@ -376,7 +384,9 @@ class ClusterClient:
                     await self._hurry.wait()
 
     def _adapt_refresh_pause(self, *, has_changes: bool) -> None:
-        """How long to wait before the next request: longer without news, as at first after a quiet time."""
+        """Set the pause before the next refresh: longer without changes, the first pause after a quiet
+        time.
+        """
         if has_changes or self._refreshed_ms + self._refresh_pause_ms * 4 < self.now_ms():
             self._refresh_pause_ms = self._first_pause_ms
         else:
@@ -385,7 +395,7 @@ class ClusterClient:
         self._refreshed_ms = self.now_ms()
 
     async def _refresh_once(self) -> None:
-        """One metadata request to whoever answers. Raises KafkaliteError."""
+        """Send one metadata request to any broker. Raises KafkaliteError."""
         self._refresh_started_ms = self.now_ms()
         topics = self.topics
         request = MetadataRequest(
@@ -397,7 +407,9 @@ class ClusterClient:
         self._adopt_bootstrap()
 
     async def call_any_broker(self, request: Any) -> Response:
-        """The answer of the first broker that gives one in good time. A single broker has all the time."""
+        """Return the first response in time of any broker. With a single broker only request.timeout.ms
+        limits it.
+        """
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
         addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
@@ -409,27 +421,29 @@ class ClusterClient:
             try:
                 async with asyncio.timeout(STAGGER_S if len(addresses) > 1 else None):
                     return await connection.call(request, timeout_ms=timeout_ms)
-            except TimeoutError:  # it may be dead without having hung up
-                error = RequestTimeoutError(f"{connection.address} did not answer for {STAGGER_S} s")
+            except TimeoutError:  # the broker may be dead without having closed the connection
+                error = RequestTimeoutError(f"{connection.address} did not respond for {STAGGER_S} s")
             except (ConnectionFailedError, RequestTimeoutError) as failure:
                 error = failure
         assert error is not None, "somebody was asked"
         raise error
 
     def _open_connections(self) -> list[Connection]:
-        """The open ones, the promptest first."""
+        """Return the open connections, the most responsive first."""
         connections = [connection for connection in self._connections() if connection.is_open]
         return sorted(connections, key=lambda connection: (connection.is_slow, connection.in_flight))
 
     async def _any_connection(self) -> Connection:
-        """An open connection; else a new one to a known broker, else to a bootstrap address."""
+        """Return an open connection, or else a new one: to a known broker first, then to a bootstrap
+        address.
+        """
         connections = self._open_connections()
         return connections[0] if connections else await self._new_connection()
 
     async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
-        """A connection to whichever broker accepts one first, known ones before bootstrap addresses.
+        """Return the first connection that any broker accepts. Known brokers precede bootstrap addresses.
 
-        Not to those ``tried`` already, unless there are no others.
+        Addresses in ``tried`` are skipped unless there are no others.
         """
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
@@ -448,7 +462,7 @@ class ClusterClient:
                     error = dial.exception()
                     if error is None:
                         if self._bootstrap is not None:
-                            self._bootstrap.give_up()  # it does not answer
+                            self._bootstrap.give_up()  # it does not respond
                         self._bootstrap = dial.result()
                         self._bootstrap.on_lost = self._on_lost
                         return self._bootstrap
@@ -464,7 +478,7 @@ class ClusterClient:
         )
 
     def _adopt_bootstrap(self) -> None:
-        """The bootstrap connection leads to one of the brokers: use it as such."""
+        """Use the bootstrap connection as the connection to the broker that it leads to."""
         connection = self._bootstrap
         if connection is None:
             return
@@ -485,9 +499,8 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``.
-
-        False when ``deadline_ms`` passed first. Raises ClientClosedError.
+        """Wait for the next ``on_change``. Returns False if ``deadline_ms`` passes first. Raises
+        ClientClosedError.
         """
         if self._closed:
             raise ClientClosedError("the client is closed")
@@ -502,10 +515,10 @@ class ClusterClient:
         return True
 
     async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
-        """How many partitions ``topic`` has, from the broker if need be.
+        """Return the number of partitions of ``topic``, from a broker if necessary.
 
-        Raises the topic's BrokerError when it can't be used, or when ``deadline_ms`` passed and it still
-        isn't there.
+        Raises the topic's BrokerError if the topic can't be used, or is still unknown at
+        ``deadline_ms``.
         """
         self.track(topic)
         while True:
@@ -520,13 +533,13 @@ class ClusterClient:
                 raise self.topic_error(topic)
 
     def topic_error(self, topic: str) -> KafkaliteError:
-        """Why ``topic`` still can't be used: its own error, or why no metadata came."""
+        """Return why ``topic`` can't be used: its own error, or why there is no metadata."""
         error = self.metadata.errors.get(topic)
         if error is not None:
             return broker_error(*error, about=f"topic {topic!r}")
         if self.last_error is not None:
             return self.last_error
-        return RequestTimeoutError(f"no metadata of topic {topic!r} came in time")
+        return RequestTimeoutError(f"no metadata of topic {topic!r} arrived in time")
 
     # --- calls ---------------------------------------------------------------------------------
 
@@ -538,7 +551,8 @@ class ClusterClient:
         timeout_ms: int | None = None,
         payload_parts: Sequence[Buffer] = (),
     ) -> Response:
-        """Send a request to ``node_id`` (None: any broker) and retry what may pass, until ``timeout_ms``.
+        """Send a request to ``node_id`` (None: any broker) and return the response. Retries until
+        ``timeout_ms``.
 
         Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
         """
@@ -564,6 +578,6 @@ class ClusterClient:
 
 
 def _close_if_late(dial: asyncio.Task[Connection]) -> None:
-    """A connection that was made although another was first."""
+    """Close a connection that was established after another one won."""
     if not dial.cancelled() and dial.exception() is None:
         dial.result().close()

@@ -1,8 +1,8 @@
 """One connection to one broker: the asyncio shell around ``protocol.connection.ClientConnection``.
 
-A request is sent with a callback, which runs straight inside ``buffer_updated`` when the answer is
-complete: no task, no future, no hop through the loop. ``call`` is the awaitable face of the same. The one
-place where a response's error code, a lost connection and a missing answer become exceptions.
+A request carries a callback that runs inside ``buffer_updated`` as soon as the response is complete,
+without a task, a future or another turn of the loop. ``call`` is the awaitable form. Only this module
+turns a response's error code, a lost connection or a missing response into an exception.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
-# Unanswered requests are looked at this often, so a timeout is late by at most this. One timer a
-# connection, and none while nothing is in flight.
+# How often pending requests are checked; a timeout is late by at most this. One timer per connection, and
+# none while nothing is in flight.
 SWEEP_INTERVAL_S: Final = 0.25
 
-# A broker that leaves a request unanswered for longer may be dead without having hung up (stopped, or cut
-# off): somebody else should be asked who leads now. A long poll may take as much longer as it asked for.
+# A broker that does not respond for longer may be dead without having closed the connection (stopped or cut
+# off), so other brokers should be asked for the new leader. A long poll extends this by its own wait.
 PATIENCE_S: Final = 1.0
 
 
@@ -51,7 +51,7 @@ OnResponse = Callable[[Any, memoryview, Exception | None], None]
 _NOTHING: Final = memoryview(b"")
 
 
-# (on_answer, deadline on the loop's clock in seconds, timeout_ms)
+# (on_response, deadline on the loop's clock in seconds, timeout_ms)
 _Pending = tuple[OnResponse, float, int]
 
 
@@ -63,19 +63,19 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._protocol = ClientConnection(client_id)
         self._transport: asyncio.Transport | None = None
-        #: Plain attributes, for the road of a single record looks at each of them.
+        # : Plain attributes, because sending a single record reads each of them.
         self.is_open = False
-        self.can_write = True  #: False while the socket's buffer is above its high mark: no bulk then
+        self.can_write = True  # : False while the socket's buffer is above its high-water mark
         self.pending: dict[int, _Pending] = {}  #: by correlation id; read only
         self._sweep: asyncio.TimerHandle | None = None
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
-        #: Called about every PATIENCE_S while a request is unanswered for so long.
+        # : Called about every PATIENCE_S while a request is pending for longer than that.
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
-        #: Called when the socket takes bytes again after ``can_write`` was False.
+        # : Called when the socket accepts data again after ``can_write`` was False.
         self.on_writable: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -84,12 +84,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered."""
+        """The number of requests without a response."""
         return len(self.pending)
 
     @property
     def peer(self) -> str:
-        """host:port of the other side as the operating system knows it, or the address dialled."""
+        """The peer's host:port according to the operating system, or the dialled address."""
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         if not isinstance(name, tuple):
             return self.address
@@ -116,16 +116,17 @@ class Connection(asyncio.BufferedProtocol):
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
 
     async def call(self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()) -> Response:
-        """Send ``message`` and wait. Raises BrokerError, RequestTimeoutError, ConnectionFailedError.
+        """Send ``message`` and return the response. Raises BrokerError, RequestTimeoutError,
+        ConnectionFailedError.
 
-        Cancelling the wait leaves the request in flight; its answer is dropped.
+        Cancelling the wait leaves the request in flight; its response is dropped.
         """
         responded: asyncio.Future[Response] = self._loop.create_future()
         self.request(message, partial(_resolve, responded), timeout_ms, payload_parts)
         return await responded
 
     async def _handshake(self, timeout_ms: int) -> None:
-        """Agree on versions. Raises as ``call``."""
+        """Negotiate versions. Raises the same errors as ``call``."""
         greeted: asyncio.Future[Response] = self._loop.create_future()
         transport = self._transport
         assert transport is not None, "connected before the handshake"
@@ -136,9 +137,8 @@ class Connection(asyncio.BufferedProtocol):
         await greeted
 
     def _sweep_pending(self) -> None:
-        """Give up on a broker that leaves a request unanswered.
-
-        Answers come in order, so all others wait too.
+        """Close the connection if a request has timed out. Responses come in order, so all others wait,
+        too.
         """
         self._sweep = None
         now_s = self._loop.time()
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             if deadline_s <= now_s:
                 self._fail(
                     RequestTimeoutError(
-                        f"{self.address} did not answer within {timeout_ms} ms",
+                        f"{self.address} did not respond within {timeout_ms} ms",
                         hint="the connection is closed; raise request.timeout.ms if the broker is only slow",
                     )
                 )
@@ -159,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_slow(self) -> bool:
-        """Whether its oldest request is unanswered for longer than PATIENCE_S."""
+        """Whether the oldest request has been pending for longer than PATIENCE_S."""
         patience_s = PATIENCE_S + self.extra_patience_s
         for _, deadline_s, timeout_ms in self.pending.values():  # the first is the oldest
             return self._loop.time() - (deadline_s - timeout_ms / 1000) > patience_s
@@ -172,8 +172,8 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
 
     def give_up(self) -> None:
-        """Close now, as if the broker had; requests in flight fail with ConnectionFailedError."""
-        self._fail(ConnectionFailedError(f"{self.address} does not answer, and others lead now"))
+        """Close as if the broker had closed; requests in flight fail with ConnectionFailedError."""
+        self._fail(ConnectionFailedError(f"{self.address} does not respond, and other brokers lead now"))
 
     def _fail(self, reason: KafkaliteError) -> None:
         self.is_open = False
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
             on_response(message, payload, error)
         except Exception as failure:
             self._loop.call_exception_handler(
-                {"message": f"the handler of an answer from {self.address} failed", "exception": failure}
+                {"message": f"the handler of a response from {self.address} failed", "exception": failure}
             )
 
     # --- asyncio.BufferedProtocol --------------------------------------------------------------
@@ -252,7 +252,7 @@ def _resolve(
     responded: asyncio.Future[Response], message: Any, payload: memoryview, error: Exception | None
 ) -> None:
     if responded.done():
-        return  # whoever waited was cancelled
+        return  # the waiter was cancelled
     if error is not None:
         responded.set_exception(error)
     else:
@@ -260,10 +260,7 @@ def _resolve(
 
 
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
-    """A connection to ``address`` with its versions agreed.
-
-    Raises ConnectionFailedError, whatever went wrong.
-    """
+    """Connect to ``address`` and negotiate versions. Every failure raises ConnectionFailedError."""
     loop = asyncio.get_running_loop()
 
     def make() -> Connection:
@@ -292,6 +289,6 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
 
 
 def wake(waiter: asyncio.Future[None]) -> None:
-    """Resolve ``waiter`` unless whoever waited has been cancelled."""
+    """Resolve ``waiter`` unless it is done or cancelled."""
     if not waiter.done():
         waiter.set_result(None)

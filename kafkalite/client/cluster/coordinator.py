@@ -1,8 +1,8 @@
-"""The way to one coordinator: found when it is first needed, found again when another took over.
+"""Requests to a coordinator, which is located when it is first needed and again when it has moved.
 
-A group's coordinator, or a transactional id's, leads a partition of an internal topic, and moves when that
-partition's leader does. Whoever talks to one need not care: ``CoordinatorLink.call`` asks, and asks again
-whoever coordinates by then, until there is an answer or no time left.
+The coordinator of a group or a transactional id is the leader of a partition of an internal topic, and
+moves with that leader. ``CoordinatorLink.call`` hides this: it retries with the current coordinator
+until there is a response or the time is over.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from kafkalite.protocol.messages.groups import FindCoordinatorRequest
 
 T = TypeVar("T")
 
-GROUP_KEY: Final = 0  #: a group's name
-TRANSACTION_KEY: Final = 1  #: a transactional id, or a transaction group's application id
+GROUP_KEY: Final = 0  # : the key is a group id
+TRANSACTION_KEY: Final = 1  # : the key is a transactional id, or the application id of a transaction group
 
-# The first pause before the coordinator is looked for again; it doubles up to retry.backoff.max.ms.
+# The first pause before the coordinator is located again. It doubles up to retry.backoff.max.ms.
 FIRST_PAUSE_MS: Final = 10
 
-# An answer that is late by so much makes us ask the others who coordinates now.
+# When a response is late by this much, other brokers are asked who the coordinator is now.
 PATIENCE_S: Final = 2.0
 
-# Another may coordinate by now, or this one soon: ask again where it is.
+# After these errors the coordinator is located again: it may have moved, or be available soon.
 _MOVED: Final = (
     NotCoordinatorError,
     CoordinatorNotAvailableError,
@@ -55,21 +55,22 @@ _MOVED: Final = (
     ShuttingDownError,
     KafkaStorageError,
 )
-# What every coordinator may answer for a while; what is asked of one may be asked twice.
+# Temporary errors of any coordinator; the same one is tried again.
 _PASSING: Final = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError, RequestTimedOutError)
 
 
 class CoordinatorLink:
-    """Requests to whoever coordinates ``key``.
+    """Sends requests to the coordinator of ``key``.
 
-    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. Requests go on ``purpose``, unless a call names another.
-    Requests may be sent twice (an answer was lost), so only those that bear it go this way.
+    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. ``purpose`` chooses the connection unless a call names
+    another. A request is sent again when its response is lost, so only idempotent requests may be sent
+    with ``call``.
     """
 
     def __init__(
         self, cluster: ClusterClient, key_type: int, key: str, *, purpose: Purpose = Purpose.MAIN
     ) -> None:
-        self.node_id: int | None = None  #: of the coordinator as far as we know
+        self.node_id: int | None = None  # : the coordinator's node id, if known
         self.key_type = key_type
         self.key = key
         self._cluster = cluster
@@ -87,11 +88,12 @@ class CoordinatorLink:
     async def call(
         self, request: Any, *, timeout_ms: int | None = None, wait_ms: int = 0, purpose: Purpose | None = None
     ) -> Any:
-        """The coordinator's answer to ``request``, a response struct.
+        """Send ``request`` and return the response struct.
 
-        What passes (a coordinator that moves, loads or is away) is tried again until ``timeout_ms``
-        (None: default.api.timeout.ms). ``wait_ms`` is how long the coordinator may hold the answer by itself.
-        Raises the response's BrokerError; RequestTimeoutError, caused by the last error, when time is up.
+        Retries while the coordinator moves, loads or is unreachable, until ``timeout_ms`` (None:
+        default.api.timeout.ms). The coordinator may hold the response for up to ``wait_ms``. Raises the
+        response's BrokerError, and RequestTimeoutError, caused by the last error, when the time is
+        over.
         """
         what = type(request).__name__.removesuffix("Request")
         return await self._drive(
@@ -99,7 +101,7 @@ class CoordinatorLink:
         )
 
     async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose | None = None) -> Any:
-        """As ``call``, tried once: raises also what may pass. For requests that must not be sent twice."""
+        """Send ``request`` once, without retries: for requests that must not be sent twice."""
         try:
             node_id = await self._locate()
             connection = await self._cluster.connection(
@@ -111,7 +113,7 @@ class CoordinatorLink:
             raise
 
     async def find(self, *, timeout_ms: int | None = None) -> int:
-        """The coordinator's node id. Raises as ``call``."""
+        """Return the coordinator's node id. Raises the same errors as ``call``."""
         node_id: int = await self._drive("FindCoordinator", timeout_ms, None, 0, self._purpose)
         return node_id
 
@@ -171,10 +173,10 @@ class CoordinatorLink:
             return asked.result().message
         finally:
             if not asked.cancel() and not asked.cancelled():
-                asked.exception()  # retrieved, also if the caller is gone
+                asked.exception()  # retrieve the error, also if the caller was cancelled
 
     async def _give_up_if_moved(self, connection: Connection, node_id: int) -> None:
-        """Leave a coordinator that does not answer once the others name another one."""
+        """Close the connection to a silent coordinator if other brokers name a different one."""
         self.node_id = None
         try:
             found = await self._locate()
@@ -185,7 +187,7 @@ class CoordinatorLink:
             connection.give_up()
 
     async def _locate(self) -> int:
-        """The coordinator's node id, asked for once by all who need it now. Raises KafkaliteError."""
+        """Return the coordinator's node id. Concurrent callers share one lookup. Raises KafkaliteError."""
         if self.node_id is not None:
             return self.node_id
         if self._cluster.is_closed:
@@ -196,7 +198,9 @@ class CoordinatorLink:
         try:
             outcome = await asyncio.shield(finding)
         except asyncio.CancelledError:
-            if finding.cancelled() and self._cluster.is_closed:  # not who waits here was cancelled
+            if (
+                finding.cancelled() and self._cluster.is_closed
+            ):  # the client was closed; the caller was not cancelled
                 raise ClientClosedError("the client is closed") from None
             raise
         if isinstance(outcome, KafkaliteError):
@@ -222,7 +226,7 @@ class CoordinatorLink:
 
 
 def _named(error: BrokerError, key: str) -> BrokerError:
-    """The error with the key that was asked for, where it does not say it."""
+    """Return the error with ``key`` in its message."""
     if key and key not in error.message:
         error.message = f"{key!r}: {error.message}"
     return error

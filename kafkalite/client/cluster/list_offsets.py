@@ -1,4 +1,6 @@
-"""Where partitions begin and end, and where they pass a time: ListOffsets to the leaders, with retries."""
+"""First and last offsets of partitions, and offsets by timestamp: ListOffsets to the leaders, with
+retries.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,12 @@ from kafkalite.protocol.messages.data import (
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import total_length
 
-# A topic that the cluster does not know is looked for this long before that is an error: it may be about to
-# be created.
+# An unknown topic is an error only after this time, because it may be about to be created.
 MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
 async def check_partitions(cluster: ClusterClient, tps: Mapping[TopicPartition, object]) -> None:
-    """Raises UnknownTopicOrPartitionError, or a topic's own error, when one of ``tps`` is not there."""
+    """Raise UnknownTopicOrPartitionError, or the topic's own error, if one of ``tps`` does not exist."""
     deadline_ms = cluster.now_ms() + MISSING_TOPIC_GRACE_MS
     for topic in {tp.topic: None for tp in tps}:
         cluster.track(topic)
@@ -51,10 +52,10 @@ async def list_offsets(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The answer for each partition at its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by batch.
+    """Return the offset of each partition for its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by
+    batch.
 
-    What may pass is asked again until ``timeout_ms``. Raises BrokerError, ConnectionFailedError,
-    RequestTimeoutError.
+    Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
@@ -132,9 +133,10 @@ async def offsets_for_times(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first record whose timestamp is not less, to the record; None where all are older.
+    """Return the first record whose timestamp is at least the given one, exactly; None if all are older.
 
-    For MAX_TIMESTAMP the record with the highest. Brokers unpack no batches, so the batch is fetched here.
+    For MAX_TIMESTAMP, the record with the highest. Brokers do not unpack batches, so the batch is
+    fetched here.
     """
     listed = await list_offsets(cluster, wanted, isolation_level=isolation_level, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -149,7 +151,7 @@ async def offsets_for_times(
 async def _refine(
     cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset, timeout_ms: int | None
 ) -> OffsetAndTimestamp:
-    """The exact record within the batch at ``entry.offset``; the batch's start if it can't be found there."""
+    """Return the exact record within the batch at ``entry.offset``, or the batch's first if that fails."""
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])

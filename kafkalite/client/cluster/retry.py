@@ -1,4 +1,4 @@
-"""When to try again, how long to pause, when to give up. Pure: the clock and chance come as arguments."""
+"""Retry rules: which errors are retried, and how long to pause. Pure: time and chance are arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from kafkalite.errors import BrokerError, ConnectionFailedError, RequestTimeoutError
 
-# KIP-580: a fifth more or less, so that clients that failed together do not come back together.
+# KIP-580: 20 % more or less, so that clients that failed together do not retry together.
 JITTER_PERCENT: Final = 20
 _MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff is above every ceiling
 
@@ -20,33 +20,30 @@ class Backoff:
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """The pause after ``failures`` (1 or more) failures in a row.
-
-        ``chance`` is in [0, 1): 0.5 is no jitter.
+        """Return the pause after ``failures`` (1 or more) failures in a row. ``chance`` in [0, 1): 0.5 is
+        no jitter.
         """
-        assert failures >= 1, "nothing failed, so nothing to wait for"
+        assert failures >= 1, "there is no pause without a failure"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))
         per_mille = 1000 + int((chance * 2 - 1) * JITTER_PERCENT * 10)
         return base * per_mille // 1000
 
 
-# The transaction before is being ended (CONCURRENT_TRANSACTIONS): its markers take milliseconds.
+# For CONCURRENT_TRANSACTIONS: the markers of the previous transaction are being written, which takes
+# milliseconds.
 CONCURRENT_BACKOFF: Final = Backoff(2, 200)
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether the same request may succeed later.
-
-    Kafka's retriable codes, lost connections, no answer in time.
-    """
+    """Whether the same request may succeed later: Kafka's retriable codes, lost connections, timeouts."""
     if isinstance(error, BrokerError):
         return error.retriable
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)
 
 
 def needs_metadata(error: BaseException) -> bool:
-    """Whether the error says that somebody else may lead now."""
+    """Whether the error means that another broker may lead now."""
     if isinstance(error, BrokerError):
         return error.refresh_metadata
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)

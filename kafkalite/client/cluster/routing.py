@@ -1,7 +1,7 @@
-"""The client's picture of the cluster: which brokers, which topics, who leads which partition.
+"""The client's metadata: brokers, topics, and the leader of each partition. Pure.
 
-Pure. Metadata responses go in, answers about leaders come out. An older leader epoch never replaces a
-newer one (KIP-320), so a broker that lags behind can't send the client back to a deposed leader.
+An older leader epoch never replaces a newer one (KIP-320), so a broker that lags behind can't send the
+client back to a former leader.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kafkalite.protocol.messages.metadata import MetadataResponse, PartitionMeta
 
 NO_NODE: Final = -1
 
-# A topic with one of these may be there a moment later: its creation is under way, or it has no leader yet.
+# A topic with one of these errors may be usable soon: it is being created, or has no leader yet.
 _PASSING: Final = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a partition. ``node_id`` is NO_NODE while nobody does."""
+    """The leader of a partition. ``node_id`` is NO_NODE while there is none."""
 
     node_id: int
     leader_epoch: int
@@ -46,9 +46,9 @@ class KnownTopic:
 
 
 class MetadataCache:
-    """What the last metadata responses said.
+    """The content of the latest metadata responses.
 
-    ``generation`` grows with every change that can matter to routing: brokers, partition counts, leaders.
+    ``generation`` grows with every change that can affect routing: brokers, partition counts, leaders.
     """
 
     __slots__ = (
@@ -66,16 +66,16 @@ class MetadataCache:
         self.controller_id = NO_NODE
         self.addresses: dict[int, str] = {}
         self.topics: dict[str, KnownTopic] = {}
-        #: The error of each topic asked for that can't be used now.
+        # : The error of each requested topic that can't be used now.
         self.errors: dict[str, tuple[int, str]] = {}
         self.generation = 0
-        #: How many answers came from brokers that knew a controller; others may be cut off, and out of date.
+        # : Responses from brokers that knew a controller. Others may be cut off and out of date.
         self.response_count = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
-        """Take in a response without a whole-request error; ``complete`` when it lists every topic.
+        """Apply a successful response and return whether anything changed.
 
-        Returns whether anything changed.
+        ``complete`` means that the response lists every topic.
         """
         before = self.generation
         addresses = {broker.node_id: broker.address for broker in response.brokers}
@@ -123,17 +123,14 @@ class MetadataCache:
             topic.leaders[partition.partition] = leader
         elif partition.partition == topic.partition_count:
             topic.leaders.append(leader)
-        else:  # a hole: the partitions between are not told, so nobody leads them for us
+        else:  # a gap: the partitions between have no known leader
             missing = partition.partition - topic.partition_count
             topic.leaders.extend([_NOBODY] * missing)
             topic.leaders.append(leader)
         self.generation += 1
 
     def leader(self, tp: TopicPartition) -> Leader:
-        """Who leads ``tp``.
-
-        a Leader with NO_NODE when the topic, the partition or its leader is not known.
-        """
+        """Return the leader of ``tp``, with NO_NODE if the topic, the partition or its leader is unknown."""
         name, partition = tp
         topic = self.topics.get(name)
         if topic is None or not 0 <= partition < len(topic.leaders):
@@ -141,12 +138,12 @@ class MetadataCache:
         return topic.leaders[partition]
 
     def partition_count(self, topic: str) -> int | None:
-        """How many partitions ``topic`` has, or None while it is not known."""
+        """Return the number of partitions of ``topic``, or None if unknown."""
         known = self.topics.get(topic)
         return known.partition_count if known is not None and known.leaders else None
 
     def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """Every known partition of ``topics``, in order of topic as given, then number."""
+        """Return every known partition of ``topics``, in the given order of topics, then by number."""
         return [
             TopicPartition(name, partition)
             for name in topics
@@ -157,7 +154,7 @@ class MetadataCache:
         return 0 <= tp.partition < (self.partition_count(tp.topic) or 0)
 
     def fatal_error(self, topic: str) -> tuple[int, str] | None:
-        """(code, message) when ``topic`` can't be used and asking again will not help; None otherwise."""
+        """Return (code, message) if ``topic`` can't be used and a retry can't help; None otherwise."""
         error = self.errors.get(topic)
         return None if error is None or error[0] in _PASSING else error
 

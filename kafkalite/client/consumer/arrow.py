@@ -1,4 +1,4 @@
-"""Fetched batches as one Arrow table. Imported when it is first asked for: it needs pyarrow."""
+"""Fetched batches as one Arrow table. Imported on first use, because it needs pyarrow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.records.builder import build_batch
 
 
 def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
-    """One table of all ``batches``, in their order; each column of each batch stays where it was received."""
+    """Return one table of all ``batches``, in order. No column is copied."""
     parts = [_with_address(batch) for batch in batches]
     if not parts:
         # The schema of a table without rows is that of any batch.
@@ -22,7 +22,7 @@ def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
 
 
 def _with_address(batch: FetchedBatch) -> pyarrow.RecordBatch:
-    """The batch's columns behind two for its topic (dictionary-encoded) and partition."""
+    """Return the batch's columns, preceded by topic (dictionary-encoded) and partition."""
     columns = batch.to_arrow()
     count = columns.num_rows
     indices = pyarrow.array([0] * count, pyarrow.int32())

@@ -1,20 +1,20 @@
-"""A consumer's side of its partitions: where each stands, what is fetched ahead, what to fetch next.
+"""The state of a consumer's partitions: positions, fetched batches, what to fetch next. Pure.
 
-Pure: metadata, responses and the user's calls go in; requests to send, batches and errors come out. Per
-partition::
+Metadata, responses and the user's calls go in; requests, batches and errors come out. Per partition::
 
-    position         the next offset the user gets; what ``position()`` tells
-    fetch_offset     the next offset to ask the broker for
-    buffered         the batches between the two, still packed
+    position         the next offset to return to the user; the result of ``position()``
+    fetch_offset     the next offset to fetch
+    buffered         the batches between the two, not unpacked yet
 
-Behind the fetch offset stands the leader epoch of the last batch before it. A new leader is asked first where
-that epoch ends in its log (KIP-320): short of the fetch offset, records were lost that this consumer has.
+With the fetch offset goes the leader epoch of the last batch before it. Before fetching from a new
+leader, the consumer asks where that epoch ends in its log (KIP-320). If it ends before the fetch
+offset, records that this consumer has fetched were lost.
 
-Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped as
-they come: the position moves past them.
+Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped
+on arrival; the position moves past them.
 
-A *seek* forgets what is buffered and makes answers in flight void. A partition is fetched while less than
-max.partition.fetch.bytes of it wait, all together while less than fetch.max.bytes do.
+A *seek* discards the buffer and invalidates responses in flight. A partition is fetched while less than
+max.partition.fetch.bytes of it are buffered, and all together while less than fetch.max.bytes are.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
 logger = logging.getLogger(__name__)
 
 _INT32: Final = Struct(">i")
-# A fetch for some partitions while others have records waiting: the broker answers it soon even without
-# news, for those others may want to be fetched again by then.
+# The wait of a fetch for some partitions while others have records buffered: short, because the others may
+# need a fetch soon.
 SHORT_WAIT_MS: Final = 10
 
 
@@ -70,7 +70,7 @@ class PartitionState:
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
     base_position: int | None = None  #: the position while no cursor is open
     fetch_offset: int = 0
-    #: Batches; and, between them, (offset, leader epoch): up to there nothing is to be given.
+    # : Batches, and between them (offset, leader epoch): the records up to there are skipped.
     buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
     buffered_bytes: int = 0
     cursor: RecordCursor | None = None
@@ -78,13 +78,15 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    #: Exclusive, as of the last fetch: what may be read. With read_committed the last stable offset.
+    # : Exclusive end of what may be read, as of the last fetch; with read_committed the last stable offset.
     high_watermark: int | None = None
     seek_count: int = 0
     batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
     base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
-    checked_epoch: int = NO_EPOCH  #: of the leader whose log is known to have all up to fetch_offset
-    seen_epoch: int = NO_EPOCH  #: of the leader as metadata told last
+    checked_epoch: int = (
+        NO_EPOCH  # : epoch of the leader whose log is known to contain everything up to fetch_offset
+    )
+    seen_epoch: int = NO_EPOCH  # : the leader's epoch according to the last metadata
 
     @property
     def position(self) -> int | None:
@@ -92,9 +94,10 @@ class PartitionState:
 
     @property
     def position_epoch(self) -> int:
-        """Leader epoch of the last batch before the position, if known: what is committed with it (R40).
+        """Leader epoch of the last batch before the position, if known. It is committed with the position
+        (R40).
 
-        An older one would have the leader say that its log ended before the position.
+        With an older epoch the leader would respond that its log ended before the position.
         """
         cursor = self.cursor
         if cursor is None or not cursor.remaining:
@@ -107,17 +110,19 @@ class PartitionState:
 
     @property
     def needs_offset(self) -> bool:
-        """Whether somebody must find out where to start."""
+        """Whether the start offset has to be looked up."""
         return self.base_position is None and self.error is None
 
     def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
-        """Stand at ``offset`` and forget what was fetched."""
+        """Move to ``offset`` and discard fetched records."""
         self.forget()
         self.base_position = self.fetch_offset = offset
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Give nothing up to ``next_offset``: the position is there as soon as all before is given."""
+        """Skip the records up to ``next_offset``: the position moves there once all records before are
+        returned.
+        """
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -130,11 +135,13 @@ class PartitionState:
             self.base_position = next_offset
 
     def must_check(self, leader_epoch: int) -> bool:
-        """Whether the leader of that epoch must be asked for its log's history before it is fetched from."""
+        """Whether the leader of that epoch must be asked for the end of earlier epochs before a fetch
+        (KIP-320).
+        """
         return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
 
     def forget(self) -> None:
-        """Have no position, no records, no error; answers in flight are void."""
+        """Discard position, records and error, and invalidate responses in flight."""
         if self.cursor is not None:
             self.cursor.drop()
         self.cursor = None
@@ -149,14 +156,14 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """One partition of a request in flight, to tell whether its answer is still wanted."""
+    """One partition of a request in flight, to decide whether its response is still valid."""
 
     fetch_offset: int
     seek_count: int
     leader_epoch: int = NO_EPOCH
 
     def is_of(self, state: PartitionState) -> bool:
-        """Whether the partition still stands where it did, and was told of no newer leader since."""
+        """Whether the partition's position and leader have not changed since."""
         return (
             self.fetch_offset == state.fetch_offset
             and self.seek_count == state.seek_count
@@ -176,7 +183,7 @@ class FetchPlan:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """The settings fetching works by; names and units are the options'."""
+    """The settings of fetching, with the names and units of the options."""
 
     fetch_max_wait_ms: int
     fetch_max_bytes: int
@@ -187,7 +194,7 @@ class FetchLimits:
 
 
 class AssignedPartitions:
-    """All assigned partitions of one consumer, in the order of serving: who gave last comes last."""
+    """All assigned partitions of one consumer. The partition that returned records last comes last."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self.limits = limits
@@ -196,7 +203,9 @@ class AssignedPartitions:
     # --- assignment ----------------------------------------------------------------------------
 
     def assign(self, wanted: dict[TopicPartition, str]) -> None:
-        """Have exactly these partitions, {partition: reset policy}; those kept keep all they have."""
+        """Set the assignment, {partition: reset policy}. Partitions that were assigned before keep their
+        state.
+        """
         for tp in [tp for tp in self.partitions if tp not in wanted]:
             self.partitions.pop(tp).forget()
         for tp, reset in wanted.items():
@@ -204,7 +213,7 @@ class AssignedPartitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
     def restart(self, replaced: dict[TopicPartition, str]) -> None:
-        """Topics were deleted and made again: these partitions share nothing with those of before."""
+        """Reset partitions of topics that were deleted and created again."""
         for tp, reset in replaced.items():
             state = self.partitions.get(tp)
             if state is not None:
@@ -214,9 +223,9 @@ class AssignedPartitions:
                 state.high_watermark = None
 
     def without_offset(self) -> dict[TopicPartition, int]:
-        """Partitions that need ListOffsets, with the timestamp to ask for.
+        """Return the partitions that need ListOffsets, with the timestamp to request.
 
-        Those whose policy is none fail here, with NoOffsetError to be raised when they are read.
+        Partitions with policy none get a NoOffsetError instead, raised when they are read.
         """
         wanted = {}
         for tp, state in self.partitions.items():
@@ -230,13 +239,14 @@ class AssignedPartitions:
                 wanted[tp] = EARLIEST if state.reset == "earliest" else LATEST
         return wanted
 
-    # --- what the user takes -------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------
 
     def next_batch(self) -> FetchedBatch | None:
-        """The next batch of whoever's turn it is, or None when nothing waits.
+        """Return the next batch of the partition whose turn it is, or None, and move its position past the
+        batch.
 
-        Its partition then stands behind it. Raises the error of a partition that has nothing before it; the
-        others have their turn then.
+        Raises the error of a partition that has no batch before it. The other partitions have their
+        turn first.
         """
         for state in list(self.partitions.values()):
             if state.paused:
@@ -252,7 +262,7 @@ class AssignedPartitions:
         return None
 
     def next_cursor(self) -> RecordCursor | None:
-        """As ``next_batch``, as records. The partition's position moves as they are taken."""
+        """Return the next batch as records. The position moves as they are taken."""
         for state in self.partitions.values():
             if not state.paused and state.cursor is not None and state.cursor.remaining:
                 return state.cursor
@@ -263,14 +273,14 @@ class AssignedPartitions:
         try:
             state.cursor = RecordCursor(batch)
             assert state.base_position is not None, "the batch was taken from a position"
-            state.cursor.next_offset = state.base_position  # past what is not given behind it, too
+            state.cursor.next_offset = state.base_position  # include skipped batches behind it
         except KafkaliteError as error:
             self._fail_batch(state, batch.from_offset, error)
             raise
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """The next batch with records to give; what is below the position is skipped."""
+        """Return the next batch with records at or above the position."""
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
@@ -281,7 +291,7 @@ class AssignedPartitions:
                 return FetchedBatch(*state.tp, cursor.batch.batch, from_offset)
         while state.buffered:
             buffer = state.buffered.popleft()
-            assert isinstance(buffer, memoryview), "offsets stand behind batches"
+            assert isinstance(buffer, memoryview), "offsets follow batches"
             state.buffered_bytes -= len(buffer)
             position = state.base_position
             assert position is not None, "records are only fetched from a position"
@@ -302,7 +312,7 @@ class AssignedPartitions:
         return None
 
     def _fail_batch(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
-        """A batch can't be read: stop before it. The user may seek past it."""
+        """Stop before a batch that can't be read. The user may seek past it."""
         state.forget()
         state.base_position = state.fetch_offset = position
         failed = type(error)(
@@ -317,7 +327,7 @@ class AssignedPartitions:
         self.partitions[state.tp] = state
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Give no more of these; what is fetched waits."""
+        """Return no more records of these partitions; fetched ones are kept."""
         for tp in tps:
             state = self.partitions[tp]
             state.paused = True
@@ -332,7 +342,9 @@ class AssignedPartitions:
         leader_of: Callable[[TopicPartition], Leader],
         busy: Callable[[int], bool],
     ) -> tuple[list[FetchPlan], bool]:
-        """Fetches to send now, one at most per broker not ``busy``; and whether a leader is missing."""
+        """Return the fetches to send now, at most one per broker that is not ``busy``, and whether a
+        leader is missing.
+        """
         limits = self.limits
         if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
             return [], False
@@ -379,7 +391,7 @@ class AssignedPartitions:
             return False
         if not state.has_records:
             return True
-        # Ahead of the user only what is known to be there: a long poll can't be called back by a seek.
+        # Ahead of the user, fetch only records that exist: a seek can't cancel a long poll.
         is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
         return is_behind and state.buffered_bytes < self.limits.max_partition_fetch_bytes
 
@@ -389,7 +401,7 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight asks for all that is wanted of its broker now (``is_led`` by it)."""
+        """Whether a fetch in flight requests all that is wanted of its broker now (``is_led`` by it)."""
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
@@ -398,11 +410,11 @@ class AssignedPartitions:
         )
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """When the first partition that failed may be fetched again, or None."""
+        """Return when the first failed partition may be fetched again, or None."""
         pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
         return min(pauses, default=None)
 
-    # --- what came -----------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------
 
     def on_fetched(
         self,
@@ -412,7 +424,7 @@ class AssignedPartitions:
         now_ms: int,
         chance: float,
     ) -> bool:
-        """Take in an answer. Returns whether metadata must be fetched again."""
+        """Add the records of a response. Returns whether metadata must be fetched again."""
         position = 0
         stale_metadata = False
         for result in results:
@@ -422,11 +434,11 @@ class AssignedPartitions:
             state = self.partitions.get(tp)
             wanted = requested.get(tp)
             if state is None or wanted is None or not wanted.is_of(state):
-                continue  # unassigned, moved by a seek, or the answer of a leader deposed meanwhile
+                continue  # not assigned any more, moved by a seek, or a response of a former leader
             if result.error_code:
                 error = broker_error(result.error_code, result.error_message or "", about=str(tp))
                 if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
-                    error = NotLeaderOrFollowerError(error.message)  # it can't know: its log may lag
+                    error = NotLeaderOrFollowerError(error.message)  # this broker may lag behind
                 stale_metadata |= error.refresh_metadata
                 self._on_error(state, error, now_ms, chance)
             else:
@@ -458,8 +470,8 @@ class AssignedPartitions:
             (state.batch_epoch,) = _INT32.unpack_from(data, last_start + LENGTH_OVERHEAD_BYTES)
         if end < len(data) and state.error is None:
             state.error = CorruptBatchError(
-                f"{state.tp}: {len(data) - end} bytes of an answer to a fetch at offset {state.fetch_offset} "
-                "are no record batch",
+                f"{state.tp}: {len(data) - end} bytes of the response at offset {state.fetch_offset} "
+                "are not a record batch",
                 hint="seek() past them, or restore the partition from a replica",
             )
 
@@ -473,31 +485,31 @@ class AssignedPartitions:
             state.error = error
 
     def _on_out_of_range(self, state: PartitionState, error: OffsetOutOfRangeError) -> None:
-        """auto.offset.reset decides, once the user has what is buffered."""
+        """Apply auto.offset.reset, after all buffered records have been returned."""
         if state.has_records:
-            state.high_watermark = None  # so that nothing is fetched before the user has it all
+            state.high_watermark = None  # stops fetching until the user has read the buffer
             return
         if state.reset != "none":
             state.forget()
             return
         state.error = NoOffsetError(
             f"{state.tp}: offset {state.fetch_offset} is out of range and auto.offset.reset is none",
-            hint="seek to an offset that is there; beginning_offsets() and end_offsets() tell the range",
+            hint="seek to an existing offset; beginning_offsets() and end_offsets() return the range",
         )
         state.error.__cause__ = error
 
     def on_fetch_failed(self, requested: dict[TopicPartition, Requested], now_ms: int, chance: float) -> None:
-        """A whole fetch came to nothing: connection lost, no answer, or an error of the request."""
+        """Handle a failed fetch: lost connection, timeout, or an error of the whole request."""
         for tp in requested:
             state = self.partitions.get(tp)
             if state is not None:
                 state.failures += 1
                 state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
 
-    # --- whose log it is -----------------------------------------------------------------------
+    # --- leader epochs -------------------------------------------------------------------------
 
     def on_leaders(self, leader_of: Callable[[TopicPartition], Leader]) -> None:
-        """Metadata came: what waited because of a leader that is none any more need not wait longer."""
+        """Handle new metadata: partitions that waited because of a former leader need not wait longer."""
         for tp, state in self.partitions.items():
             epoch = leader_of(tp).leader_epoch
             if epoch > state.seen_epoch:
@@ -507,7 +519,7 @@ class AssignedPartitions:
     def checks(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
     ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
-        """What to ask new leaders before they are fetched from, by node."""
+        """Return the questions to new leaders that must precede a fetch, by node."""
         wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():
             leader = leader_of(tp)
@@ -522,7 +534,7 @@ class AssignedPartitions:
     def on_checked(
         self, requested: dict[TopicPartition, Requested], ends: Iterable[EpochEnd], now_ms: int, chance: float
     ) -> bool:
-        """Take in what leaders said of their logs. Returns whether metadata must be fetched again."""
+        """Apply responses about leader epochs. Returns whether metadata must be fetched again."""
         stale_metadata = False
         for end in ends:
             tp = TopicPartition(end.topic, end.partition)
@@ -541,7 +553,9 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """The leader's log is another one from there on. What the user has not been given is fetched anew."""
+        """The new leader's log differs from ``diverging_offset`` on. Fetch again what the user has not
+        read yet.
+        """
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:

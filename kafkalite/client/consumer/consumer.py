@@ -1,8 +1,8 @@
-"""Consumer: records out, in the order of their offsets, from partitions one names or a group hands out.
+"""Consumer: the public class. Reads records in offset order from assigned or subscribed partitions.
 
-``assigned_partitions`` decides what to fetch and which records come next, ``fetcher`` does the requests, and
-``group.session`` the membership in a group. Nothing is fetched before the first call for records; then
-fetching runs ahead of the user as far as the options allow.
+``assigned_partitions`` decides what to fetch and which records come next, ``fetcher`` does the
+requests, and ``group.session`` the membership in a group. Nothing is fetched before the first call for
+records; then fetching runs ahead of the user as far as the options allow.
 """
 
 # Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from kafkalite.client.group.session import GroupSession
 
 Committable = Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata] | None
-"""What ``commit`` takes: a record or several (done with), offsets to go on at, or None for all given."""
+"""The argument of ``commit``: processed records, next offsets to read, or None for all returned records."""
 
 
-# How long the opening waits for the first partitions of a group's member.
+# How long start() waits for the first assignment of a group member.
 _FIRST_ASSIGNMENT_MS: Final = 300
 
-# Iteration gives so many records of a batch before the event loop has its turn.
+# Iteration returns this many records of a batch before the event loop runs other tasks.
 _RECORDS_PER_LOOP_TURN: Final = 128
 
 
@@ -62,16 +62,19 @@ class Consumer:
             async for record in consumer:
                 print(record.address, record.key, record.value)
 
-    ``topics`` (or ``pattern``, a regular expression that a topic's whole name must match) subscribe to all
-    their partitions, those added later included. With ``group_id`` the members of the group share them, and
-    the group remembers how far it is; ``listener`` hears of partitions that come and go. Without, this
-    consumer reads all of them, and nobody remembers. ``assign`` names partitions instead.
+    ``topics``, or ``pattern`` (a regular expression for the whole name of a topic), subscribe to all
+    their partitions, also those added later. With ``group_id``, the group's members share the
+    partitions and the group stores committed offsets; ``listener`` is called when partitions are
+    assigned or revoked. Without a group, this consumer reads all partitions and nothing is stored.
+    ``assign`` names partitions instead.
 
-    A partition without a position starts at the group's offset, else where ``auto_offset_reset`` says as of
-    the opening; one that appears later starts at its beginning, so that ``latest`` skips nothing that is new.
-    Settings are those of ``config.CONSUMER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
+    A partition without a position starts at the committed offset, or else where ``auto_offset_reset``
+    points when the consumer opens. Partitions that appear later start at their beginning, so that
+    ``latest`` skips no new records. Settings are those of ``config.CONSUMER_OPTIONS``, as keyword
+    arguments or, dotted, in ``config``; arguments take precedence.
 
-    For one task at a time: asking for records says that the user is done with those given before.
+    Use it from one task at a time. Asking for records means that the records returned before are
+    processed.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Consumer:
         self._life = "new"
         self._subscription: Subscription | None = None
         self._deferred_error: KafkaliteError | None = None
-        #: The partitions whose first positions are being looked up.
+        # : The partitions whose start offsets are being looked up, and the task.
         self._finding: tuple[dict[TopicPartition, int], asyncio.Task[None]] | None = None
         if self.config.group_id is not None:
             from kafkalite.client.group.session import GroupSession
@@ -107,7 +110,7 @@ class Consumer:
         if topics or pattern is not None:
             self.subscribe(*topics, pattern=pattern, listener=listener)
         elif listener is not None:
-            raise ClientError("a listener needs topics or a pattern", hint="give it to subscribe()")
+            raise ClientError("a listener needs topics or a pattern", hint="pass it to subscribe()")
 
     def __repr__(self) -> str:
         brokers = len(self._cluster.metadata.addresses)
@@ -126,10 +129,10 @@ class Consumer:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Reach the cluster, join the group, and find out where to start. ``async with`` does this.
+        """Connect to the cluster, join the group, and find the start offsets. ``async with`` calls this.
 
-        Raises ConnectionFailedError; UnknownTopicOrPartitionError for a topic not there and not created; with
-        a group what keeps it from being joined.
+        Raises ConnectionFailedError, UnknownTopicOrPartitionError for a topic that does not exist and
+        was not created, and with a group the errors of joining it.
         """
         if self._life != "new":
             raise ClientClosedError(f"a consumer starts once; this one is {self._life}")
@@ -142,7 +145,8 @@ class Consumer:
                 self._group.start()
                 if self._group.is_subscribed:
                     await self._group.joined()
-                # An offset may be in the open transaction of whoever died; the next call for records waits.
+                # An offset may be part of a transaction that is still open; then the next call for records
+                # waits.
                 await self._group.run_pending(self._cluster.now_ms() + _FIRST_ASSIGNMENT_MS)
             await self._find_positions(None)
         except BaseException:
@@ -151,15 +155,16 @@ class Consumer:
         return self
 
     async def close(self) -> None:
-        """Leave the group, and close the connections. May be called twice.
+        """Leave the group and close the connections. May be called twice.
 
-        What the user is done with is committed first (with auto-commit), and the listener's ``on_revoked``
-        called. Whoever waits for records gets ClientClosedError. Raises what ``commit_nowait`` failed with.
+        First commits the offsets of processed records (with auto-commit) and calls the listener's
+        ``on_revoked``. Callers waiting for records get ClientClosedError. Raises the error of a failed
+        ``commit_nowait``.
         """
         await self._close(is_done=True)
 
     async def _close(self, *, is_done: bool) -> None:
-        """``is_done``: also with what was given last."""
+        """Close. ``is_done`` means that the records returned last are processed, too."""
         if self._life in {"closing", "closed"}:
             return
         was_open, self._life = self._life == "open", "closing"
@@ -193,7 +198,7 @@ class Consumer:
             hint = "open it with 'async with' or start()" if self._life in {"new", "starting"} else ""
             raise ClientClosedError(f"the consumer is {self._life}", hint=hint)
 
-    # --- what to read --------------------------------------------------------------------------
+    # --- assignment ----------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -201,19 +206,19 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read all partitions of these topics, or this member's share, instead of what was read before.
+        """Read all partitions of these topics, or this member's share, instead of the previous assignment.
 
-        ``listener`` hears of partitions that come and go in the group.
+        ``listener`` is called when the group assigns or revokes partitions.
         """
         if bool(topics) == (pattern is not None):
-            raise ClientError("subscribe to topics or to a pattern, one of the two")
+            raise ClientError("subscribe either to topics or to a pattern")
         if self._group is not None:
             self._cluster.topics = set(topics)
             self._group.subscribe(topics, _pattern_text(pattern), listener or RebalanceListener())
             if self._life == "open":
                 self._group.start()
         elif listener is not None:
-            raise ClientError("only the members of a group have a listener", hint="give a group_id")
+            raise ClientError("a listener needs a group", hint="pass a group_id")
         else:
             self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
             self._cluster.topics = set(topics) if pattern is None else None
@@ -222,9 +227,9 @@ class Consumer:
             self._cluster.request_refresh(urgent=True)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; those read before keep their positions.
+        """Read exactly these partitions. Those read before keep their positions.
 
-        With a group it remembers what is committed, but does not know this consumer as a member.
+        With a group, committed offsets are stored there, but this consumer is not a member.
         """
         if self._group is not None:
             self._group.check_unsubscribed()
@@ -239,7 +244,7 @@ class Consumer:
             self._cluster.track(tp.topic)
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read, in order."""
+        """Return the assigned partitions, in order."""
         return sorted(self._assigned.partitions)
 
     async def _find_subscribed(self) -> None:
@@ -261,7 +266,7 @@ class Consumer:
             self._cluster.request_refresh()
 
     def _on_cluster_change(self) -> None:
-        """Metadata came, or a connection came or went."""
+        """Called when metadata arrived, or a connection opened or closed."""
         if self._life != "open":
             return
         self._assign_subscribed()
@@ -271,22 +276,23 @@ class Consumer:
     # --- the group -----------------------------------------------------------------------------
 
     async def commit(self, what: Committable = None) -> None:
-        """Return when the group has committed ``what``: everything given so far, unless it says otherwise.
+        """Commit ``what``, by default everything returned so far, and return when the group has stored it.
 
-        A record (or several) counts as done with, together with all before it in its partition. Offsets are
-        those to go on at, {partition: offset}. Raises CommitFailedError when the partitions are another
-        member's by now, MaxPollIntervalError when that is because nobody asked for records for too long.
+        A record, or several, commits everything in its partition up to and including it. A mapping
+        commits the next offsets to read, {partition: offset}. Raises CommitFailedError if other members
+        own the partitions, and MaxPollIntervalError if the reason is that this consumer did not ask for
+        records for too long.
         """
         await self._member().commit(self._offsets(what))
 
     def commit_nowait(self, what: Committable = None) -> None:
-        """As ``commit``, in the background. A failure is raised by the next ``commit``, or by ``close``."""
+        """Commit in the background. The next ``commit``, or ``close``, raises a failure."""
         self._member().commit_later(self._offsets(what))
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed for these (or all assigned) partitions; None where it has not."""
+        """Return the committed offsets of these (or all assigned) partitions; None where there is none."""
         wanted = [
             TopicPartition(*tp) for tp in (self._assigned.partitions if partitions is None else partitions)
         ]
@@ -294,9 +300,9 @@ class Consumer:
         return {tp: found.get(tp) for tp in wanted}
 
     def group_metadata(self) -> GroupMetadata:
-        """As whom this consumer commits: for a producer's ``send_offsets``, refused when it is stale.
+        """Return the identity for a producer's ``send_offsets``, which brokers refuse when it is outdated.
 
-        Raises CommitFailedError when it was expelled since records were last asked for.
+        Raises CommitFailedError if this consumer was expelled since it last asked for records.
         """
         member = self._member()
         member.check_not_lost()
@@ -306,7 +312,7 @@ class Consumer:
         if self._life != "closing":  # its listener may still commit
             self._check_open()
         if self._group is None:
-            raise ClientError("this consumer is in no group", hint="give it a group_id")
+            raise ClientError("this consumer has no group", hint="pass a group_id")
         return self._group
 
     def _offsets(self, what: Committable) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -317,46 +323,48 @@ class Consumer:
     # --- positions -----------------------------------------------------------------------------
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to be given, or None before it is known."""
+        """Return the offset of the next record to return, or None while unknown."""
         return self._state_of(tp).position
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Behind everything given so far: what ``commit`` commits, and a transaction's ``send_offsets``."""
+        """Return the positions after all records returned so far, for ``commit`` and a transaction's
+        ``send_offsets``.
+        """
         return self._progress.positions()
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Give the record at ``offset`` next, or the first after it; out of range the reset policy rules."""
+        """Continue at ``offset``, or the first record after it. Out of range, auto.offset.reset applies."""
         if offset < 0:
             raise ClientError(
-                f"{tp}: offset {offset} is below 0", hint="seek_to_beginning() and seek_to_end()"
+                f"{tp}: offset {offset} is below 0", hint="use seek_to_beginning() or seek_to_end()"
             )
         self._state_of(tp).seek(offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give the oldest record next; of all assigned partitions when none is named."""
+        """Continue at the oldest record of these partitions; of all assigned ones if none is given."""
         tps = self._named(partitions)
         for tp, offset in (await self.beginning_offsets(tps)).items():
             self._state_of(tp).seek(offset)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give only records produced from now on; of all assigned partitions when none is named."""
+        """Continue with new records only, in these partitions; in all assigned ones if none is given."""
         tps = self._named(partitions)
         for tp, offset in (await self.end_offsets(tps)).items():
             self._state_of(tp).seek(offset)
 
     async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Give the first record that is not older next; only new records when all are."""
+        """Continue at the first record with this timestamp or a later one; at the end if there is none."""
         self._state_of(tp)
         found = (await self.offsets_for_times({tp: timestamp_ms}))[tp]
         offset = found.offset if found is not None else (await self.end_offsets([tp]))[tp]
         self._state_of(tp).seek(offset)
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give no records of these until ``resume``; what was fetched of them is kept."""
+        """Return no records of these partitions until ``resume``. Records already fetched are kept."""
         self._assigned.pause(self._named(partitions))
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Fetch records of paused partitions again."""
+        """Continue with paused partitions."""
         hidden = self._group.hidden if self._group is not None else {}
         for tp in self._named(partitions):
             if tp in hidden:
@@ -366,12 +374,12 @@ class Consumer:
         self._fetcher.wake()
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that ``pause`` holds, in order."""
+        """Return the paused partitions, in order."""
         hidden = self._group.hidden if self._group is not None else {}
         return sorted(tp for tp, state in self._assigned.partitions.items() if hidden.get(tp, state.paused))
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
-        """Partitions given one by one or as iterables; all that are assigned when none is given."""
+        """Return partitions given singly or as iterables; all assigned ones if none is given."""
         translate: list[TopicPartition] = []
         for each in partitions:
             translate += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
@@ -386,16 +394,16 @@ class Consumer:
         if state is None:
             raise ClientError(
                 f"{TopicPartition(*tp)} is not assigned to this consumer",
-                hint="assign() it first" if self._group is None else "assignment() names those that are",
+                hint="assign() it first" if self._group is None else "assignment() returns the assigned ones",
             )
         return state
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition that can be read."""
+        """Return the first readable offset of each partition."""
         return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record of each partition that can be read."""
+        """Return the offset after the last readable record of each partition."""
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     async def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -408,27 +416,27 @@ class Consumer:
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each partition whose timestamp is not less; None where all are older."""
+        """Return each partition's first record with at least the timestamp, or None if all are older."""
         self._check_open()
         return await offsets.offsets_for_times(
             self._cluster, timestamps_ms, isolation_level=self.config.isolation_level
         )
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets lie between each assigned partition's position and its end."""
+        """Return the number of offsets between each assigned partition's position and its end."""
         ends = await self.end_offsets(self._assigned.partitions)
         await self._find_positions(None)
         return {tp: max(0, end - (self._state_of(tp).position or 0)) for tp, end in ends.items()}
 
     async def _find_positions(self, deadline_ms: int | None) -> bool:
-        """Ask where partitions without a position start.
+        """Look up the start offsets of partitions without a position.
 
-        False when ``deadline_ms`` passed first; then the answer is still on its way.
+        Returns False if ``deadline_ms`` passes first; the lookup then continues.
         """
         wanted = self._assigned.without_offset()
         if self._subscription is not None or (self._group is not None and self._group.is_subscribed):
             known = {tp: at for tp, at in wanted.items() if self._cluster.metadata.knows(tp)}
-            if len(known) < len(wanted):  # what is missing now is being looked for
+            if len(known) < len(wanted):  # the missing partitions are looked up in fresh metadata
                 self._cluster.request_refresh()
             wanted = known
         if not wanted:
@@ -454,7 +462,7 @@ class Consumer:
             state = self._assigned.partitions.get(tp)
             if state is not None and state.needs_offset and state.seek_count == seeks[tp]:
                 state.seek(entry.offset, entry.leader_epoch)
-                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just told
+                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just responded
 
     def _seconds_until(self, deadline_ms: int | None) -> float | None:
         if deadline_ms is None or deadline_ms >= FOREVER_MS:
@@ -464,7 +472,7 @@ class Consumer:
     # --- reading -------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record]:
-        """Records without end, as they come. A loop may be left and another begun; none is lost by that."""
+        """Iterate over records without end. Leaving the loop and starting another loses no record."""
         if self._group is None:
             return self._iterate()
         return self._iterate_in_group(self._group)
@@ -480,11 +488,11 @@ class Consumer:
                 yield record
 
     async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
-        """As ``_iterate``; coming back for the next record is the user's turn, and done with the last."""
+        """``_iterate`` in a group. Asking for the next record means that the last one is processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
             progress.mark_processed()
-            await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
+            await asyncio.sleep(0)  # let heartbeats run, even if records are buffered
             if group.has_pending:
                 self._check_open()
                 await group.run_pending(FOREVER_MS)
@@ -503,9 +511,9 @@ class Consumer:
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
-        """At most once: have the next max.poll.records of a batch committed before the first is given.
+        """At most once: commit the next max.poll.records of a batch before the first is returned.
 
-        Returns where what is committed ends.
+        Returns the end of the committed range, exclusive.
         """
         batch, position = cursor.batch, cursor.position
         tp = TopicPartition(batch.topic, batch.partition)
@@ -517,18 +525,18 @@ class Consumer:
         return end
 
     async def get_one(self, *, timeout_ms: int | None = None) -> Record | None:
-        """The next record, or None when none came within ``timeout_ms`` (None: wait for it)."""
+        """Return the next record, or None if none arrives within ``timeout_ms`` (None: wait)."""
         records = await self.get_many(1, timeout_ms=timeout_ms)
         return records[0] if records else None
 
     async def get_many(
         self, max_records: int | None = None, *, timeout_ms: int | None = None
     ) -> list[Record]:
-        """Up to ``max_records`` (max.poll.records) records, as soon as there is one.
+        """Return up to ``max_records`` (default: max.poll.records) records, as soon as there is one.
 
-        Empty when none came within ``timeout_ms`` (None: wait). Raises what went wrong with a partition:
-        NoOffsetError, CorruptBatchError, a BrokerError; records before it are given first. With a group also
-        what its coordinator or its listener raised.
+        Empty if none arrives within ``timeout_ms`` (None: wait). Raises the error of a partition
+        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been
+        returned. With a group, also raises errors of its coordinator and of the listener.
         """
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []
@@ -552,9 +560,10 @@ class Consumer:
                 return records
 
     async def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
-        """All batches that are there, as soon as there is one: columns, records or Arrow are made of them.
+        """Return all fetched batches as soon as there is one, for use as columns, records or Arrow.
 
-        Empty when none came within ``timeout_ms`` (None: wait). Raises as ``get_many``.
+        Empty if none arrives within ``timeout_ms`` (None: wait). Raises the same errors as
+        ``get_many``.
         """
         batches: list[FetchedBatch] = []
         deadline_ms = self._deadline_ms(timeout_ms)
@@ -575,19 +584,21 @@ class Consumer:
                 return batches
 
     async def _begin_call(self, deadline_ms: int) -> bool:
-        """The user asks again, so is done with what was given. False when ``deadline_ms`` passed first."""
+        """Begin a call for records: those returned before are processed. Returns False if ``deadline_ms``
+        passes.
+        """
         self._check_open()
         self._progress.mark_processed()
         if self._group is not None:
             self._group.touch()
-            await asyncio.sleep(0)  # whatever is fetched ahead, heartbeats go on
+            await asyncio.sleep(0)  # let heartbeats run, even if records are buffered
             if self._group.has_pending and not await self._group.run_pending(deadline_ms):
                 return False
         self._raise_deferred()
         return True
 
     async def _commit_returned(self) -> None:
-        """At most once: what is about to be given is committed first. If that fails it is not given."""
+        """At most once: commit what is about to be returned. If that fails, it is not returned."""
         if self._group is None:
             return
         self._group.touch()
@@ -599,22 +610,22 @@ class Consumer:
                 raise
 
     async def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
-        """What ``get_batches`` gives as one Arrow table, values not copied.
+        """Return the batches of ``get_batches`` as one Arrow table, without copying values.
 
-        Columns: topic, partition, offset, timestamp, key, value, headers. Without rows when nothing came.
+        Columns: topic, partition, offset, timestamp, key, value, headers. No rows if nothing arrived.
         """
         from kafkalite.client.consumer.arrow import table
 
         return table(await self.get_batches(timeout_ms=timeout_ms))
 
     def _raise_or_defer(self, error: KafkaliteError, has_records_or_error: bool) -> None:
-        """Give first what was taken before a partition's error; the next call raises it."""
+        """Return the records before a partition's error first. The next call raises the error."""
         if not has_records_or_error:
             raise error
         self._deferred_error = error
 
     def _raise_deferred(self) -> None:
-        """Raise the error that the last call kept back, unless a seek has mended it since."""
+        """Raise the error kept by the last call, unless a seek has cleared it."""
         error, self._deferred_error = self._deferred_error, None
         if error is not None and any(state.error is error for state in self._assigned.partitions.values()):
             raise error
@@ -624,7 +635,9 @@ class Consumer:
         return FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
 
     async def _wait_for_records(self, deadline_ms: int) -> bool:
-        """Fetch, and return when there may be something new. False when ``deadline_ms`` passed first."""
+        """Fetch, and return when something may have arrived. Returns False if ``deadline_ms`` passes
+        first.
+        """
         self._check_open()
         if self._group is None:
             return await self._wait(deadline_ms)
@@ -648,13 +661,14 @@ class Consumer:
 
 
 def _pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
-    """What the coordinator is told: it matches patterns itself. Raises ClientError."""
+    """Return the pattern as text for the coordinator, which matches it. Raises ClientError."""
     if pattern is None or isinstance(pattern, str):
         if pattern is not None:
             re.compile(pattern)
         return pattern
     if pattern.flags & ~re.UNICODE:
         raise ClientError(
-            "a group's pattern can't have flags", hint="write them into it, as in '(?i)orders.*'"
+            "the pattern of a group can't have flags",
+            hint="write them into the pattern, as in '(?i)orders.*'",
         )
     return pattern.pattern

@@ -1,9 +1,8 @@
-"""Records with a unique id, each processed once, though it was produced or given more than once.
+"""Processes records with a unique id once, even if they were produced or returned several times.
 
-A producer without idempotence, or an application that sends again after its own restart, puts the same event
-into the log twice; a consumer that starts again is given some records twice. Both look the same to whoever
-knows the events' ids. What is known is bounded: the last ``capacity`` ids of each partition. A repetition
-that comes later than that is not recognised.
+A producer without idempotence, or an application that sends again after a restart, writes the same
+event twice; a restarted consumer receives some records twice. An id in each record identifies both.
+Only the last ``capacity`` ids of each partition are remembered, so later duplicates are not detected.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from kafkalite.errors import ClientError
 from kafkalite.model import Record, TopicPartition
 
 UniqueId = Callable[[Record], bytes | None]
-"""A record's unique id, or None where it has none; such a record is never a repetition."""
+"""Returns a record's unique id, or None if it has none; such a record is never a duplicate."""
 
-_DIGEST_BYTES = 16  # two of 10**12 ids are alike with a chance of one in 10**14
+_DIGEST_BYTES = 16  # among 10**12 ids the chance that two collide is one in 10**14
 
 
 def header_id(name: str) -> UniqueId:
-    """The value of a header; of the last one of that name."""
+    """Return a function for the value of a record's header; the last one if there are several."""
 
     def find(record: Record) -> bytes | None:
         for header, value in reversed(record.headers):
@@ -33,12 +32,12 @@ def header_id(name: str) -> UniqueId:
 
 
 def key_id(record: Record) -> bytes | None:
-    """The record's key: where each key is produced once."""
+    """Return the record's key: for topics in which each key is produced once."""
     return record.key
 
 
 class Deduplicator:
-    """Tells the records that were seen before.
+    """Detects records that were seen before.
 
     ::
 
@@ -48,9 +47,10 @@ class Deduplicator:
                 process(record)
                 seen.add(record)
 
-    Ids are remembered per partition, for equal ids go to the same one by their key. ``dump`` and ``load``
-    carry what is known of a partition through a restart: kept with the results, in one transaction of theirs,
-    each record takes effect exactly once. ``forget`` what went to another member.
+    Ids are remembered per partition, because records with equal ids have the same key. Use ``dump`` and
+    ``load`` to keep a partition's ids across restarts: stored with the results, in one transaction of
+    the result store, each record takes effect exactly once. Call ``forget`` for partitions that go to
+    another member.
     """
 
     def __init__(self, unique_id: UniqueId, *, capacity: int = 100_000) -> None:
@@ -58,21 +58,21 @@ class Deduplicator:
             raise ClientError(f"capacity is {capacity}, but must be at least 1")
         self._unique_id = unique_id
         self._capacity = capacity
-        self._seen: dict[TopicPartition, dict[bytes, None]] = {}  # in the order of their coming
+        self._seen: dict[TopicPartition, dict[bytes, None]] = {}  # in the order of arrival
 
     def __repr__(self) -> str:
         count = sum(map(len, self._seen.values()))
         return f"<Deduplicator, {count} ids of {len(self._seen)} partitions>"
 
     def is_repeated(self, record: Record) -> bool:
-        """Whether a record with this one's id was added before."""
+        """Whether a record with this id was added before."""
         digest = self._digest(record)
         if digest is None:
             return False
         return digest in self._seen.get(TopicPartition(record.topic, record.partition), ())
 
     def add(self, record: Record) -> bool:
-        """Remember the record's id: it is processed. Whether it was new; a record without an id always is."""
+        """Remember the record's id, and return whether it was new. A record without an id is always new."""
         digest = self._digest(record)
         if digest is None:
             return True
@@ -85,22 +85,22 @@ class Deduplicator:
         return True
 
     def new(self, records: Iterable[Record]) -> list[Record]:
-        """Those of ``records`` that were not seen before, each id once; they are remembered."""
+        """Return the records not seen before, each id once, and remember them."""
         return [record for record in records if self.add(record)]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop what is known of these."""
+        """Forget the ids of these partitions."""
         for tp in partitions:
             self._seen.pop(tp, None)
 
     def dump(self, tp: TopicPartition) -> bytes:
-        """What is known of a partition, 16 bytes an id, to be given to ``load``."""
+        """Return the ids of a partition for ``load``, 16 bytes each."""
         return b"".join(self._seen.get(tp, ()))
 
     def load(self, tp: TopicPartition, dumped: bytes) -> None:
-        """Know of a partition what ``dump`` gave, and nothing else. Raises ClientError for other bytes."""
+        """Replace the ids of a partition by those from ``dump``. Raises ClientError for other bytes."""
         if len(dumped) % _DIGEST_BYTES:
-            raise ClientError(f"{len(dumped)} bytes are no dump of a Deduplicator")
+            raise ClientError(f"{len(dumped)} bytes are not a dump of a Deduplicator")
         digests = [dumped[at : at + _DIGEST_BYTES] for at in range(0, len(dumped), _DIGEST_BYTES)]
         self._seen[tp] = dict.fromkeys(digests[-self._capacity :])
 

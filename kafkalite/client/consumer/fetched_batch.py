@@ -1,4 +1,4 @@
-"""A batch as a consumer has it, and its records on their way to the user. Pure."""
+"""Fetched batches and their records. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
-    """A batch as it was fetched. Records below ``from_offset`` (inclusive) were not asked for."""
+    """A batch as fetched. Records below ``from_offset`` (inclusive) were not requested."""
 
     topic: str
     partition: int
@@ -26,22 +26,22 @@ class FetchedBatch:
     from_offset: int
 
     def __len__(self) -> int:
-        """How many records from ``from_offset`` on."""
+        """The number of records from ``from_offset`` on."""
         header = self.batch.header
         return header.record_count - max(0, self.from_offset - header.base_offset)
 
     def records(self) -> list[Record]:
-        """The records from ``from_offset`` on. Raises CorruptBatchError."""
+        """Return the records from ``from_offset`` on. Raises CorruptBatchError."""
         return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The same as columns offset, timestamp, key, value, headers, values not copied."""
+        """Return the records as columns offset, timestamp, key, value, headers, without copying values."""
         skipped = max(0, self.from_offset - self.batch.header.base_offset)
         return self.batch.to_arrow().slice(skipped)
 
 
 class RecordCursor:
-    """The records of one batch on their way to the user; several may take from it, each record goes once."""
+    """The records of one batch. Several loops may take from it; each record is returned once."""
 
     __slots__ = ("batch", "iterator", "next_offset", "records")
 
@@ -57,7 +57,7 @@ class RecordCursor:
 
     @property
     def position(self) -> int:
-        """The offset of the next record to come out, or that after the batch."""
+        """The offset of the next record, or the offset after the batch."""
         remaining = length_hint(self.iterator)
         return self.records[-remaining].offset if remaining else self.next_offset
 
@@ -65,10 +65,10 @@ class RecordCursor:
         return list(islice(self.iterator, count))
 
     def detach(self) -> None:
-        """End every loop over ``iterator``; the records left are kept for ``iterator`` anew."""
+        """End every loop over ``iterator``, and keep the remaining records for a new ``iterator``."""
         self.records = list(self.iterator)
         self.iterator = iter(self.records)
 
     def drop(self) -> None:
-        """End every loop over ``iterator``; the records left are gone."""
+        """End every loop over ``iterator`` and drop the remaining records."""
         deque(self.iterator, maxlen=0)

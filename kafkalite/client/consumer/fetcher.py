@@ -1,7 +1,7 @@
-"""Fetching: requests to the leaders, answers into ``AssignedPartitions``, and waiting for either.
+"""Sends fetches, adds their responses to ``AssignedPartitions``, and waits for them.
 
-``assigned_partitions`` decides what to fetch; the fetcher sends it, at most one fetch per broker at a time. A
-fetch is in flight only while a caller waits for records, or reads behind the known end of a partition.
+``assigned_partitions`` decides what to fetch. At most one fetch per broker is in flight, and only while
+a caller waits for records or reads behind the known end of a partition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpoch
 
 FOREVER_MS: Final = 2**53
 
-# A long poll with less than this to go is waited for.
+# A long poll that ends within this time is not cancelled.
 _WORTH_DROPPING_MS: Final = 20
 
 
@@ -42,7 +42,7 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches what ``assigned`` wants. Whoever has nothing to read waits with ``wait``."""
+    """Fetches for ``assigned``. Callers without records use ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
         self.assigned = AssignedPartitions(fetch_limits(config))
@@ -50,13 +50,13 @@ class Fetcher:
         self._cluster = cluster
         cluster.long_poll_ms[Purpose.FETCH] = config.fetch_max_wait_ms
         self._fetches: dict[int, _Fetch] = {}
-        self._checking: set[int] = set()  # nodes with a question about epochs in flight
+        self._checking: set[int] = set()  # nodes with an epoch request in flight
         self._waiters: list[asyncio.Future[None]] = []
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     def close(self) -> None:
-        """Send nothing more, and wake whoever waits."""
+        """Send nothing more and wake all waiting callers."""
         self._is_closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
@@ -66,7 +66,7 @@ class Fetcher:
 
     @property
     def has_records_or_error(self) -> bool:
-        """Whether there are records to give, or an error to raise."""
+        """Whether there are records to return or an error to raise."""
         return any(
             state.has_records or state.error
             for state in self.assigned.partitions.values()
@@ -74,7 +74,7 @@ class Fetcher:
         )
 
     async def wait(self, deadline_ms: int) -> bool:
-        """Return when there may be something new. False when ``deadline_ms`` has passed already."""
+        """Return when there may be new records. Returns False if ``deadline_ms`` has already passed."""
         now_ms = self._cluster.now_ms()
         if deadline_ms <= now_ms:
             return False
@@ -94,7 +94,7 @@ class Fetcher:
         return True
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiting callers."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             wake(waiter)
@@ -116,7 +116,7 @@ class Fetcher:
         self._arm_retry_timer(now_ms)
 
     def _check_epochs(self, now_ms: int) -> None:
-        """Ask new leaders whether their logs have what was read from the old ones."""
+        """Ask new leaders whether their logs contain what was read from the former ones."""
         for node_id, questions in self.assigned.checks(now_ms, self._cluster.metadata.leader).items():
             connection = self._cluster.connection_now(node_id)
             if connection is None or node_id in self._checking:
@@ -151,7 +151,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
-        """Whether no fetch can be sent to this broker now; ``_on_cluster_change`` tells when one can."""
+        """Whether no fetch can be sent to this broker now. ``on_change`` follows when that changes."""
         return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
@@ -179,9 +179,9 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """After a seek, a long poll in flight waits for what nobody wants, and answers come in order.
+        """Close connections whose long poll became useless after a seek, because responses come in order.
 
-        Closing its connection is the way to be served before it ends; dialling anew costs a millisecond.
+        Dialling again takes a millisecond.
         """
         now_ms = self._cluster.now_ms()
         for node_id, fetch in list(self._fetches.items()):
@@ -198,7 +198,7 @@ class Fetcher:
     def _on_response(self, fetch: _Fetch, message: Any, payload: memoryview, error: Exception | None) -> None:
         node_id = fetch.plan.node_id
         if self._fetches.get(node_id) is not fetch:
-            return  # hung up on
+            return  # the connection was dropped
         del self._fetches[node_id]
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
         if error is not None:
@@ -210,7 +210,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _fetch_for_waiters(self) -> None:
-        """Somebody waits: wake them when there is something for them to do, else poll again."""
+        """Wake waiting callers if there is something for them, otherwise send the next fetch."""
         states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()
@@ -231,7 +231,7 @@ class Fetcher:
 
 
 def fetch_limits(config: ConsumerConfig) -> FetchLimits:
-    """The settings that fetching works by."""
+    """Return the settings of fetching."""
     return FetchLimits(
         fetch_max_wait_ms=config.fetch_max_wait_ms,
         fetch_max_bytes=config.fetch_max_bytes,

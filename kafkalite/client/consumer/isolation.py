@@ -1,8 +1,9 @@
-"""What of an answer to a fetch no consumer may see: control batches, and aborted transactions. Pure.
+"""Filters control batches and records of aborted transactions out of fetch responses. Pure.
 
-A broker reads no records, so it sends batches of aborted transactions too, up to the last stable offset, and
-lists the aborted transactions that reach into the answer by their first offset (KIP-98). Each goes on to its
-producer's next marker. A control batch without the transactional bit is what compaction left of records.
+Brokers do not read records, so they send batches of aborted transactions, too, up to the last stable
+offset. A response lists the aborted transactions that reach into it by their first offset (KIP-98).
+Each extends to its producer's next marker. A control batch without the transactional bit is left over
+from compaction.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, PRODUCER_
 
 _INT64: Final = Struct(">q")
 
-#: Of the two bytes of attributes the lower one has both bits.
+# : Both bits are in the lower of the two attribute bytes.
 FLAGS_POSITION: Final = ATTRIBUTES_POSITION + 1
-#: A batch with none of these is everybody's to see.
+# : Batches with neither bit are always returned.
 FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class AbortedFilter:
-    """Which batches of one answer to drop, asked in the order of the log.
+    """Decides which batches of one response to drop. Called in offset order.
 
-    Invariant: ``_producers`` are those with an aborted transaction that began before the end of the last
-    batch asked for, and had not ended by then.
+    Invariant: ``_producers`` have an aborted transaction that began before the end of the last batch,
+    and had not ended by then.
     """
 
     __slots__ = ("_coming", "_producers")
@@ -44,7 +45,7 @@ class AbortedFilter:
         while self._coming and self._coming[0].first_offset < next_offset:
             self._producers.add(self._coming.popleft().producer_id)
         if flags & CONTROL_BIT:
-            if flags & TRANSACTIONAL_BIT:  # the marker: an abort, if it is of one of these
+            if flags & TRANSACTIONAL_BIT:  # a marker ends the producer's transaction
                 self._producers.discard(producer_id)
             return True
         return producer_id in self._producers

@@ -1,7 +1,8 @@
-"""How far the user is: what was given, what the user came back after, what may be committed of it. Pure.
+"""Tracks which records were returned, which of them are processed, and which offsets may be committed.
+Pure.
 
-Asking for records, or closing in good order, says that the user is done with what was given before. Between
-the two, what was given is *in hand*: it is committed when the user says so, never by itself.
+Asking for records, or closing normally, means that the records returned before are processed. Until
+then they are *unprocessed*: only an explicit commit covers them, never auto-commit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 
 
 class Progress:
-    """The positions of one consumer, as its group is to know them."""
+    """The positions of one consumer, for its group."""
 
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
-        #: The one that iteration gave last and was not asked to go on from.
+        # : The record that iteration returned last, while it is unprocessed.
         self.current_record: Record | None = None
         self._is_at_most_once = is_at_most_once
-        self._unprocessed: dict[TopicPartition, int] = {}  # the first offset given of each
+        self._unprocessed: dict[TopicPartition, int] = {}  # the first offset returned of each
         self._seen_record: Record | None = None
 
     @property
@@ -29,31 +30,33 @@ class Progress:
         """The partitions that are read."""
         return self._assigned.partitions.keys()
 
-    # --- given and done ------------------------------------------------------------------------
+    # --- returned and processed ----------------------------------------------------------------
 
     def mark_processed(self) -> None:
-        """The user is done with what was given."""
+        """All records returned so far are processed."""
         self.current_record = None
         if self._unprocessed:
             self._unprocessed = {}
 
     def mark_returned(self, tp: TopicPartition, offset: int) -> None:
-        """Records from ``offset`` on are about to be given."""
+        """Records from ``offset`` on are about to be returned."""
         self._unprocessed.setdefault(tp, offset)
 
     def unprocessed(self) -> list[TopicPartition]:
-        """The partitions of what was given last."""
+        """Return the partitions of the records returned last."""
         return list(self._unprocessed)
 
     def has_moved(self) -> bool:
-        """Whether iteration gave another record since the last question."""
+        """Whether iteration has returned another record since the last call."""
         before, self._seen_record = self._seen_record, self.current_record
         return self._seen_record is not before
 
     def positions(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Behind everything that was given; partitions whose position is not known are left out."""
+        """Return the positions after all returned records. Partitions without a known position are
+        omitted.
+        """
         states = self._assigned.partitions
         wanted = states if partitions is None else [tp for tp in partitions if tp in states]
         return {
@@ -63,7 +66,9 @@ class Progress:
         }
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What auto-commit may write: behind what the user is done with, or was given (at most once)."""
+        """Return what auto-commit may commit: the end of processed records, or with at most once of
+        returned ones.
+        """
         positions = self.positions()
         if self._is_at_most_once:
             return positions
@@ -76,22 +81,22 @@ class Progress:
                 positions[tp] = positions[tp]._replace(offset=offset)
         return positions
 
-    # --- partitions that come and go -----------------------------------------------------------
+    # --- changes of the assignment -------------------------------------------------------------
 
     def add(self, partitions: Mapping[TopicPartition, str]) -> None:
-        """Read these too, {partition: reset policy}."""
+        """Read these partitions, too, {partition: reset policy}."""
         states = self._assigned.partitions
         self._assigned.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
 
     def start_at(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Go on where the group is, in partitions that the user has not placed by a seek."""
+        """Start at the committed offsets, except in partitions that the user has moved by a seek."""
         for tp, at in offsets.items():
             state = self._assigned.partitions.get(tp)
             if state is not None and state.base_position is None:
                 state.seek(at.offset, at.leader_epoch)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these no more."""
+        """Stop reading these partitions."""
         gone = set(partitions)
         self._assigned.assign(
             {tp: state.reset for tp, state in self._assigned.partitions.items() if tp not in gone}
@@ -100,7 +105,9 @@ class Progress:
             self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
-        """Give no record of it any more; its position stays. Returns whether the user had paused it."""
+        """Return no more records of the partition, and keep its position. Returns whether the user had
+        paused it.
+        """
         state = self._assigned.partitions[tp]
         was_paused = state.paused
         _rewind(state, state.position)
@@ -112,7 +119,7 @@ class Progress:
         self._assigned.partitions[tp].paused = paused
 
     def rewind_returned(self) -> None:
-        """What was about to be given is not: it comes again."""
+        """Rewind records that were about to be returned, so that they are returned again."""
         unprocessed, self._unprocessed = self._unprocessed, {}
         for tp, offset in unprocessed.items():
             state = self._assigned.partitions.get(tp)
@@ -121,7 +128,7 @@ class Progress:
 
 
 def _rewind(state: PartitionState, offset: int | None) -> None:
-    """Stand at ``offset`` with nothing fetched."""
+    """Move to ``offset`` and discard fetched records."""
     if offset is not None:
         epoch = state.position_epoch
         state.seek(offset, NO_EPOCH)
@@ -131,7 +138,9 @@ def _rewind(state: PartitionState, offset: int | None) -> None:
 def committable_offsets(
     what: Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What a user says is done with, as offsets to go on at. Raises ClientError for anything else."""
+    """Return the next offsets to read after the given records or offsets. Raises ClientError for other
+    types.
+    """
     if isinstance(what, Mapping):
         return {
             TopicPartition(*tp): at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at)
@@ -142,7 +151,7 @@ def committable_offsets(
         if not isinstance(record, Record):
             raise ClientError(
                 f"{type(record).__name__} can't be committed",
-                hint="give a record, records, or {TopicPartition: offset to go on at}",
+                hint="pass a record, records, or {TopicPartition: next offset to read}",
             )
         tp = TopicPartition(record.topic, record.partition)
         if tp not in found or found[tp].offset <= record.offset:

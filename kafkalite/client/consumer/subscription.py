@@ -1,12 +1,13 @@
-"""What a subscription makes of metadata: which partitions to read, and whether their positions still hold.
+"""Applies metadata to a subscription: which partitions to read, and whether their positions are still
+valid. Pure.
 
-Pure. A position belongs to a topic id, and no single answer takes it away: a broker that lags behind, or is
-cut off, does not know a topic that is there. So a topic that has been found
+A position belongs to a topic id. No single response invalidates it, because a broker that lags behind
+or is cut off does not know all topics. A topic that has been found
 
-- keeps its partitions while answers leave it out, until they all did for ``FORGET_AFTER_MS``; only brokers
-  that know a controller count, for one without can't tell what became of a topic;
-- keeps the partitions it had when it comes back with its id, even if the answer knows fewer;
-- starts anew at once when it is told of with another id: it was deleted and made again.
+- keeps its partitions while responses omit it, until all have done so for ``FORGET_AFTER_MS``; only brokers
+  that know a controller count, because others may be out of date;
+- keeps its partitions when it reappears with the same id, even if the response lists fewer;
+- starts over at once when it appears with another id, because it was deleted and created again.
 """
 
 from __future__ import annotations
@@ -19,42 +20,44 @@ from typing import Final, NamedTuple
 from kafkalite.client.cluster.routing import MetadataCache
 from kafkalite.model import TopicPartition
 
-# A broker that follows a controller is seconds behind, not minutes.
+# Brokers that follow a controller are seconds behind, not minutes.
 FORGET_AFTER_MS: Final = 60_000
 
 
 class Selection(NamedTuple):
-    """What to read now."""
+    """The partitions to read."""
 
-    partitions: dict[TopicPartition, str]  #: and the reset policy of each that is new
-    replaced: dict[TopicPartition, str]  #: of these, those of topics made anew; their positions are void
-    is_missing_some: bool  #: a topic is kept that metadata does not name now
+    partitions: dict[TopicPartition, str]  # : {partition: its reset policy if it is new}
+    replaced: dict[TopicPartition, str]  # : those of topics created again; their positions are invalid
+    is_missing_some: bool  # : a topic is kept although the metadata omits it
 
 
 @dataclass(slots=True)
 class _Found:
-    """A topic that metadata named."""
+    """A topic that metadata has listed."""
 
     topic_id: str
     partition_count: int = 0
-    missing_since_ms: int | None = None  #: the first of the answers without it that count
+    missing_since_ms: int | None = None  # : the time of the first counted response without it
 
 
 class Subscription:
-    """Topics by name, or by a pattern that their whole names must match; one of the two."""
+    """Topics by name, or by a pattern for their whole names."""
 
     def __init__(
         self, topics: Iterable[str], pattern: str | re.Pattern[str] | None, auto_offset_reset: str
     ) -> None:
         self.topics = list(dict.fromkeys(topics))
         self.pattern = re.compile(pattern) if pattern is not None else None
-        self.is_late = False  #: partitions found from now on are new: read from their beginning
+        self.is_late = False  # : partitions found from now on are new, and are read from their beginning
         self._reset = auto_offset_reset
         self._found: dict[str, _Found] = {}
         self._response_count = 0
 
     def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
-        """Take in what metadata says now. May be called as often as one likes between two answers."""
+        """Return the partitions to read according to the metadata. May be called any number of times per
+        response.
+        """
         is_new_response = metadata.response_count != self._response_count
         self._response_count = metadata.response_count
         selection = Selection({}, {}, False)
@@ -91,7 +94,7 @@ class Subscription:
         return sorted({*translate, *self._found})
 
     def _is_gone(self, found: _Found, now_ms: int) -> bool:
-        """Note another answer without this topic. Whether they have said so for long enough."""
+        """Count another response without this topic. Returns whether enough time has passed to drop it."""
         if found.missing_since_ms is None:
             found.missing_since_ms = now_ms
         return now_ms - found.missing_since_ms >= FORGET_AFTER_MS

@@ -1,4 +1,4 @@
-"""Committed offsets of one group: written in the order they were given, read back as starting points."""
+"""Commits and reads the offsets of one group."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError, FencedInstance
 
 
 class OffsetCommits:
-    """Writes and reads a group's offsets. One commit at a time, in order: a later one is never overtaken.
+    """Writes and reads a group's offsets. Commits are sent one at a time, in order.
 
-    ``identity`` tells as whom to commit; ``next_identity`` waits (at most until a deadline) until it is
-    another one than that of before; ``on_expelled`` hears that the coordinator does not know us any more.
-    ``is_ours`` tells whether a partition is ours to commit: the coordinator only knows that we are a member.
+    ``identity`` returns the committing member; ``next_identity`` waits, up to a deadline, for a newer
+    one; ``on_expelled`` is called when the coordinator does not know the member any more. ``is_ours``
+    tells whether the member owns a partition, which the coordinator does not check.
     """
 
     def __init__(
@@ -75,33 +75,33 @@ class OffsetCommits:
         self._queued_quietly: set[TopicPartition] = set()
         self._worker: asyncio.Task[None] | None = None
         self._failed: tuple[KafkaliteError, set[TopicPartition]] | None = None
-        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the last that we committed or read
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  # : the offsets last committed or read
 
     # --- writing -------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
-        """Return when the group's coordinator has committed ``offsets``, and all that was queued before.
+        """Return when the coordinator has committed ``offsets`` and everything queued before.
 
-        Raises CommitFailedError when we are not the member any more that may, another error of the request,
-        or that of an earlier ``commit_later`` which these offsets do not replace.
+        Raises CommitFailedError if this member may not commit any more, another error of the request,
+        or the error of an earlier ``commit_later`` that these offsets do not replace.
         """
         await self.write(offsets, timeout_ms=timeout_ms)
         self._raise_failed(offsets)
 
     async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
-        """As ``commit``, without a word of what failed earlier."""
+        """Commit without raising errors of earlier commits."""
         await self.wait_queued()
         if offsets:
             async with self._lock:
                 await self._commit(offsets, timeout_ms)
 
     def commit_later(self, offsets: Offsets) -> None:
-        """Commit in the background. A failure is told by the next ``commit`` or ``drain``."""
+        """Commit in the background. The next ``commit`` or ``drain`` raises a failure."""
         self._queued_quietly -= offsets.keys()
         self._queue(offsets)
 
     def commit_quietly(self, offsets: Offsets) -> None:
-        """As ``commit_later``, but a failure is only logged: these offsets will be committed again."""
+        """Commit in the background and only log a failure, because these offsets will be committed again."""
         self._queued_quietly |= offsets.keys() - self._queued.keys()
         self._queue(offsets)
 
@@ -111,12 +111,12 @@ class OffsetCommits:
             self._worker = self._cluster.spawn(self._work())
 
     async def drain(self) -> None:
-        """Return when nothing is queued. Raises what a queued commit failed with, once."""
+        """Return when nothing is queued. Raises the error of a queued commit once."""
         await self.wait_queued()
         self._raise_failed({})
 
     async def wait_queued(self) -> None:
-        """Return when nothing is queued, whatever became of it."""
+        """Return when nothing is queued, regardless of errors."""
         while self._worker is not None and not self._worker.done():
             await asyncio.wait({self._worker})
 
@@ -151,7 +151,7 @@ class OffsetCommits:
             try:
                 if ours:
                     await self._commit_as(identity, ours, deadline_ms - self._cluster.now_ms())
-            except StaleMemberEpochError as error:  # a rebalance: the newer epoch is on its way to us
+            except StaleMemberEpochError as error:  # during a rebalance: the newer epoch is about to arrive
                 if not await self._next_identity(identity, deadline_ms):
                     raise _refused(identity, ours, error) from error
             except _EXPELLED as error:
@@ -159,12 +159,12 @@ class OffsetCommits:
                 raise _refused(identity, ours, error) from error
             else:
                 self.committed.update(ours)
-                if len(ours) < len(offsets):  # while they were queued, or refused at an older epoch
+                if len(ours) < len(offsets):  # revoked while they were queued, or refused at an older epoch
                     raise _not_owned(identity, [tp for tp in offsets if tp not in ours])
                 return
 
     def _note_expelled(self, identity: GroupMetadata, error: BrokerError) -> None:
-        if self._identity() == identity:  # we are not another member already
+        if self._identity() == identity:  # otherwise a new membership has begun
             self._on_expelled(error)
 
     async def _commit_as(self, identity: GroupMetadata, offsets: Offsets, left_ms: int) -> None:
@@ -181,9 +181,9 @@ class OffsetCommits:
     # --- reading -------------------------------------------------------------------------------
 
     async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What is committed; a partition of which nothing is is left out.
+        """Return the committed offset of each partition. Partitions without one are omitted.
 
-        With read_committed, offsets in an open transaction are waited for (R35).
+        With read_committed, waits for the end of transactions that contain offsets (R35).
         """
         wanted = [GroupPartition(*tp) for tp in partitions]
         config = self._cluster.config
@@ -231,8 +231,8 @@ def _raise_first(offsets: Iterable[CommittedOffset], what: str) -> None:
 
 def _not_owned(identity: GroupMetadata, partitions: list[TopicPartition]) -> CommitFailedError:
     return CommitFailedError(
-        f"{', '.join(map(str, partitions[:3]))} not committed: group {identity.group_id!r} has given it to "
-        "another member meanwhile",
+        f"{', '.join(map(str, partitions[:3]))} not committed: group {identity.group_id!r} has assigned it "
+        "to another member",
         hint="commit in on_revoked at the latest",
     )
 
@@ -241,18 +241,18 @@ def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> C
     some = ", ".join(str(tp) for tp in list(offsets)[:3]) + (" ..." if len(offsets) > 3 else "")
     if not identity.member_id:
         return CommitFailedError(
-            f"group {identity.group_id!r} has members, and this consumer is none: {some} not committed",
-            hint="subscribe() instead of assign(), or take another group.id",
+            f"group {identity.group_id!r} has members, but not this consumer: {some} not committed",
+            hint="subscribe() instead of assign(), or use another group.id",
         )
     return CommitFailedError(
         f"{some} not committed: this consumer was expelled from group {identity.group_id!r} "
         f"(member epoch {identity.member_epoch}), and another member may have read the same records",
-        hint="the next call for records joins again and goes on at the committed offsets",
+        hint="the next call for records joins again and continues at the committed offsets",
     )
 
 
 def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffset:
-    """The entry of a commit; when it was committed, and for which topic id, is for the coordinator to say."""
+    """Return the entry of a commit. The coordinator sets its time and topic id."""
     if isinstance(at, int):
         at = OffsetAndMetadata(at)
     topic, partition = tp
@@ -262,5 +262,5 @@ def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffse
 
 
 def as_committed(entry: CommittedOffset) -> OffsetAndMetadata:
-    """What an answer tells; NO_OFFSET where nothing is committed."""
+    """Return the committed offset in a response; NO_OFFSET if there is none."""
     return OffsetAndMetadata(entry.offset, entry.leader_epoch, entry.metadata)

@@ -1,7 +1,8 @@
-"""A member's heartbeats: one request on its way to the coordinator at any time, answered when there is news.
+"""A member's heartbeats: one request at the coordinator at any time, which responds when something
+changes.
 
-Here nothing happens that the user could notice: answers go into ``Membership``, and who owns this is told
-that there may be something to do, that the member was expelled, or that no heartbeat can mend it.
+Responses go into ``Membership``. The owner is notified of possible changes, of an expulsion, and of
+errors that no heartbeat can resolve.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError)
 
-# What a farewell may take: of a consumer that closes, and of one that goes on and will come back.
+# How long leaving the group may take: when the consumer closes, and when it continues and will join again.
 CLOSE_LEAVE_MS: Final = 1_000
 LEAVE_MS: Final = 5_000
 
-# How long a coordinator is expected to hold an answer at most.
+# How long a coordinator is expected to hold a response at most.
 _LONG_POLL_MS: Final = 10_000
 
 
@@ -51,7 +52,7 @@ class _Call(NamedTuple):
 class Heartbeats:
     """Keeps one member in its group, from ``start`` to ``stop``.
 
-    While it ``is_away``, or after an ``error``, there are none: the member is out of the group.
+    No heartbeats are sent while it ``is_away`` or after an ``error``: the member is out of the group.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Heartbeats:
         on_failed: Callable[[KafkaliteError], None],
     ) -> None:
         self.membership = membership
-        self.is_away = False  #: left for as long as the user does not ask for records
-        self.error: KafkaliteError | None = None  #: why we can't be a member
+        self.is_away = False  # : out of the group because the user does not ask for records
+        self.error: KafkaliteError | None = None  # : why this consumer can't be a member
         cluster.long_poll_ms[Purpose.HEARTBEAT] = _LONG_POLL_MS
         self._cluster = cluster
         self._config = config
@@ -76,34 +77,36 @@ class Heartbeats:
         self._on_expelled = on_expelled
         self._on_failed = on_failed
         self._poked = asyncio.Event()
-        self._epoch_waiters: list[asyncio.Future[None]] = []  # wait for another epoch
+        self._epoch_waiters: list[asyncio.Future[None]] = []  # callers that wait for another epoch
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._sent_ms = 0
-        self._is_join_under_way = False  # sent, and not answered: we may be a member without knowing it
-        self._last_could_wait = self._last_had_changes = False  # of the last answer
+        self._is_join_under_way = (
+            False  # sent without a response yet: the coordinator may have added the member
+        )
+        self._last_could_wait = self._last_had_changes = False  # of the last response
         self._last_error: KafkaliteError | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin, if not begun."""
+        """Start the background task, once."""
         if self._task is None:
             self._task = self._cluster.spawn(self._run())
 
     def poke(self) -> None:
-        """There may be something to tell the coordinator."""
+        """Send what has changed, if anything."""
         self._poked.set()
 
     async def stop(self) -> None:
-        """End, and say good-bye: a static member for a while, others for good."""
+        """Stop, and leave the group: temporarily if static, otherwise for good."""
         if self._task is not None:
             self._task.cancel()
         if self.membership.is_member or self._is_join_under_way:
             await self._send_leave(self.membership.leave_request(is_for_good=False), CLOSE_LEAVE_MS)
 
     def leave(self) -> None:
-        """Leave for good, in the background; the heartbeats begin anew when it ``is_away`` no more."""
+        """Leave for good, in the background. Heartbeats start again when ``is_away`` is cleared."""
         self.is_away = True
         leave = self.membership.leave_request(is_for_good=True)
         self._farewell = self._cluster.spawn(self._send_leave(leave, LEAVE_MS))
@@ -116,7 +119,7 @@ class Heartbeats:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
-        """Return when we are a member. Raises why we can't be one."""
+        """Return when this consumer is a member. Raises the reason if it can't be one."""
         limit_ms = self._config.default_api_timeout_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -127,14 +130,16 @@ class Heartbeats:
         except TimeoutError:
             if isinstance(self._last_error, UnreleasedInstanceIdError):
                 raise self._last_error.with_traceback(None) from None
-            reason = "its coordinator did not answer" if self._last_error is None else self._last_error
+            reason = "its coordinator did not respond" if self._last_error is None else self._last_error
             raise RequestTimeoutError(
                 f"group {self._config.group_id!r} was not joined within {limit_ms} ms: {reason}",
-                hint="see default.api.timeout.ms; is __consumer_offsets led everywhere?",
+                hint="check default.api.timeout.ms, and whether __consumer_offsets has leaders",
             ) from self._last_error
 
     async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
-        """Wait until the member's epoch is another one. False when it was not in time."""
+        """Wait until the member's epoch differs from ``epoch``. Returns False if ``deadline_ms`` passes
+        first.
+        """
         self.poke()
         while self.membership.epoch == epoch:
             try:
@@ -145,13 +150,13 @@ class Heartbeats:
         return self.membership.is_member
 
     async def _next_epoch(self) -> None:
-        """Return when the epoch has changed, or when there will be no other."""
+        """Return when the epoch has changed, or will not change any more."""
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._epoch_waiters.append(moved)
         await moved
 
     def notify_new_epoch(self) -> None:
-        """The epoch has changed."""
+        """Wake the callers that wait for another epoch."""
         moved, self._epoch_waiters = self._epoch_waiters, []
         for future in moved:
             wake(future)
@@ -175,7 +180,7 @@ class Heartbeats:
             except EXPELLED as error:
                 self._on_expelled(error)
             except UnreleasedInstanceIdError as error:
-                # A predecessor that died without a word is a member until its session ends.
+                # A predecessor that crashed remains a member until its session times out.
                 now_ms = self._cluster.now_ms()
                 self._last_error = error
                 if unreleased_since_ms is None:
@@ -205,7 +210,7 @@ class Heartbeats:
         self.notify_new_epoch()
 
     async def _until_wanted(self) -> None:
-        """Wait while we are to be no member; then for the last farewell to be said."""
+        """Wait while this consumer is to be out of the group, then for the last leave request."""
         while self.is_away or self.error is not None:
             self._poked.clear()
             await self._poked.wait()
@@ -214,10 +219,10 @@ class Heartbeats:
             self._farewell = None
 
     async def _heartbeat(self, *, is_retry: bool) -> None:
-        """A heartbeat and the pause after it. Raises what it failed with.
+        """Send a heartbeat and pause. Raises the error of the heartbeat.
 
-        What the user does meanwhile is told by a second one, which ends the wait of the first; the answers
-        are taken in in order.
+        Changes by the user meanwhile go into a second request, which ends the wait of the first.
+        Responses are handled in order.
         """
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
@@ -255,16 +260,16 @@ class Heartbeats:
         return _Call(request, self._sent_ms, asyncio.ensure_future(call))
 
     def _on_response(self, call: _Call) -> None:
-        """Take it in. Raises RequestTimeoutError for one that is read when the session may have ended."""
+        """Handle a response. Raises RequestTimeoutError if it is read after the session may have ended."""
         membership, request, response = self.membership, call.request, call.responded.result()
         took_ms = self._cluster.now_ms() - call.sent_ms
         if (
             took_ms >= response.session_timeout_ms
-        ):  # this process stood still; another may have the partitions
+        ):  # this process was stopped; another member may own the partitions
             raise RequestTimeoutError(
-                f"the answer to a heartbeat of group {request.group_id!r} was read after {took_ms} ms, later "
+                f"a heartbeat of group {request.group_id!r} was answered after {took_ms} ms, later "
                 f"than the session of {response.session_timeout_ms} ms allows",
-                hint="the process or the network stood still; the member asks again, or joins anew",
+                hint="the process or the network was stopped; the member retries or joins again",
             )
         before = membership.epoch
         self._is_join_under_way = False
@@ -279,7 +284,9 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Until the next heartbeat is due: at once, unless the user or the coordinator takes its time."""
+        """Wait until the next heartbeat is due: at once, unless the user or the coordinator has nothing to
+        change.
+        """
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

@@ -1,15 +1,15 @@
-"""A consumer's side of its membership in a group (KIP-848). Pure: answers go in, the next request comes out.
+"""A consumer's membership in a group (KIP-848). Pure: responses go in, requests come out.
 
-The coordinator says what the member may hold; the member takes it up and gives back in its own time::
+The coordinator assigns partitions; the member adds and revokes them at its own pace::
 
-    assigned    what the coordinator lets it hold, as of its last answer
-    owned       what it holds: the user reads it, or is still busy with what was read of it
-    revoking    owned and not assigned: to be given back
-    adding      assigned and not owned: to be taken up
+    assigned    the partitions that the coordinator assigned in its last response
+    owned       the partitions that the member holds: the user reads or still processes them
+    revoking    owned but not assigned: to be revoked
+    adding      assigned but not owned: to be added
 
-``owned`` is changed only by ``release`` and ``take``, and the coordinator gives a partition to somebody else
-only after it was told that it is not in ``owned`` any more (R38). So between the answer that takes one away
-and ``release``, the member may commit what it has read of it.
+Only ``release`` and ``take`` change ``owned``, and the coordinator gives a partition to another member
+only after this one has reported that it is not in ``owned`` any more (R38). So between the response
+that revokes a partition and ``release``, the member may still commit.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from kafkalite.protocol.messages.groups import (
     ConsumerGroupHeartbeatResponse,
 )
 
-JOINING: Final = 0  #: as a member epoch: not a member (yet)
+JOINING: Final = 0  # : the member epoch before joining
 LEAVING: Final = -1
-LEAVING_FOR_A_WHILE: Final = -2  #: a static member, which will be back
+LEAVING_FOR_A_WHILE: Final = -2  # : for a static member that will return
 _UNCHANGED: Final = -1
 
 Partitions = Mapping[TopicPartition, str]
-"""{partition: topic id}. A topic made anew has another id: its partitions are other partitions."""
+"""{partition: topic id}. A topic that is created again has a new id, and so new partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What does not change while the consumer lives; names and units are the options'."""
+    """Settings that never change, with the names and units of the options."""
 
     group_id: str
     member_id: str
@@ -47,7 +47,7 @@ class MemberSettings:
 
 
 class Membership:
-    """Invariants: epoch JOINING means that nothing is assigned; what is owned was assigned once."""
+    """Invariants: with epoch JOINING nothing is assigned; every owned partition was assigned."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self.settings = settings
@@ -59,7 +59,7 @@ class Membership:
         self._topics: tuple[str, ...] = ()
         self._pattern = ""
         self._is_subscription_sent = False
-        self._sent_owned: dict[TopicPartition, str] | None = None  # None: unknown to the coordinator
+        self._sent_owned: dict[TopicPartition, str] | None = None  # None: the coordinator does not know
 
     def __repr__(self) -> str:
         return (
@@ -73,49 +73,51 @@ class Membership:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """As whom this member commits."""
+        """The identity for commits."""
         settings = self.settings
         return GroupMetadata(settings.group_id, settings.member_id, self.epoch, settings.instance_id)
 
-    # --- what the user does --------------------------------------------------------------------
+    # --- changes by the user -------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], pattern: str | None) -> None:
-        """Want these topics, or those whose whole name matches ``pattern``, from the next request on."""
+        """Subscribe to these topics, or to those whose whole name matches ``pattern``, with the next
+        request.
+        """
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern or ""
         self._is_subscription_sent = False
 
     def revoking(self) -> dict[TopicPartition, str]:
-        """What must be given back."""
+        """Return the partitions to revoke."""
         return {tp: topic_id for tp, topic_id in self.owned.items() if self.assigned.get(tp) != topic_id}
 
     def adding(self) -> dict[TopicPartition, str]:
-        """What may be taken up now."""
+        """Return the partitions that may be added now."""
         return {tp: topic_id for tp, topic_id in self.assigned.items() if tp not in self.owned}
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """These were given back: the user is done with them."""
+        """Remove partitions that the user has finished with."""
         for tp in partitions:
             del self.owned[tp]
 
     def take(self, partitions: Partitions) -> None:
-        """These are held from now on."""
+        """Own these partitions from now on."""
         self.owned.update(partitions)
 
-    # --- what is sent --------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     @property
     def has_changes_to_send(self) -> bool:
-        """Whether the next request need not wait for the next interval."""
+        """Whether the next request should be sent at once."""
         return not self.is_member or self._sent_owned != self.owned or not self._is_subscription_sent
 
     @property
     def waits_for_user(self) -> bool:
-        """Whether the user must do something before there is anything to tell."""
+        """Whether the user must add or revoke partitions before there is anything to report."""
         return bool(self.revoking() or self.adding())
 
     def request(self, max_wait_ms: int) -> ConsumerGroupHeartbeatRequest:
-        """The next request; its answer may wait ``max_wait_ms`` for news."""
+        """Return the next request. Its response may wait ``max_wait_ms`` for a change."""
         settings = self.settings
         is_joining = not self.is_member
         tells_all = is_joining or not self._is_subscription_sent
@@ -134,7 +136,9 @@ class Membership:
         )
 
     def leave_request(self, *, is_for_good: bool) -> ConsumerGroupHeartbeatRequest:
-        """The last request. A static member leaves for a while, and keeps its partitions, unless for good."""
+        """Return the last request. A static member leaves temporarily and keeps its partitions, unless for
+        good.
+        """
         settings = self.settings
         stays = settings.instance_id is not None and not is_for_good
         epoch = LEAVING_FOR_A_WHILE if stays else LEAVING
@@ -151,25 +155,24 @@ class Membership:
             0,
         )
 
-    # --- what comes back -----------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------
 
     def on_response(
         self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse
     ) -> bool:
-        """Take in the answer to ``request``. Whether it brought something for the user to do.
-
-        An answer older than one that was taken in already is passed over.
+        """Apply the response to ``request`` and return whether the assignment changed. Ignores outdated
+        responses.
         """
         if request.member_epoch == JOINING:
             if self.is_member:
-                return False  # the answer to a join that was sent twice
+                return False  # the response to a repeated join
         elif not self.is_member or response.member_epoch < self.epoch:
             return False
         self.heartbeat_interval_ms = response.heartbeat_interval_ms
         self.session_timeout_ms = response.session_timeout_ms
         self.epoch = response.member_epoch
         if response.member_epoch != request.member_epoch:
-            self._sent_owned = None  # to be said again: only at the new epoch it counts (R38)
+            self._sent_owned = None  # repeat it, because it counts only at the new epoch (R38)
         elif request.owned is not None:
             self._sent_owned = _as_partitions(request.owned)
         if request.subscribed_topics is not None:
@@ -183,13 +186,14 @@ class Membership:
         return self.assigned != before
 
     def on_failure(self) -> None:
-        """An answer was lost, and what it told with it: state again what is owned, to be told again."""
+        """A response was lost: report the owned partitions again."""
         self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:
-        """The coordinator does not know this member any more, or we left: join anew.
+        """Handle an expulsion or a leave, and return the partitions owned so far, which other members may
+        own already.
 
-        Returns what was owned. It is lost: another member may have it already.
+        The next request joins again.
         """
         lost, self.owned, self.assigned = self.owned, {}, {}
         self.epoch = JOINING

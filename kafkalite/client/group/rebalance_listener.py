@@ -1,4 +1,4 @@
-"""What a user may want to do when partitions come and go."""
+"""The listener for assigned and revoked partitions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from kafkalite.model import TopicPartition
 
 
 class RebalanceListener:
-    """Overwrite what you need; each may be an ordinary or an ``async`` method.
+    """Override what you need. Each method may be ordinary or ``async``.
 
-    They are called in the turn of whoever asks the consumer for records, never beside it, and only with the
-    partitions that come or go: reading goes on with all others. They may commit and seek, but not ask for
-    records. What they raise, the call for records raises.
+    Methods are called inside the calls that ask the consumer for records, only with the partitions that
+    are assigned or revoked; reading the others continues. They may commit and seek, but not ask for
+    records. The call for records raises their exceptions.
     """
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These are ours from now on; their positions are known, and may be moved by ``seek``."""
+        """These partitions are assigned. Their positions are known and may be changed by ``seek``."""
         return None
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These are to be given back, and are ours until this returns: the last moment to commit them.
+        """These partitions will be revoked when this returns. Last chance to commit their offsets.
 
-        Called also when the consumer closes.
+        Also called when the consumer closes.
         """
         return None
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These are gone: we were expelled, and another member may read them already. Nothing of them can be
-        committed. Unless overwritten this is ``on_revoked``, where a commit then raises CommitFailedError.
+        """These partitions are lost, because this consumer was expelled; other members may read them
+        already. Nothing can be committed. By default calls ``on_revoked``, where a commit then raises
+        CommitFailedError.
         """
         return self.on_revoked(partitions)

@@ -1,9 +1,9 @@
-"""A consumer in its group: partitions taken and given back in the user's turn.
+"""A consumer's membership in its group. Partitions are added and revoked inside the user's calls.
 
-The heartbeats in the background only talk: they note what the coordinator says. Whatever the user could
-notice happens in ``run_pending``, which the consumer awaits whenever the user asks for records: commits, the
-listener's calls, the first position of a partition. One thing does not wait for that: what was revoked or
-lost is given no record of from the moment it is known (``hidden``).
+Heartbeats in the background only record the coordinator's responses. Everything that the user could
+notice happens in ``run_pending``, which the consumer awaits whenever the user asks for records:
+commits, listener calls, first positions. One exception: no record of a revoked or lost partition is
+returned from the moment it is known (``hidden``).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from kafkalite.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# What a commit that nobody asked for may take: at a rebalance, or when the consumer closes.
+# The time limit of automatic commits, at a rebalance or when the consumer closes.
 AUTO_COMMIT_MS: Final = 5_000
 
-# auto.commit.interval.ms may be less; more often than this nothing is committed.
+# The shortest interval of commits, whatever auto.commit.interval.ms is.
 _MIN_COMMIT_INTERVAL_MS: Final = 10
 
-# The longest time between two looks at whether the user still asks for records.
+# The longest interval between checks of max.poll.interval.ms.
 _WATCH_MS: Final = 1_000
 
-# A wait without a bound of its own, in a number that a timer takes.
+# A wait without a limit, as a number that timers accept.
 _LONG_S: Final = 86_400.0
 
 _Committed = dict[TopicPartition, OffsetAndMetadata]
 
 
 class ReadingProgress(Protocol):
-    """The positions of the consumer that is the member; ``consumer.progress`` has them."""
+    """The positions of the member's consumer; implemented by ``consumer.progress``."""
 
     @property
     def partitions(self) -> Collection[TopicPartition]: ...
@@ -66,7 +66,7 @@ class ReadingProgress(Protocol):
 
 
 class GroupSession:
-    """One consumer's membership. ``wake`` is called when there is something for the user's turn.
+    """One consumer's membership. ``wake`` is called when the user's next call has pending work.
 
     Invariant: a partition is in ``progress.partitions`` only while the membership owns it.
     """
@@ -105,21 +105,23 @@ class GroupSession:
             is_ours=self._is_ours,
         )
         self.listener = RebalanceListener()
-        self.has_pending = False  #: whether there is something for the user's turn
-        self.hidden: dict[TopicPartition, bool] = {}  #: given no records of; and whether the user paused it
-        self.waiting_calls = 0  #: how many calls wait for records now
+        self.has_pending = False  # : whether the user's next call has pending work
+        self.hidden: dict[
+            TopicPartition, bool
+        ] = {}  # : partitions whose records are not returned, and whether the user had paused them
+        self.waiting_calls = 0  # : the number of calls that wait for records
         self.is_subscribed = False
         self._cluster = cluster
         self._config = config
         self._progress = progress
         self._wake = wake
-        self._lost: dict[TopicPartition, str] = {}  # and not told to the listener yet
+        self._lost: dict[TopicPartition, str] = {}  # not reported to the listener yet
         self._lost_because: KafkaliteError | None = None
         self._is_closing = False
-        self._partition_counts: dict[str, int] = {}  # of each topic, as of its first assignment
+        self._partition_counts: dict[str, int] = {}  # of each topic, at its first assignment
         self._pending_task: asyncio.Task[Any] | None = None
         self._pending_lock = asyncio.Lock()
-        #: Partitions whose committed offsets are being read, as long as they are to be taken up.
+        # : The partitions whose committed offsets are being read, while they are to be added.
         self._reading_offsets: tuple[dict[TopicPartition, str], asyncio.Task[_Committed]] | None = None
         self._asked_ms = 0
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -138,17 +140,17 @@ class GroupSession:
     def __repr__(self) -> str:
         return repr(self.membership)
 
-    # --- what the consumer says ----------------------------------------------------------------
+    # --- calls of the consumer -----------------------------------------------------------------
 
     @property
     def metadata(self) -> GroupMetadata:
-        """As whom we commit: a member, or nobody's member where partitions were assigned by the user."""
+        """The identity for commits: of this member, or of no member if the user assigned partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)
 
     def subscribe(self, topics: Sequence[str], pattern: str | None, listener: RebalanceListener) -> None:
-        """Want these topics from now on; what is held of others is given back as the coordinator says."""
+        """Subscribe to these topics. The coordinator revokes partitions of others."""
         self.is_subscribed = True
         self.listener = listener
         self._heartbeats.error = None
@@ -156,22 +158,22 @@ class GroupSession:
         self._heartbeats.poke()
 
     def check_unsubscribed(self) -> None:
-        """Raises ClientError for a member: what it reads is the coordinator's to say."""
+        """Raise ClientError for a member, whose partitions are assigned by the coordinator."""
         if self.is_subscribed:
             raise ClientError(
                 "a member of a group is assigned its partitions by the coordinator",
-                hint="use assign() instead of subscribe(), not after it",
+                hint="use either assign() or subscribe()",
             )
 
     def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """The user assigned these; the committed offsets of the new ones are to be asked for."""
+        """The user assigned these partitions: read the committed offsets of the new ones."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
         self._cancel_reading(dict.fromkeys(kept, ""))
         self._notify_pending()
 
     def start(self) -> None:
-        """Begin the background, if not begun."""
+        """Start the background work, once."""
         self.touch()
         if self._watch_timer is None:
             self._watch()
@@ -180,18 +182,18 @@ class GroupSession:
             self._heartbeats.start()
 
     async def joined(self) -> None:
-        """Return when this consumer is a member, if it is to be one. Raises why it can't be."""
+        """Return when this consumer is a member, if it subscribed. Raises the reason if it can't be one."""
         if self.is_subscribed:
             await self._heartbeats.joined()
 
     def touch(self) -> None:
-        """The user asked for records, or was given some."""
+        """Record that the user asked for records or received some."""
         self._asked_ms = self._cluster.now_ms()
 
     async def close(self, *, commits: Offsets) -> None:
-        """Commit, give everything back, leave. Raises what a commit in the background failed with.
+        """Commit, revoke everything, leave. Raises the error of a commit in the background.
 
-        Nothing of it takes long: a coordinator that is away is not waited for.
+        Every step is limited, so an unreachable coordinator does not delay it for long.
         """
         self._is_closing = True
         for timer in (self._watch_timer, self._commit_timer):
@@ -219,12 +221,13 @@ class GroupSession:
         if self.is_subscribed and self.membership.owned:
             await self._call_listener(self.listener.on_revoked, self.membership.owned)
 
-    # --- the user's turn -----------------------------------------------------------------------
+    # --- pending work --------------------------------------------------------------------------
 
     async def run_pending(self, deadline_ms: int) -> bool:
-        """Do what waits for the user. False when ``deadline_ms`` passed first; the rest is for the next turn.
+        """Do all pending work. Returns False if ``deadline_ms`` passes first; the next call continues.
 
-        Raises what ended the membership, what the listener raised, and errors of the coordinator.
+        Raises the error that ended the membership, exceptions of the listener, and errors of the
+        coordinator.
         """
         self.touch()
         if self._pending_task is asyncio.current_task():
@@ -260,7 +263,7 @@ class GroupSession:
                 return True
 
     def _without_start(self) -> dict[TopicPartition, str]:
-        """Partitions that the user assigned and whose committed offsets were not asked for yet."""
+        """Return partitions that the user assigned and whose committed offsets have not been read."""
         placed = self.membership.owned
         return {tp: "" for tp in self._progress.partitions if tp not in placed}
 
@@ -269,7 +272,7 @@ class GroupSession:
         try:
             await self._call_listener(self.listener.on_lost, lost)
         except asyncio.CancelledError:
-            self.has_pending = True  # told again by the next turn
+            self.has_pending = True  # report again in the next call
             raise
         except Exception:
             self._remove_lost(lost)
@@ -281,9 +284,9 @@ class GroupSession:
         self._remove(lost)
 
     async def _revoke(self, partitions: dict[TopicPartition, str]) -> None:
-        """Commit what is done of them, tell the listener, let them go; also if it fails.
+        """Commit processed records, call the listener, release the partitions, even if a step fails.
 
-        If it is cancelled they stay ours, and the next turn does it again.
+        If cancelled, the partitions stay owned and the next call repeats it.
         """
         problem: Exception | None = None
         try:
@@ -303,8 +306,9 @@ class GroupSession:
             raise problem
 
     async def _wait_queued_commits(self) -> None:
-        """Have written what ``commit_later`` was given: behind the next owner's commits it would be a step
-        back. What takes too long is dropped when its partition is not ours any more."""
+        """Wait until ``commit_later`` has written: after the next owner's commits it would move offsets
+        back. Commits that take too long are dropped when the partition is revoked.
+        """
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
                 await self.commits.wait_queued()
@@ -320,16 +324,16 @@ class GroupSession:
         self._heartbeats.poke()
 
     async def _add_partitions(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> bool:
-        """Take up what was assigned, at the committed offsets."""
+        """Add assigned partitions at their committed offsets."""
         try:
             committed = await self._committed(partitions, deadline_ms)
         except EXPELLED:
-            return True  # noted already; the turn goes on with what was lost
+            return True  # already recorded; continue with the lost partitions
         except KafkaliteError:
             self.has_pending = True
             raise
         if committed is None:
-            return self._reading_offsets is None  # they are not to be taken up any more; the turn goes on
+            return self._reading_offsets is None  # they are not assigned any more; continue
         if self.is_subscribed:
             adding = self.membership.adding()
             partitions = {tp: topic_id for tp, topic_id in partitions.items() if adding.get(tp) == topic_id}
@@ -342,7 +346,7 @@ class GroupSession:
         try:
             if partitions and self.is_subscribed:
                 await self._call_listener(self.listener.on_assigned, partitions)
-        except BaseException:  # the listener may not have placed them: they are taken up by another turn
+        except BaseException:  # the listener may not have set positions: add them again in the next call
             self.has_pending = True
             self._release(partitions)
             raise
@@ -350,11 +354,14 @@ class GroupSession:
         return True
 
     async def _committed(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> _Committed | None:
-        """What is committed; None when ``deadline_ms`` passed first, and it is still on its way, or when
-        they were taken away meanwhile."""
+        """Return the committed offsets; None if ``deadline_ms`` passes first, while reading continues, or
+        if the partitions were revoked meanwhile.
+        """
         if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+            task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # retrieve the error, even if no caller waits
             self._reading_offsets = (partitions, task)
         reading = self._reading_offsets
         seconds = max(0, deadline_ms - self._cluster.now_ms()) / 1000
@@ -369,13 +376,14 @@ class GroupSession:
         return reading[1].result()
 
     def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
-        """What is read of committed offsets is old by the time that the partitions come back: drop it if some
-        of them are not among those ``adding``, to be taken up."""
+        """Stop reading committed offsets unless all their partitions are in ``adding``: the offsets would
+        be outdated when the partitions are assigned again.
+        """
         if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
             self._reading_offsets = None
 
     async def _find_committed(self, partitions: list[TopicPartition]) -> _Committed:
-        """Also have the metadata of their topics, for where to start if nothing is committed."""
+        """Read committed offsets, and fetch the topics' metadata for partitions without one."""
         try:
             found = await self.commits.fetch(partitions)
             deadline_ms = self._cluster.now_ms() + MISSING_TOPIC_GRACE_MS
@@ -387,9 +395,11 @@ class GroupSession:
             self._notify_pending()
 
     def _reset_of(self, tp: TopicPartition) -> str:
-        """auto.offset.reset of a partition without a committed offset: ``latest`` skips nothing that is new.
+        """Return auto.offset.reset for a partition without a committed offset. ``latest`` skips no new
+        records.
 
-        A partition that its topic did not have when the first of them was assigned here is new.
+        A partition is new if its topic did not have it when a partition of that topic was first
+        assigned here.
         """
         reset = self._config.auto_offset_reset
         known = self._partition_counts.get(tp.topic)
@@ -416,7 +426,7 @@ class GroupSession:
         self._progress.remove(partitions)
 
     def _hide(self, partitions: Iterable[TopicPartition]) -> None:
-        """Give no record of these any more."""
+        """Return no more records of these partitions."""
         for tp in partitions:
             if tp not in self.hidden and tp in self._progress.partitions:
                 self.hidden[tp] = self._progress.hide(tp)
@@ -428,17 +438,17 @@ class GroupSession:
     # --- commits -------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit now. Raises CommitFailedError for a partition that is not ours."""
+        """Commit now. Raises CommitFailedError for a partition that is not owned."""
         self._check_ours(offsets)
         await self.commits.commit(offsets)
 
     def commit_later(self, offsets: Offsets) -> None:
-        """Commit in the background. Raises CommitFailedError for a partition that is not ours."""
+        """Commit in the background. Raises CommitFailedError for a partition that is not owned."""
         self._check_ours(offsets)
         self.commits.commit_later(offsets)
 
     def check_not_lost(self) -> None:
-        """Raises CommitFailedError when we were expelled and the user has not been told.
+        """Raise CommitFailedError after an expulsion that the user has not been notified of.
 
         A new membership must not commit what an old one read (KIP-447).
         """
@@ -451,7 +461,7 @@ class GroupSession:
             if not self._is_ours(tp):
                 raise CommitFailedError(
                     f"{tp} is not assigned to this member of group {self.membership.settings.group_id!r}",
-                    hint="it is another one's by now, or not yet ours; commit in on_revoked at the latest",
+                    hint="it is revoked, or not assigned yet; commit in on_revoked at the latest",
                 )
 
     def _is_ours(self, tp: TopicPartition) -> bool:
@@ -463,18 +473,18 @@ class GroupSession:
         error = CommitFailedError(
             f"this consumer was expelled from group {self.membership.settings.group_id!r} ({cause.message}), "
             "and another member may have read the same records",
-            hint="the next call for records joins again and goes on at the committed offsets",
+            hint="the next call for records joins again and continues at the committed offsets",
         )
         error.__cause__ = cause
         return error
 
     async def _auto_commit(self, offsets: Offsets) -> None:
-        """Commit what changed; a failure is logged, for the records will then only be given again."""
+        """Commit changed offsets. A failure is only logged, because the records will be returned again."""
         changed = self._changed(offsets)
         if not changed:
             return
         try:
-            async with asyncio.timeout(AUTO_COMMIT_MS / 1000):  # also for what was queued before
+            async with asyncio.timeout(AUTO_COMMIT_MS / 1000):  # includes waiting for queued commits
                 await self.commits.write(changed, timeout_ms=AUTO_COMMIT_MS)
         except (KafkaliteError, TimeoutError) as error:
             logger.warning("auto-commit failed, records may be delivered again %s", Fields(error=error))
@@ -488,7 +498,7 @@ class GroupSession:
         }
 
     def _arm_auto_commit(self) -> None:
-        """Have the user's turn commit when auto.commit.interval.ms has passed. At most once has no need."""
+        """Schedule a commit in auto.commit.interval.ms. Not needed with at most once."""
         if self._config.is_at_most_once or self._is_closing:
             return
         if self._config.enable_auto_commit and self._commit_timer is None:
@@ -500,7 +510,7 @@ class GroupSession:
         self._commit_timer = None
         self._is_commit_due = True
         if self.waiting_calls and self._pending_task is None:
-            self._commit_if_due()  # who asks is done with what was given
+            self._commit_if_due()  # a waiting caller has processed its records
         else:
             self.has_pending = True
 
@@ -512,14 +522,14 @@ class GroupSession:
             self.commits.commit_quietly(changed)
         self._arm_auto_commit()
 
-    # --- what the heartbeats say ---------------------------------------------------------------
+    # --- heartbeat events ----------------------------------------------------------------------
 
     def _on_assignment(self) -> None:
-        """An answer came: nothing is given any more of what is to be given back."""
+        """Handle a response: stop returning records of partitions to be revoked."""
         membership = self.membership
         revoking = membership.revoking()
         for tp in [tp for tp in self.hidden if tp in membership.owned and tp not in revoking]:
-            self._progress.show(tp, paused=self.hidden.pop(tp))  # ours again before we gave it back
+            self._progress.show(tp, paused=self.hidden.pop(tp))  # assigned again before it was revoked
         self._hide(revoking)
         adding = membership.adding()
         self._cancel_reading(adding)
@@ -527,9 +537,9 @@ class GroupSession:
             self._notify_pending()
 
     def _on_expelled(self, error: KafkaliteError) -> None:
-        """We are no member any more: what we held is lost, and the heartbeats join anew."""
+        """Handle an expulsion: all owned partitions are lost, and the heartbeats join again."""
         if not self.is_subscribed or not self.membership.is_member:
-            return  # known already
+            return  # already handled
         if not isinstance(error, MaxPollIntervalError):
             logger.warning("expelled, joining again %s", Fields(group=self._config.group_id, error=error))
         lost = self.membership.on_expelled()
@@ -543,7 +553,7 @@ class GroupSession:
             self._notify_pending()
 
     def _on_failed(self, error: KafkaliteError) -> None:
-        """There will be no more heartbeats: the user's next turn raises ``error``."""
+        """Heartbeats have ended for good: the user's next call raises ``error``."""
         if self.membership.is_member:
             self._on_expelled(error)
         self._notify_pending()
@@ -563,9 +573,9 @@ class GroupSession:
     def _leave_after_timeout(self, idle_ms: int) -> None:
         limit_ms = self._config.max_poll_interval_ms
         error = MaxPollIntervalError(
-            f"nobody asked this consumer for records for {idle_ms} ms (max.poll.interval.ms: {limit_ms}), so "
-            f"it left group {self.membership.settings.group_id!r} and others read its partitions",
-            hint="process fewer records at once (max.poll.records), faster, or raise max.poll.interval.ms; "
+            f"no call asked for records for {idle_ms} ms (max.poll.interval.ms: {limit_ms}), so the consumer "
+            f"left group {self.membership.settings.group_id!r} and others read its partitions",
+            hint="process fewer records at once (max.poll.records) or faster, or raise max.poll.interval.ms; "
             "the next call for records joins again",
         )
         logger.error("the consumer left its group %s", Fields(error=error))

@@ -1,19 +1,19 @@
-"""Records waiting to be sent, partition by partition: batches, memory, order, retries, deadlines.
+"""Records waiting to be sent, by partition: batches, memory, order, retries, deadlines.
 
-Pure: the clock and chance are arguments, and what is finished comes back as values. The life of a
-batch::
+Pure: time and chance are arguments, completed batches are return values. The life of a batch::
 
-    open --close--> closed --drain--> shipped --on_acknowledged--> done (offsets known)
+    open --close--> closed --drain--> in flight --on_acknowledged--> done (offsets known)
                                         |  ^
-                                        |  '-- on_failed, retriable: the same bytes once more, after a pause
-                                        '----- on_failed, for good, or expire: done (error known)
+                                        |  '-- on_failed, retriable: resend the same bytes after a pause
+                                        '----- on_failed, final, or expire: done (error known)
 
-Order. What leaves for a partition and in which order is ``partition_queue``'s matter: one flight at a time,
-or a window of five whose sequences the leader checks. So a retry can never overtake or be overtaken (B7), at
-any number of requests in flight. Closed batches that had to wait are *coalesced*: they travel as one.
+Order. ``partition_queue`` decides what is sent for a partition, and in which order: one batch at a
+time, or five in flight whose sequence numbers the leader checks. So a retry never reorders records
+(B7), with any number of requests in flight. Closed batches that have to wait are *coalesced* into one
+record batch.
 
-Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, keeps what it uses when it closes,
-and gives it back when it is done.
+Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, returns the unused part when
+it closes, and the rest when it is done.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kafkalite.records.single import build_single
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings the accumulator works by; names and units are the options'."""
+    """The accumulator's settings, with the names and units of the options."""
 
     batch_size: int
     batch_max_messages: int
@@ -50,13 +50,13 @@ class Limits:
     backoff: Backoff
     is_idempotent: bool = False
     max_in_flight: int = MAX_IN_FLIGHT
-    is_transactional: bool = False  #: then idempotent too
+    is_transactional: bool = False  # : implies is_idempotent
 
     @property
     def in_flight_per_partition(self) -> int:
-        """How many batches of one partition may be in flight.
+        """The most batches of one partition in flight.
 
-        Without sequence numbers only one: nothing would keep the order of two through a retry.
+        Without sequence numbers only one, because nothing would keep the order of two through a retry.
         """
         return min(self.max_in_flight, MAX_IN_FLIGHT) if self.is_idempotent else 1
 
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Filling:
-    """The request being filled for one node. ``room``: how many more the node takes."""
+    """The request being filled for one node. ``room`` is the number of requests that the node still takes."""
 
     room: int
     flights: list[InFlightBatch] = field(default_factory=list)
@@ -76,9 +76,9 @@ class _Filling:
 
 @dataclass(slots=True)
 class Drained:
-    """What to send now: (node, flights of one request), in this order to each node.
+    """What to send now: (node, batches of one request), in this order for each node.
 
-    ``leaderless``: somebody must fetch metadata.
+    ``leaderless`` means that metadata must be fetched.
     """
 
     requests: list[tuple[int, list[InFlightBatch]]] = field(default_factory=list)
@@ -86,28 +86,29 @@ class Drained:
 
 
 class Accumulator:
-    """All that a producer has accepted and not yet seen acknowledged.
+    """Owns all batches of a producer that are neither acknowledged nor failed.
 
-    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may dip below
-    zero only by one record larger than the room); every batch in ``incomplete`` is open, closed or shipped,
-    and not done.
+    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may fall
+    below zero by one record larger than the room); every batch in ``incomplete`` is open, closed or in
+    flight, and not done.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.free_bytes = limits.buffer_memory
-        #: In order of opening, therefore of deadline.
+        # : In order of opening, and therefore of deadline.
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
-        #: Queues that may have something to send now, in the order they got ready.
+        # : Queues that may have something to send now, in the order they became ready.
         self.ready: dict[PartitionQueue, None] = {}
-        #: For partitions that have none yet. Until there is one nothing leaves; see ``needs_producer_id``.
+        # : For partitions without a producer id. Nothing is sent while it is missing; see
+        # ``needs_producer_id``.
         self.producer_id = NO_PRODUCER_ID
         self.needs_producer_id = limits.is_idempotent and not limits.is_transactional
-        #: (producer id, epoch) of the open transaction. Of a transactional producer nothing leaves without.
+        # : (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
         self._transaction: tuple[int, int] | None = None
-        self._joined: list[PartitionQueue] = []  # those under that identity
+        self._joined: list[PartitionQueue] = []  # queues that use that identity
         self._max_in_flight = limits.in_flight_per_partition
         self._is_idempotent = limits.is_idempotent
         self._retrying: dict[PartitionQueue, None] = {}
@@ -118,15 +119,15 @@ class Accumulator:
             queue = self._queues[tp] = PartitionQueue(tp, self._max_in_flight)
         return queue
 
-    # --- taking records in ---------------------------------------------------------------------
+    # --- adding records ------------------------------------------------------------------------
 
     def open_batch(
         self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
     ) -> PendingBatch | None:
-        """A new open batch for ``queue`` with room for a first record, or None when buffer.memory has no
-        room.
+        """Return a new open batch for ``queue`` with room for a first record, or None if buffer.memory is
+        full.
 
-        ``forced`` takes it whatever the room: the record was let in before, while its topic was not known.
+        ``forced`` ignores the limit: the record was accepted earlier, when its topic was unknown.
         """
         assert queue.open is None, "close the open batch first"
         limits = self.limits
@@ -156,7 +157,7 @@ class Accumulator:
         self.incomplete[batch] = None
 
     def close_batch(self, queue: PartitionQueue, now_ms: int) -> None:
-        """Close the open batch, if any: it takes no more records and may be sent."""
+        """Close the open batch, if any. It accepts no more records and may be sent."""
         batch = queue.open
         if batch is None:
             return
@@ -177,9 +178,10 @@ class Accumulator:
         now_ms: int,
         node_id: int,
     ) -> InFlightBatch | None:
-        """A batch of one record, encoded and on its way; None if something is before it or there is no room.
+        """Return a batch of one record, encoded and marked as sent; None if others precede it or there is
+        no room.
 
-        In one step what ``open_batch``, ``close_batch`` and ``take`` do for a record that need not wait.
+        Does ``open_batch``, ``close_batch`` and ``take`` in one step for a record that need not wait.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -208,15 +210,12 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a whole batch of ``size_bytes`` may come in.
-
-        One alone always may: it has the buffer to itself.
-        """
+        """Whether a batch of ``size_bytes`` may be added. A single one always may."""
         return size_bytes <= self.free_bytes or not self.incomplete
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
-        """Take a prebuilt batch (send_many, send_batch). It goes behind what the partition has already."""
-        assert batch.prebuilt is not None and batch.closed, "built and closed by the caller"
+        """Add a prebuilt batch (send_many, send_batch) behind the batches that its partition already has."""
+        assert batch.prebuilt is not None and batch.closed, "the caller builds and closes it"
         self.close_batch(queue, now_ms)
         self._accept(batch, batch.size_bytes, now_ms)
         queue.closed.append(batch)
@@ -229,9 +228,8 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Close what has lingered, free retries whose pause is over, expire.
-
-        Returns the batches that expired.
+        """Close batches that have lingered, end the pauses of retries, and expire. Returns the expired
+        batches.
         """
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
@@ -244,19 +242,19 @@ class Accumulator:
         return expired
 
     def _release(self, queue: PartitionQueue) -> None:
-        """Its pause is over: the window goes again."""
+        """The pause is over: resend."""
         del self._retrying[queue]
         queue.is_held = False
         self.ready[queue] = None
 
     def next_deadline_ms(self) -> int | None:
-        """When ``on_tick`` has something to do, or None while nothing waits."""
+        """Return when ``on_tick`` is due next, or None."""
         deadline_ms = None
-        for batch in self.incomplete:  # the first has the earliest
+        for batch in self.incomplete:  # the first has the earliest deadline
             deadline_ms = batch.deadline_ms
             break
         self._forget_closed_lingerers()
-        if self._lingering:  # these are incomplete too, so there is a deadline
+        if self._lingering:  # lingering batches are incomplete, so there is a deadline
             linger_until_ms = self._lingering[0][0].linger_until_ms
             deadline_ms = linger_until_ms if deadline_ms is None else min(deadline_ms, linger_until_ms)
         for queue in self._retrying:
@@ -266,7 +264,9 @@ class Accumulator:
 
     @property
     def deadlines_only_recede(self) -> bool:
-        """Whether the next deadline can't be nearer than it was: nothing lingers, nothing is retried."""
+        """Whether the next deadline can only have moved later, because no batch lingers and none is
+        retried.
+        """
         return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:
@@ -274,12 +274,12 @@ class Accumulator:
             self._lingering.popleft()
 
     def close_all(self, now_ms: int) -> None:
-        """Close every open batch, whether it has lingered or not (flush)."""
+        """Close every open batch, also one that has not lingered yet (flush)."""
         for queue in self._queues.values():
             self.close_batch(queue, now_ms)
 
     def expire(self, now_ms: int) -> list[PendingBatch]:
-        """Fail every batch whose delivery.timeout.ms has passed, in flight or not; returns them."""
+        """Fail every batch whose delivery.timeout.ms has passed, in flight or not. Returns them."""
         expired = []
         for batch in self.incomplete:
             if batch.deadline_ms > now_ms:
@@ -290,7 +290,7 @@ class Accumulator:
         return expired
 
     def abort_all(self, error: Exception, now_ms: int) -> list[PendingBatch]:
-        """Fail all that is incomplete with ``error``; returns the batches."""
+        """Fail all incomplete batches with ``error``. Returns them."""
         aborted = list(self.incomplete)
         for batch in aborted:
             self._drop(batch, error, now_ms)
@@ -298,20 +298,20 @@ class Accumulator:
 
     @property
     def awaits_response(self) -> bool:
-        """Whether an answer is awaited from anybody."""
+        """Whether any request has no response yet."""
         return any(queue.awaits_response for queue in self._joined or self._queues.values())
 
     # --- transactions --------------------------------------------------------------------------
 
     def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """From here all that comes in leaves under this identity, each partition from sequence 0."""
-        assert not self.incomplete and not self._joined, "the transaction before has ended"
+        """Send everything that is added from here on under this identity, each partition from sequence 0."""
+        assert not self.incomplete and not self._joined, "the previous transaction has ended"
         self._transaction = producer_id, producer_epoch
 
     def end_transaction(self, error: Exception) -> list[PendingBatch]:
-        """Let go of the identity: what is incomplete fails with ``error``, and is returned.
+        """Drop the identity and fail all incomplete batches with ``error``. Returns them.
 
-        Answers of what is in flight count for nothing any more.
+        Later responses to batches in flight are ignored.
         """
         for queue in self._queues.values() if self.incomplete else self._joined:
             if queue.open is not None:
@@ -330,10 +330,7 @@ class Accumulator:
         return ended
 
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
-        """Fail ``batch`` wherever it stands.
-
-        One in flight keeps its place in the window until the answer comes.
-        """
+        """Fail ``batch`` in any state. A batch in flight keeps its position until the response arrives."""
         queue = self._queues[TopicPartition(batch.topic, batch.partition)]
         if queue.open is batch:
             self.close_batch(queue, now_ms)
@@ -352,13 +349,14 @@ class Accumulator:
     ) -> Drained:
         """Take what can be sent now, grouped into requests of at most max.request.size.
 
-        ``leader_of`` gives a node id, negative when nobody is known to lead; ``room`` how many more
-        requests a node takes. What is taken is in flight until ``on_acknowledged`` or ``on_failed``.
+        ``leader_of`` returns a node id, negative if there is no known leader; ``room`` returns how many
+        more requests a node takes. Batches taken are in flight until ``on_acknowledged`` or
+        ``on_failed``.
         """
         drained = Drained()
         filling: dict[int, _Filling] = {}
         due = list(self.ready)
-        while due:  # once more for those with more than one flight: a request holds one of a partition
+        while due:  # another round for partitions with more to send: a request holds one batch of each
             due = [queue for queue in due if self._fill(queue, now_ms, leader_of, room, filling, drained)]
             for request in filling.values():
                 request.flights = []
@@ -373,7 +371,7 @@ class Accumulator:
         filling: dict[int, _Filling],
         drained: Drained,
     ) -> bool:
-        """Put the next flight of ``queue`` into a request. Returns whether another might follow."""
+        """Put the next batch of ``queue`` into a request. Returns whether another one might follow."""
         node_id = leader_of(queue.tp)
         if node_id < 0:
             drained.leaderless = True
@@ -401,7 +399,7 @@ class Accumulator:
         return queue in self.ready
 
     def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
-        """``drain`` for one queue that is ready, when the caller knows that its leader has room."""
+        """Take the next batch of one ready queue whose leader has room, as ``drain`` would."""
         if not self._may_go_to(queue, node_id):
             return None
         flight = self._next_flight(queue, now_ms, _ANY_BYTES)
@@ -413,16 +411,16 @@ class Accumulator:
         return flight
 
     def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
-        """Whether the window's order is safe there, and the queue has an identity if it needs one."""
+        """Whether sending to this node keeps the order, and the queue has an identity if it needs one."""
         if queue.node_id != node_id and queue.awaits_response:
-            return False  # what went to the leader before this one has to be back first
+            return False  # wait for the responses of the former leader first
         return not self._is_idempotent or self._has_identity(queue)
 
     def _has_identity(self, queue: PartitionQueue) -> bool:
         if queue.producer_id != NO_PRODUCER_ID and not queue.needs_producer_id:
             return True
         if queue.in_flight:
-            return queue.producer_id != NO_PRODUCER_ID  # what has left goes again as what it was
+            return queue.producer_id != NO_PRODUCER_ID  # a batch is resent under its own identity
         if self.limits.is_transactional:
             if self._transaction is None or queue.needs_producer_id:
                 return False
@@ -437,7 +435,7 @@ class Accumulator:
         return True
 
     def on_producer_id(self, producer_id: int) -> None:
-        """Partitions without an identity go on under this one, which nobody ever had."""
+        """Assign a newly allocated producer id to the partitions that need one."""
         self.producer_id = producer_id
         self.needs_producer_id = False
 
@@ -447,9 +445,9 @@ class Accumulator:
             self.ready.pop(queue, None)
 
     def _next_flight(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> InFlightBatch | None:
-        """The flight to send for ``queue``, of at most ``room_bytes`` if that is possible.
+        """Return the batch to send next for ``queue``: a retry, or one made of closed batches.
 
-        The one to retry, or one made of closed batches; None without any, or when it is larger.
+        None if there is none, or if it is larger than ``room_bytes``.
         """
         again = queue.next_resend()
         if again is not None:
@@ -467,7 +465,7 @@ class Accumulator:
         return InFlightBatch(queue, [first], first.size_bytes)
 
     def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> InFlightBatch:
-        """``first`` and as many closed batches behind it as one record batch may hold."""
+        """Combine ``first`` with as many closed batches behind it as one record batch may hold."""
         limits = self.limits
         batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
         while queue.closed:
@@ -487,9 +485,8 @@ class Accumulator:
     def on_acknowledged(
         self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """The broker has it at ``base_offset`` (NO_OFFSET with acks=0).
-
-        Returns the batches that are done by this.
+        """Complete the batches that the broker appended at ``base_offset`` (NO_OFFSET with acks=0).
+        Returns them.
         """
         if not flight.awaits_response:
             return []  # its transaction has ended
@@ -509,9 +506,8 @@ class Accumulator:
     def on_failed(
         self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
-        """An error or no answer. Retries when that may help and attempts and time are left.
-
-        Returns the batches that failed for good by this; none when the flight will be retried or split.
+        """Handle an error or a missing response: retry, split, or fail the batches. Returns the failed
+        ones.
         """
         if not flight.awaits_response:
             return []  # its transaction has ended
@@ -530,7 +526,7 @@ class Accumulator:
         return failed
 
     def nodes_of_old_leaders(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
-        """Nodes that something is in flight to although another is known to lead now."""
+        """Return the nodes with batches in flight for partitions that another node leads now."""
         nodes: dict[int, None] = {}
         for queue in self._queues.values():
             if queue.awaits_response and leader_of(queue.tp) not in {queue.node_id, -1}:
@@ -538,12 +534,12 @@ class Accumulator:
         return list(nodes)
 
     def retry_now(self) -> None:
-        """Cut every pause short: the metadata just changed, so the cause may be gone."""
+        """End every pause, because the metadata has just changed."""
         for queue in list(self._retrying):
             self._release(queue)
 
     def _resume(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Something of the window is decided or back: go on with the window, or with what is behind it."""
+        """Continue after a response or a failure: resend, or send the batches behind."""
         self.ready.pop(queue, None)
         if queue.must_resolve:
             if queue.resolve():
@@ -554,7 +550,9 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Let the window go again after the backoff of its worst; at once if none failed by itself."""
+        """Resume sending after the longest retry backoff of the in-flight batches; at once if none failed
+        on its own.
+        """
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
@@ -577,7 +575,7 @@ class Accumulator:
         del self.incomplete[batch]
 
 
-# Room for a flight of any size.
+# No size limit.
 _ANY_BYTES: Final = 2**62
 
 
@@ -585,5 +583,5 @@ def _delivery_timeout(batch: PendingBatch, timeout_ms: int) -> DeliveryTimeoutEr
     return DeliveryTimeoutError(
         f"{batch.topic}-{batch.partition}: no acknowledgement for {batch.record_count} records "
         f"within {timeout_ms} ms; they may or may not be in the log",
-        hint="see whether the partition has a leader, or raise delivery.timeout.ms",
+        hint="check whether the partition has a leader, or raise delivery.timeout.ms",
     )

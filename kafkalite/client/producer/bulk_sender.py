@@ -1,7 +1,7 @@
-"""Many records at once: whole columns and whole batches, on their way to the accumulator.
+"""Sends many records at once: columns of records, and prebuilt batches.
 
-No record gets an object of its own here. Everything waits for room in buffer.memory; the records of one
-partition keep the order in which they were given.
+No record gets an object of its own. Everything waits for room in buffer.memory. The records of one
+partition keep their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from kafkalite.records.header import parse_header
 
 
 class BulkSender:
-    """``check_may_send`` as ``Producer.check_may_send``: asked before each wait, and again after it."""
+    """Sends columns and batches. ``check_may_send`` is ``Producer.check_may_send``, called before and
+    after waits.
+    """
 
     def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
         self._sender = sender
@@ -33,7 +35,7 @@ class BulkSender:
     async def send_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, number: int
     ) -> list[BatchMetadata]:
-        """As ``Producer.send_many``; ``number`` is that of the transaction."""
+        """``Producer.send_many``. ``number`` is the transaction's."""
         target = await self._placement.topic(topic)
         self._check_may_send(number)
         plan = self._plan(target, columns, partition)
@@ -47,7 +49,7 @@ class BulkSender:
                     part.headers,
                     codec=self.config.codec,
                     level=self.config.compression_level,
-                    is_sealed=not self.config.enable_idempotence,  # or when its sequence is known
+                    is_sealed=not self.config.enable_idempotence,  # otherwise when its sequence is known
                 )
                 if chosen is None:
                     chosen = self._placement.next_partition(target)
@@ -67,7 +69,7 @@ class BulkSender:
     async def queue(
         self, topic: str, partition: int, batch: RecordBatchBuilder | RecordBatch | Encoded
     ) -> PendingBatch:
-        """As ``Producer.queue_batch``."""
+        """``Producer.queue_batch``."""
         number = self._check_may_send(0)
         encoded: Encoded
         is_own = isinstance(batch, RecordBatchBuilder)
@@ -93,7 +95,7 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """(partition, records) of each batch; None leaves the choice to the time of sending."""
+        """Return (partition, records) of each batch. None leaves the choice until the batch is sent."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))
@@ -119,9 +121,8 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Hand a built batch to the sender when there is room for it.
-
-        ``is_own``: nobody else has its buffer.
+        """Add a built batch to the accumulator when there is room, and send. ``is_own``: its buffer is not
+        shared.
         """
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
@@ -141,7 +142,7 @@ class BulkSender:
         return batch
 
     async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
-        """Return when buffer.memory has so much room. Raises BufferFullError after max.block.ms."""
+        """Return when buffer.memory has this much room. Raises BufferFullError after max.block.ms."""
         self._sender.drain()
         await self._sender.wait_for_bytes(
             size_bytes, self.config.max_block_ms if timeout_ms is None else timeout_ms

@@ -1,4 +1,4 @@
-"""Whole columns of records on their way into batches: by partition, then by size. Pure."""
+"""Splits columns of records into batches: by partition, then by size. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecordColumns:
         return len(self.values)
 
     def check(self) -> None:
-        """Raises RecordError when the columns differ in length."""
+        """Raise RecordError if the columns differ in length."""
         count = len(self.values)
         for name, column in (
             ("keys", self.keys),
@@ -40,7 +40,7 @@ class RecordColumns:
         ):
             if column is not None and not isinstance(column, int) and len(column) != count:
                 raise RecordError(
-                    f"{len(column)} {name} for {count} values", hint="give one per value, or none at all"
+                    f"{len(column)} {name} for {count} values", hint="give one per value, or none"
                 )
 
     def part(self, start: int, stop: int) -> RecordColumns:
@@ -65,9 +65,8 @@ class RecordColumns:
 
 
 def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> list[tuple[int, RecordColumns]]:
-    """(partition, its records in their order), partitions ascending.
-
-    ``partitions`` has one entry per record.
+    """Return (partition, its records in order), by ascending partition. ``partitions`` has one entry per
+    record.
     """
     present = sorted(set(partitions))
     if len(present) == 1:
@@ -79,9 +78,10 @@ def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> lis
 
 
 def split_by_size(columns: RecordColumns, limit_bytes: int, limit_records: int) -> Iterator[RecordColumns]:
-    """Parts of at most ``limit_bytes`` on the wire, before compression, and ``limit_records``, in order.
+    """Yield parts of at most ``limit_bytes`` on the wire, before compression, and ``limit_records``, in
+    order.
 
-    Raises RecordTooLargeError, before it yields a part, when one record alone is larger.
+    Raises RecordTooLargeError before the first part if a single record is larger.
     """
     count = len(columns)
     if columns.headers is None:
@@ -110,7 +110,7 @@ def _total_bytes(column: Sequence[Item] | None) -> int:
         return 0
     try:
         return sum(map(len, column))  # type: ignore[arg-type]
-    except TypeError:  # there are nulls
+    except TypeError:  # some values are None
         return sum(len(item) for item in column if item is not None)
 
 

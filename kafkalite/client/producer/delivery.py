@@ -1,7 +1,7 @@
-"""What becomes of records sent: the awaitables a producer hands out.
+"""The awaitables that a producer returns for records and batches.
 
-A ``Delivery`` is two pointers, a batch and an index in it; a future is made only for one that is really
-awaited. All deliveries of a batch learn their fate when the batch does.
+A ``Delivery`` is a batch and an index in it. A future is created only when one is awaited. All
+deliveries of a batch complete with the batch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DeliveryCallback = Callable[["Delivery"], object]
 
 
 class BatchMetadata(NamedTuple):
-    """Where an acknowledged batch stands. ``base_offset`` is NO_OFFSET (-1) with ``acks=0``."""
+    """The position of an acknowledged batch. ``base_offset`` is NO_OFFSET (-1) with ``acks=0``."""
 
     topic: str
     partition: int
     base_offset: int
     record_count: int
-    timestamp_ms: int  #: of its first record; append time where the topic says so
+    timestamp_ms: int  # : of its first record; the append time if the topic uses it
 
     @property
     def last_offset(self) -> int:
@@ -40,8 +40,8 @@ class BatchMetadata(NamedTuple):
 class Delivery:
     """The future of one record sent with ``send_nowait``.
 
-    Await it, or give it a callback, or leave it to flush(). Cancelling a task that awaits it never takes
-    the record back: it is in a batch with others.
+    Await it, add a callback, or leave it to flush(). Cancelling a task that awaits it does not cancel
+    the record, which shares a batch with others.
     """
 
     __slots__ = ("batch", "index")
@@ -65,16 +65,17 @@ class Delivery:
         return self.batch.done
 
     def result(self) -> RecordMetadata:
-        """Where the record stands. Raises its error, or asyncio.InvalidStateError while it is pending."""
+        """Return the record's position. Raises its error, or asyncio.InvalidStateError while it is
+        pending.
+        """
         error = self.exception()
         if error is not None:
             raise error.with_traceback(None)
         return self._metadata()
 
     def exception(self) -> Exception | None:
-        """Why the record failed, or None when it is acknowledged.
-
-        Raises InvalidStateError while it is pending.
+        """Return the record's error, or None if it is acknowledged. Raises InvalidStateError while it is
+        pending.
         """
         batch = self.batch
         if not batch.done:
@@ -83,9 +84,8 @@ class Delivery:
         return batch.error
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Have ``callback(delivery)`` called once: when the record's fate is known, or soon if it is already.
-
-        A failure told to a callback counts as seen.
+        """Call ``callback(delivery)`` once, when the record is acknowledged or has failed. The error
+        counts as seen.
         """
         if self.batch.done:
             self._see()
@@ -128,13 +128,15 @@ class BatchDelivery:
         return self.batch.done
 
     def result(self) -> BatchMetadata:
-        """Where the batch stands. Raises its error, or asyncio.InvalidStateError while it is pending."""
+        """Return the batch's position. Raises its error, or asyncio.InvalidStateError while it is pending."""
         if not self.batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
         return batch_metadata(self.batch)
 
     def exception(self) -> Exception | None:
-        """Why the batch failed, or None when it is acknowledged. Raises as ``result`` while it is pending."""
+        """Return the batch's error, or None if it is acknowledged. Raises the same errors as ``result``
+        while pending.
+        """
         if not self.batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
         if self.batch.error is not None:
@@ -151,7 +153,7 @@ def _place(batch: PendingBatch) -> str:
 
 
 async def wait_done(batch: PendingBatch) -> None:
-    """Return when ``batch`` is done, whatever became of it. Cancelling this leaves the batch alone."""
+    """Return when ``batch`` is done, with or without an error. Cancelling this does not affect the batch."""
     if not batch.done:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batch.listeners.append((WHOLE_BATCH, partial(wake, waiter)))
@@ -159,7 +161,7 @@ async def wait_done(batch: PendingBatch) -> None:
 
 
 def batch_metadata(batch: PendingBatch) -> BatchMetadata:
-    """The metadata of a batch that is done. Raises its error, which counts as seen by then."""
+    """Return the metadata of a completed batch. Raises its error, which then counts as seen."""
     assert batch.done, "wait for it first"
     if batch.error is not None:
         batch.observe_all()

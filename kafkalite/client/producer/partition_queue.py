@@ -1,23 +1,22 @@
-"""What waits for one partition, and what is on its way there, in the order the log shall have it. Pure.
+"""The batches of one partition, waiting and in flight, in the order of its log. Pure.
 
-A *flight* is what travels as one record batch. When it leaves for the first time it gets a place in the
-partition's *window* and, from an idempotent producer, a *sequence*: it keeps both for life, so that every
-retry sends the same bytes, and the leader can tell a repetition from news (KIP-98, KIP-360, R28)::
+An *in-flight batch* is sent as one record batch. On its first send it gets a position among the
+partition's in-flight batches and, from an idempotent producer, a *sequence number*. It keeps both, so
+that every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28)::
 
-    flowing     all of the window is in flight, in order; new flights may join while there is room
-    held        one came back with an error: nothing leaves until all the others are back too, then the
-                whole window goes again, in order
-    given up    expired, or refused for good: it stays in the window as a *tombstone*, because the leader
-                will refuse what follows a hole in the sequence. An acknowledgement of a later one shows
-                that there is no hole; else the partition starts anew in the next producer epoch
+    normal      all in-flight batches await responses, in order; more may join up to the limit
+    held        a batch failed: nothing is sent until all responses are in, then all are resent in order
+    abandoned   a batch expired or failed for good: it keeps its position, because the leader refuses what
+                follows a gap in the sequence. If a later batch is acknowledged, there is no gap; otherwise
+                the partition continues in the next producer epoch
 
-A flight is *in doubt* once an attempt ended without a certain "not written". What is in doubt is only ever
-sent again byte for byte. What is certainly not written may be packed anew under the next epoch; and behind
-something that is not written nothing of the same epoch can be.
+A batch is *maybe written* after an attempt whose result is unknown; from then on it is only resent,
+byte for byte. A batch that is certainly not written may be packed again under the next epoch; nothing
+behind it in the same epoch can be written either.
 
-In a transaction the identity is the transaction's: one epoch and sequences from 0 in each partition (R31).
-There is no next epoch of the partition's own. What is packed anew takes the sequences that it had, which
-nobody has used; behind a tombstone nothing leaves any more, for such a transaction can only be aborted.
+In a transaction the identity is the transaction's: one epoch, and sequences from 0 in each partition
+(R31). Partitions have no next epoch of their own. A batch packed again reuses its unused sequence
+numbers. Nothing is sent behind an abandoned batch, because such a transaction can only be aborted.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec, parse_header, stamp_producer
 from kafkalite.records.single import NO_PRODUCER, build_single
 
-#: As many batches of a producer as a leader remembers: of a longer window it could not tell repetitions.
+# : Leaders remember this many batches of a producer, so they can't detect duplicates of more.
 MAX_IN_FLIGHT: Final = 5
-SEQUENCES: Final = 2**31  #: they count records and wrap to 0
+SEQUENCES: Final = 2**31  # : sequence numbers count records and wrap to 0
 
-# While a flight is in flight, the next leaves only with this much in it: what waits travels together.
+# With a batch in flight, the next is sent only when this much waits, so that small batches are sent together.
 PIPELINED_BYTES: Final = 128 * 1024
 
-#: After these the attempt has certainly left nothing in the log. After any other error it may have.
+# : After these errors the batch is certainly not in the log. After any other it may be.
 _NOT_WRITTEN: Final = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -82,19 +81,20 @@ _NOT_WRITTEN: Final = frozenset(
 
 
 class Fate(enum.Enum):
-    """What becomes of a flight that came back with an error."""
+    """What to do with an in-flight batch after an error."""
 
     RESEND = enum.auto()  #: the same bytes, after a pause
     RESEND_IN_ORDER = (
         enum.auto()
-    )  #: the same bytes, as soon as what is before it is done; no failure of its own
-    REPACK = enum.auto()  #: its batches, packed anew under the next producer epoch
-    FAIL = enum.auto()  #: its batches fail with the error
+    )  # : the same bytes, once the batches before it are done; not a failure of this batch
+    REPACK = enum.auto()  # : pack its records again under the next producer epoch
+    FAIL = enum.auto()  # : fail its records with the error
 
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """What travels as one record batch: one pending batch or several coalesced ones, in order.
+    """A record batch that has been or is about to be sent: one pending batch, or several coalesced in
+    order.
 
     Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
     """
@@ -104,14 +104,14 @@ class InFlightBatch:
     size_bytes: int
     awaits_response: bool = False
     failures: int = 0
-    collisions: int = 0  #: how often the transaction before this one was still being ended
+    collisions: int = 0  # : attempts that found the previous transaction still ending
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
-    has_position: bool = False  #: it has left once
-    was_first: bool = False  #: on its last departure nothing before it was undecided
+    has_position: bool = False  # : it has been sent once
+    was_first: bool = False  # : all batches before it were decided when it was last sent
     maybe_written: bool = False  #: it has a sequence, and an attempt may have written it
-    is_void: bool = False  #: certainly not written, and never to be under its sequence
-    is_abandoned: bool = False  #: a tombstone
+    is_void: bool = False  # : certainly not written, and never to be written under its sequence
+    is_abandoned: bool = False  # : failed for good; keeps its position
 
     @property
     def record_count(self) -> int:
@@ -130,7 +130,7 @@ class InFlightBatch:
         return all(batch.done for batch in self.batches)
 
     def encode(self, codec: Codec, level: int | None) -> Encoded:
-        """The record batch's bytes; built once, so that a retry sends the same."""
+        """Return the record batch's bytes. They are built once, so that a retry sends the same."""
         if self.encoded is None:
             transactional = self.queue.is_transactional
             if self.batches[0].prebuilt is None:
@@ -141,9 +141,9 @@ class InFlightBatch:
 
 
 def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
-    """The prebuilt bytes with this producer's identity in them; the user's own buffer is left alone."""
+    """Return the prebuilt bytes with this producer's identity, in a copy if the buffer is the user's."""
     prebuilt = batch.prebuilt
-    assert prebuilt is not None, "there is something to stamp"
+    assert prebuilt is not None, "the batch is prebuilt"
     if producer == NO_PRODUCER and (
         batch.owns_prebuilt or parse_header(prebuilt).producer_id == NO_PRODUCER_ID
     ):
@@ -194,11 +194,12 @@ def _encode(
 
 
 class PartitionQueue:
-    """Invariants: ``window`` is before ``closed``, which is before ``open``; no record is in two of them.
+    """Invariants: ``in_flight`` precedes ``closed``, which precedes ``open``; no record is in two of them.
 
-    Of an idempotent producer: the sequences of the window follow each other, tombstones included, up to
-    ``next_sequence``; what is missing between was acknowledged. Unless ``held``, what is in flight goes
-    before what is not (tombstones aside), and nothing new joins a window with tombstones.
+    With an idempotent producer, the sequences of the in-flight batches follow each other, abandoned
+    ones included, up to ``next_sequence``; gaps were acknowledged. Unless ``is_held``, batches that
+    await a response precede those that do not (abandoned ones aside), and no batch joins while there
+    are abandoned ones.
     """
 
     __slots__ = (
@@ -219,24 +220,24 @@ class PartitionQueue:
     )
 
     def __init__(self, tp: TopicPartition, max_in_flight: int = 1) -> None:
-        assert 1 <= max_in_flight <= MAX_IN_FLIGHT, "a leader remembers no more"
+        assert 1 <= max_in_flight <= MAX_IN_FLIGHT, "leaders remember no more batches"
         self.tp = tp
         self.open: PendingBatch | None = None
         self.closed: deque[PendingBatch] = deque()
-        #: Shipments that have left and are not decided, in the order of their sequences.
+        # : Batches that were sent and are not decided, in the order of their sequences.
         self.in_flight: deque[InFlightBatch] = deque()
         self.max_in_flight = max_in_flight
         self.is_held = False
-        self.retry_at_ms = 0  #: while held and nothing is in flight
-        self.node_id = -1  #: where what is in flight went
-        #: False once the broker found a coalesced batch too large (max.message.bytes of the topic).
+        self.retry_at_ms = 0  # : valid while held, without outstanding responses
+        self.node_id = -1  # : the node that in-flight batches were sent to
+        # : False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
         self.coalesce = True
-        # The identity of what leaves next. Each partition counts its epochs by itself: leaders compare them
-        # by partition, and nobody else has this producer id.
+        # The identity of the next batch. Each partition counts its own epochs: leaders compare them by
+        # partition, and no other producer has this producer id.
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.next_sequence = NO_SEQUENCE
-        self.needs_producer_id = False  #: the one it has is of no use any more
+        self.needs_producer_id = False  # : the current one can't be used any more
         self.is_transactional = False  #: the identity is that of a transaction
 
     @property
@@ -249,7 +250,7 @@ class PartitionQueue:
 
     @property
     def must_resolve(self) -> bool:
-        """Whether nothing is in flight, and something must be decided before anything else leaves."""
+        """Whether all responses are in, and ``resolve`` must run before anything is sent."""
         if self.awaits_response:
             return False
         return self.is_held or (
@@ -257,7 +258,7 @@ class PartitionQueue:
         )
 
     def may_send(self, now_ms: int) -> bool:
-        """Whether something may leave now, as far as this side knows."""
+        """Whether something may be sent now, as far as this queue knows."""
         if self.in_flight:
             if self.is_held:
                 return False
@@ -278,29 +279,29 @@ class PartitionQueue:
         return False
 
     def next_resend(self) -> InFlightBatch | None:
-        """The first flight of the window that has to leave again."""
+        """Return the first in-flight batch that has to be resent, or None."""
         for flight in self.in_flight:
             if not flight.awaits_response and not flight.is_abandoned:
                 return flight
         return None
 
     def assign_producer_id(self, producer_id: int) -> None:
-        """Go on under a producer id of this producer's own, from its first epoch and sequence."""
-        assert not self.in_flight, "what has left keeps its identity"
-        assert producer_id != self.producer_id, "the same would begin again at a sequence it has used"
+        """Continue under a newly allocated producer id, from epoch 0 and sequence 0."""
+        assert not self.in_flight, "batches that were sent keep their identity"
+        assert producer_id != self.producer_id, "the same id would reuse sequence numbers"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, 0, 0
         self.needs_producer_id = False
 
     def join_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """Go on under a transaction's identity, from its first sequence."""
-        assert not self.in_flight and self.producer_id == NO_PRODUCER_ID, "the transaction before has ended"
+        """Continue under a transaction's identity, from sequence 0."""
+        assert not self.in_flight and self.producer_id == NO_PRODUCER_ID, "the previous transaction has ended"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, producer_epoch, 0
         self.is_transactional = True
 
     def leave_transaction(self) -> None:
-        """Forget its identity, and what was on its way under it: those answers mean nothing any more.
+        """Drop the identity and all in-flight batches; their responses will be ignored.
 
-        Late batches can do no harm: their epoch ends with the transaction (R31).
+        Late batches can do no harm, because their epoch ends with the transaction (R31).
         """
         for flight in self.in_flight:
             flight.awaits_response = False
@@ -310,8 +311,8 @@ class PartitionQueue:
         self.next_sequence = NO_SEQUENCE
 
     def mark_sent(self, flight: InFlightBatch, node_id: int) -> None:
-        """``flight`` leaves now, for the first time or again."""
-        assert not (self.is_held or flight.awaits_response or flight.is_abandoned), "not in line"
+        """Record that ``flight`` is sent now, for the first time or again."""
+        assert not (self.is_held or flight.awaits_response or flight.is_abandoned), "it may not be sent now"
         if not flight.has_position:
             if self.producer_id != NO_PRODUCER_ID:
                 assert not self.needs_producer_id, "assign_producer_id() first"
@@ -324,7 +325,7 @@ class PartitionQueue:
         self.node_id = node_id
 
     def _is_first(self, flight: InFlightBatch) -> bool:
-        """Whether only tombstones stand before it."""
+        """Whether only abandoned batches precede it."""
         for before in self.in_flight:
             if before is flight:
                 return True
@@ -332,10 +333,12 @@ class PartitionQueue:
                 return False
         return False
 
-    # --- what came back ------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """It is in the log, and so is all that has a lower sequence: tombstones before it are resolved."""
+        """Remove an acknowledged batch, and the abandoned ones before it: everything with a lower sequence
+        is decided.
+        """
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:
@@ -351,9 +354,9 @@ class PartitionQueue:
         in_flight.extend(after)
 
     def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
-        """What becomes of a flight that is back with ``error``; the window is held from here.
+        """Decide what to do with a batch after ``error``, and hold the in-flight batches.
 
-        ``was_sent`` is False when it was not even written to a connection.
+        ``was_sent`` is False if the batch was not written to a connection.
         """
         flight.awaits_response = False
         self.is_held = True
@@ -362,7 +365,7 @@ class PartitionQueue:
             flight.maybe_written = True
         fate = self._fate(flight, error, retries)
         if fate is Fate.REPACK or (fate is Fate.FAIL and not flight.maybe_written):
-            assert not flight.maybe_written, "what may be written is never packed anew"
+            assert not flight.maybe_written, "a batch that may be written is never packed again"
             flight.is_void = True
         return fate
 
@@ -374,33 +377,38 @@ class PartitionQueue:
             return Fate.FAIL
         if isinstance(error, MessageTooLargeError) and not flight.maybe_written:
             if sum(not batch.done for batch in flight.batches) > 1:
-                self.coalesce = False  # coalescing was ours, not the user's: undo it, from now on
+                self.coalesce = False  # from now on, do not coalesce: only that made the batch too large
                 return Fate.REPACK
             return Fate.FAIL
         if not is_retriable(error):
             return Fate.FAIL
         if isinstance(error, ConcurrentTransactionsError):
-            flight.collisions += 1  # it passes by itself
+            flight.collisions += 1  # the condition passes by itself
             return Fate.RESEND
         flight.failures += 1
         return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
     def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
-        """The leader misses what is before this one."""
+        """The leader misses records before this batch."""
         if not flight.was_first:
-            return Fate.RESEND_IN_ORDER  # what is before it was undecided when it left; it comes after that
+            return (
+                Fate.RESEND_IN_ORDER
+            )  # the batches before it were undecided when it was sent; resend after them
         if self.is_transactional:
-            return Fate.FAIL  # nothing of an open transaction is ever forgotten (R29): it was lost
+            return Fate.FAIL  # leaders never forget records of an open transaction (R29), so they were lost
         if flight.maybe_written or flight.producer[2] <= 0:
-            return Fate.FAIL  # maybe written, maybe lost: packed anew it could be there twice
+            return Fate.FAIL  # it may be written: packed again, it could be duplicated
         if self.in_flight[0] is not flight:
-            return Fate.REPACK  # it misses what was given up
-        # All before it was acknowledged. What retention has forgotten does no harm; a loss must be told.
+            return Fate.REPACK  # the leader misses an abandoned batch
+        # All batches before it were acknowledged. If retention removed them, that is fine; a loss must be
+        # reported.
         return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
     def abandon(self, flight: InFlightBatch) -> None:
-        """All of it has failed: it leaves a tombstone if it had a sequence."""
-        assert not flight.awaits_response and flight.all_done, "its outcome may still come"
+        """Mark a batch whose records have all failed as abandoned. It keeps its position if it has a
+        sequence.
+        """
+        assert not flight.awaits_response and flight.all_done, "its response may still arrive"
         self.is_held = True
         if flight.is_sequenced:
             flight.is_abandoned = True
@@ -410,12 +418,13 @@ class PartitionQueue:
             self.in_flight.remove(flight)
 
     def resolve(self) -> bool:
-        """Everything is back. Starts the next epoch if there is a hole and nothing behind it in doubt.
+        """Decide how to continue when all responses are in.
 
-        In a transaction, goes back to the sequence of what is packed anew instead.
-        Returns whether part of the window has to leave again under its sequence; then it is still held.
+        Starts the next epoch if there is a gap and no batch behind it may be written; in a transaction,
+        goes back to the first unused sequence instead. Returns True if in-flight batches must be
+        resent; the queue stays held.
         """
-        assert self.must_resolve, "the others are not back yet"
+        assert self.must_resolve, "responses are outstanding"
         self.is_held = True
         is_void = False
         for flight in self.in_flight:

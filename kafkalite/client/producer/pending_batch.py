@@ -1,4 +1,4 @@
-"""Records of one partition that share a fate, from the first ``send`` to the acknowledgement. Pure."""
+"""Records of one partition that are acknowledged or fail together, from ``send`` to the response. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Final
 
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers
 
-# An upper estimate of what a record costs beyond its bytes: 8 timestamp, 4 + 4 column offsets, 2 validity
-# bits, 1 for absent headers. Never too low, or a batch could pass max.request.size.
+# Upper estimate of a record's overhead: 8 timestamp, 4 + 4 column offsets, 2 validity bits, 1 for absent
+# headers. Must not be too low, or a batch could exceed max.request.size.
 RECORD_OVERHEAD_BYTES: Final = 18
-HEADER_OVERHEAD_BYTES: Final = 12  # of one header of a record: two length prefixes and an array mark
+HEADER_OVERHEAD_BYTES: Final = 12  # per record header: two length prefixes and an array mark
 BATCH_OVERHEAD_BYTES: Final = 128  # the 61-byte header and the columns' length prefixes
 
 Encoded = bytes | bytearray | memoryview
 
-WHOLE_BATCH: Final = -1  # in place of a record's index: whoever waits for the batch as such
+WHOLE_BATCH: Final = -1  # the index of listeners that wait for the batch, not for a record
 
 
 class PendingBatch:
-    """Records of one partition that share one fate.
+    """Records of one partition that are acknowledged or fail together.
 
-    ``values``, ``timestamps`` and, when there are any, ``keys`` and ``headers`` have one entry per record
-    while the batch is open. Invariant: ``size_bytes`` never understates what the records need on the wire.
+    ``values``, ``timestamps`` and, if any, ``keys`` and ``headers`` have one entry per record while the
+    batch is open. Invariant: ``size_bytes`` is never less than the records' size on the wire.
     """
 
     __slots__ = (
@@ -58,12 +58,12 @@ class PendingBatch:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int] = []
-        #: Instead of ``timestamps``, when one time holds for all records (send_many, send_batch).
+        # : Replaces ``timestamps`` if all records have the same (send_many, send_batch).
         self.common_timestamp_ms = NO_TIMESTAMP
         self.headers: list[Headers] | None = None
-        self.is_plain = True  #: no record has headers so far
+        self.is_plain = True  # : no record has headers yet
         self.prebuilt: Encoded | None = None
-        self.owns_prebuilt = False  #: nobody else has that buffer
+        self.owns_prebuilt = False  # : that buffer is not shared
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = limit_bytes
         self.limit_records = limit_records
@@ -76,9 +76,9 @@ class PendingBatch:
         self.base_offset = NO_OFFSET  #: valid once done without error; NO_OFFSET with acks=0
         self.log_append_time_ms = NO_TIMESTAMP
         self.error: Exception | None = None
-        #: (index of the record or WHOLE_BATCH, what to call when done). The machine only carries them.
+        # : (index of the record or WHOLE_BATCH, callback). The batch only carries them.
         self.listeners: list[tuple[int, Callable[[], object]]] = []
-        #: Of a failed batch: indexes of records whose error somebody has seen or will see.
+        # : Indexes of the records of a failed batch whose error has been or will be seen.
         self.observed: set[int] = set()
 
     def __repr__(self) -> str:
@@ -93,12 +93,9 @@ class PendingBatch:
     def append(
         self, value: bytes | None, key: bytes | None, timestamp_ms: int, headers: Headers, size_bytes: int
     ) -> int:
-        """Add one record of ``size_bytes``.
-
-        returns its index. The caller asked ``has_room`` before.
-        """
+        """Add one record of ``size_bytes`` and return its index. The caller has checked ``has_room``."""
         index = len(self.values)
-        assert not self.closed, "a closed batch takes no more"
+        assert not self.closed, "a closed batch accepts no records"
         if key is not None and self.keys is None:
             self.keys = [None] * index
         if self.keys is not None:
@@ -114,39 +111,38 @@ class PendingBatch:
         return index
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a record of ``record_size`` bytes fits. An empty batch takes any one record."""
+        """Whether a record of ``size_bytes`` fits. An empty batch takes any record."""
         count = len(self.values)
         return count == 0 or (self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records)
 
     def timestamp_ms(self, index: int) -> int:
-        """The record's time as the broker keeps it: append time where the topic says so, else its own."""
+        """Return the record's timestamp in the log: the append time if the topic uses it, or its own."""
         if self.log_append_time_ms != NO_TIMESTAMP:
             return self.log_append_time_ms
         return self.timestamps[index] if self.timestamps else self.common_timestamp_ms
 
     def close(self) -> None:
-        """Take no more records. The limit drops to 0, so that a fast path needs no second look."""
+        """Accept no more records. The limit becomes 0, so that the fast path needs no other check."""
         self.closed = True
         self.limit_records = 0
         self.record_count = len(self.values)
 
     def complete(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
-        """Write down the fate of the records, and let go of them.
-
-        deliveries that live on must not hold their memory.
+        """Record the result and drop the records, so that deliveries that are kept do not hold their
+        memory.
         """
-        assert not self.done, "a batch is done once"
+        assert not self.done, "a batch completes once"
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         self.error = error
-        self.done = True  # last: another thread may look
+        self.done = True  # last, because another thread may read it
         if error is not None:
             self.observed.update(index for index, _ in self.listeners if index != WHOLE_BATCH)
         self.values = []
         self.keys = self.headers = self.prebuilt = None
 
     def unobserved_count(self) -> int:
-        """Of a failed batch: how many records' errors nobody has looked at."""
+        """Return how many records of a failed batch have an error that was not seen."""
         return self.record_count - len(self.observed)
 
     def observe_all(self) -> None:
@@ -154,7 +150,7 @@ class PendingBatch:
 
 
 def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -> int:
-    """An upper estimate of one record's bytes on the wire, uncompressed."""
+    """Return an upper estimate of one record's bytes on the wire, uncompressed."""
     size = RECORD_OVERHEAD_BYTES
     if value is not None:
         size += len(value)

@@ -1,7 +1,7 @@
-"""Which batch a record goes to: partitions, open batches, and records whose topic is not known yet.
+"""Chooses the batch of each record: partition, open batch, or a wait for the topic's metadata.
 
-``keyless`` and ``keyed`` are what the producer's fast path looks at; they hold only what is certain to be
-right as long as the batch has room.
+``keyless`` and ``keyed`` are read by the producer's fast path. Their entries stay valid as long as the
+batch has room.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
 from kafkalite.records.header import Codec
 from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
 
-MAX_REMEMBERED_KEYS: Final = 100_000  # of one topic, then all are forgotten: the hash is computed anew
+MAX_REMEMBERED_KEYS: Final = 100_000  # per topic; then all are forgotten, and hashes computed again
 
 
 class OutgoingRecord(NamedTuple):
-    """A record checked. ``size_bytes`` is the estimate of ``accumulator.record_size``."""
+    """A validated record. ``size_bytes`` is the estimate of ``pending_batch.record_size``."""
 
     value: bytes | None
     key: bytes | None
@@ -50,7 +50,7 @@ class TopicQueues:
 
 
 class _Parked:
-    """Records of a topic whose metadata has not come yet. ``batch`` only carries those who wait for them."""
+    """Records of a topic without metadata yet. ``batch`` only holds their listeners."""
 
     __slots__ = ("batch", "records", "reserved_bytes", "timer")
 
@@ -64,7 +64,8 @@ class _Parked:
 class Placement:
     """Puts records into batches of the sender's accumulator.
 
-    Invariant: a topic is parked or placed, never both, so records keep their order when its metadata comes.
+    Invariant: a topic is parked or placed, never both, so records keep their order when its metadata
+    arrives.
     """
 
     def __init__(self, sender: Sender, partitioner: Partitioner) -> None:
@@ -78,7 +79,7 @@ class Placement:
         self.keyless = self._last_keyless if self._keeps_keyless else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
         config = sender.config
-        #: Whether a record that is awaited may go at once, past the batches: see ``send_alone``.
+        # : Whether an awaited record may be sent at once, without an open batch: see ``send_alone``.
         self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
         self._topics: dict[str, TopicQueues] = {}
         self._parked: dict[str, _Parked] = {}
@@ -99,15 +100,16 @@ class Placement:
     def send_alone(
         self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
     ) -> PendingBatch | None:
-        """Send one record at once, in a batch of its own; None, and nothing done, if something is in its way.
+        """Send one record at once in a batch of its own. Returns None, without effect, if that is not
+        possible.
 
-        The short way of a record that somebody waits for, with linger.ms=0: no batch is opened and closed.
+        With linger.ms=0 this saves opening and closing a batch for a record that the caller awaits.
         """
         topic = self._topics.get(name)
         if topic is None or not self.sends_alone:
             return None
         partition = self._partitioner.partition(name, key, value, len(topic.queues))
-        assert partition is not None, "only a function may leave the choice"
+        assert partition is not None, "only a user's function may return None"
         queue = topic.queues[partition]
         sender = self._sender
         node_id = self._cluster.metadata.leader(queue.tp).node_id
@@ -132,7 +134,7 @@ class Placement:
         batch = queue.open
         if batch is not None and not batch.has_room(size_bytes):
             accumulator.close_batch(queue, now_ms)
-            if is_keyless and self._keeps_keyless:  # a full batch is when to go to the next partition
+            if is_keyless and self._keeps_keyless:  # a full batch: go to the next partition
                 queue = topic.queues[self.choose(topic, None, value, None)]
             batch = queue.open
             if batch is not None and not batch.has_room(size_bytes):
@@ -152,7 +154,7 @@ class Placement:
     def choose(
         self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
     ) -> int:
-        """The partition of one record. Raises UnknownTopicOrPartitionError for one that does not exist."""
+        """Return the partition of one record. Raises UnknownTopicOrPartitionError if it does not exist."""
         count = len(topic.queues)
         if partition is None:
             if key is None:
@@ -168,9 +170,8 @@ class Placement:
     def choose_all(
         self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
     ) -> list[int]:
-        """The partition of each record.
-
-        where the key decides, each key is looked at once. Raises as ``choose``.
+        """Return the partition of each record. With key hashing, each key is hashed once. Raises as
+        ``choose``.
         """
         if keys is None:
             return [self.choose(topic, None, value, None) for value in values]
@@ -180,7 +181,7 @@ class Placement:
         return [partition_of[key] for key in keys]
 
     def next_partition(self, topic: TopicQueues) -> int:
-        """The partition of a whole batch of keyless records; the batch after it goes to another."""
+        """Return the partition of a whole batch of keyless records. The next batch goes to another one."""
         partition = self.choose(topic, None, None, None)
         self._last_keyless.pop(topic.name, None)
         self._partitioner.on_batch_closed(topic.name, partition)
@@ -188,11 +189,11 @@ class Placement:
 
     @property
     def places_batches(self) -> bool:
-        """Whether keyless records go to a partition by the batch, not one by one."""
+        """Whether keyless records are placed by the batch, not one by one."""
         return self._keeps_keyless
 
     def _note_closed(self, topic: str) -> None:
-        """Tell the partitioner when the batch that keyless records went to has closed since."""
+        """Notify the partitioner if the last batch of keyless records has closed."""
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]
@@ -207,15 +208,17 @@ class Placement:
     # --- topics --------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> TopicQueues:
-        """The topic, when its metadata is there. Raises its BrokerError, latest after max.block.ms."""
+        """Return the topic when its metadata is known. Raises its BrokerError, at the latest after
+        max.block.ms.
+        """
         deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
         await self._cluster.topic_partition_count(name, deadline_ms)
         topic = self._topics.get(name) or self._know(name)
-        assert topic is not None, "its partition count was just told"
+        assert topic is not None, "its partition count is known"
         return topic
 
     def _know(self, name: str) -> TopicQueues | None:
-        """The topic with a queue per partition, if its metadata is there; else it is asked for."""
+        """Return the topic with a queue per partition if its metadata is known; otherwise request it."""
         self._cluster.track(name)
         count = self._cluster.metadata.partition_count(name)
         if count is None:
@@ -223,20 +226,20 @@ class Placement:
         topic = self._topics.setdefault(name, TopicQueues(name))
         for partition in range(len(topic.queues), count):
             topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
-        self.keyed.pop(name, None)  # more partitions: a key may belong to another one now
+        self.keyed.pop(name, None)  # with more partitions a key may belong to another one
         if name in self._parked:
             self._unpark(name, topic)
         return topic
 
     def on_cluster_change(self) -> None:
-        """Metadata came: partitions added, topics learned, topics that can't be."""
+        """Handle new metadata: added partitions, new topics, unusable topics."""
         metadata = self._cluster.metadata
         for name, topic in self._topics.items():
             if (metadata.partition_count(name) or 0) > len(topic.queues):
                 self._know(name)
         for name in list(self._parked):
             if name not in self._parked:
-                continue  # the failure of one was that of its transaction
+                continue  # it failed together with its transaction
             fatal = metadata.fatal_error(name)
             if fatal is not None:
                 self.fail_parked(name, broker_error(*fatal, about=f"topic {name!r}"))
@@ -276,13 +279,15 @@ class Placement:
         return parked
 
     def _unpark(self, name: str, topic: TopicQueues) -> None:
-        """Move the records of a topic just learned to where they belong, in the order they came."""
+        """Move the records of a newly known topic to their batches, in the order they came."""
         parked = self._take_parked(name)
         refused: list[tuple[Delivery, Exception]] = []
         for delivery, record in parked.records:
             try:
                 delivery.batch, delivery.index = self._place(topic, record, forced=True)
-            except Exception as cause:  # of this record only: no such partition, or the user's partitioner
+            except (
+                Exception
+            ) as cause:  # only this record fails: no such partition, or the user's partitioner raised
                 refused.append((delivery, cause))
         listeners: dict[int, list[Callable[[], object]]] = {}
         for index, listener in parked.batch.listeners:
@@ -297,7 +302,7 @@ class Placement:
                 if index == WHOLE_BATCH:
                     listener()
                 elif (delivery := parked.records[index][0]).batch.done:
-                    listener()  # with its transaction, by one that was refused
+                    listener()  # it failed with its transaction, because of a refused record
                 else:
                     delivery.batch.listeners.append((delivery.index, listener))
 
@@ -310,7 +315,7 @@ class Placement:
             self.fail_parked(next(iter(self._parked)), error)
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
-        """A delivery of one record that failed already."""
+        """Return a delivery of one record that has already failed."""
         batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
         self._fail(batch, 1, error)
         return Delivery(batch, 0)
@@ -329,7 +334,7 @@ class Placement:
 
 
 def own_bytes(what: str, value: Any) -> bytes | None:
-    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    """Return ``value`` as immutable bytes. Raises RecordError."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -341,7 +346,7 @@ def own_bytes(what: str, value: Any) -> bytes | None:
 
 
 def own_headers(headers: Any) -> Headers:
-    """Checked here, where the caller is, and not in the batch it would spoil. Raises RecordError."""
+    """Return the headers, validated here so that they can't fail a whole batch later. Raises RecordError."""
     try:
         pairs = tuple((name, content) for name, content in headers)
     except (TypeError, ValueError):

@@ -1,10 +1,8 @@
-"""Producer: records in, acknowledgements out.
+"""Producer: the public class.
 
-``accumulator`` decides what is sent when and what is retried, ``placement`` which batch a record goes to,
-``sender`` does it. Here is what people call.
-
-``send_nowait`` handles the common record (bytes; an open batch with room) in one flat function with no call
-into another module; everything else goes through ``_put``.
+``accumulator`` decides what is sent and retried, ``placement`` chooses a record's batch, ``sender``
+does the requests. ``send_nowait`` handles the common record (bytes, an open batch with room) in one
+function without calls into other modules; everything else goes through ``_put``.
 """
 
 from __future__ import annotations
@@ -63,8 +61,8 @@ partition.
 
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 
-# When the body of ``async with`` raised, what was accepted gets this long to be delivered: enough for a
-# healthy cluster, and an exception or Ctrl-C is not held up by a sick one.
+# After an exception in the body of ``async with``, accepted records get this long to be delivered: enough for
+# a healthy cluster, without delaying the exception or Ctrl-C on a failing one.
 CLOSE_AFTER_ERROR_MS: Final = 1_000
 
 
@@ -77,15 +75,16 @@ class Producer:
             metadata = await producer.send("orders", b"...", key=b"42")     # acknowledged
             delivery = producer.send_nowait("orders", b"...")               # batched; await it or flush()
 
-    Settings are those of ``config.PRODUCER_OPTIONS``, as arguments or, dotted, in ``config``; arguments win.
+    Settings are those of ``config.PRODUCER_OPTIONS``, as keyword arguments or, dotted, in ``config``;
+    arguments take precedence.
 
-    Nothing is lost silently: ``flush`` and ``close`` raise DeliveryFailedError when records failed whose
-    failure nobody awaited and no callback was told. Leaving ``async with`` normally closes, which flushes.
-    Leaving it by an exception gives what was accepted CLOSE_AFTER_ERROR_MS, and notes on the exception how
-    many records were left undelivered.
+    No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError if records failed that were
+    neither awaited nor had a callback. Leaving ``async with`` normally flushes and closes. After an
+    exception, accepted records get CLOSE_AFTER_ERROR_MS, and a note on the exception counts the
+    undelivered ones.
 
-    With a ``transactional_id`` records are only sent in transactions (see ``transaction``): all of one are
-    seen by ``read_committed`` consumers, or none.
+    With a ``transactional_id``, records are only sent in transactions (see ``transaction``):
+    ``read_committed`` consumers receive all records of one, or none.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Producer:
         self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
         self._sends_alone = False  # until the producer is open
-        # What the fast path looks at. The dicts live as long as the placement; closing empties them.
+        # Read by the fast path. The dicts live as long as the placement; closing empties them.
         self._keyless = self._placement.keyless
         self._keyed = self._placement.keyed
 
@@ -134,10 +133,11 @@ class Producer:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this.
+        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError.
 
-        With a ``transactional_id``, end the open transaction of an earlier producer of that id, and shut it
-        out. Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
+        With a ``transactional_id``, abort the open transaction of the id's previous producer and fence
+        that producer. Raises the coordinator's BrokerError, RequestTimeoutError after
+        default.api.timeout.ms.
         """
         if self._state != "new":
             raise ClientClosedError(f"a producer starts once; this one is {self._state}")
@@ -170,11 +170,11 @@ class Producer:
             error.add_note(f"kafkalite: {undelivered}")
 
     async def close(self, timeout_ms: int | None = None) -> None:
-        """Deliver what was accepted, then close the connections. May be called twice.
+        """Deliver all accepted records, then close the connections. May be called twice.
 
-        ``timeout_ms`` bounds the wait (None: each record's delivery.timeout.ms does); what is undelivered
-        then fails with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError when
-        records failed and nobody has looked.
+        ``timeout_ms`` limits the wait (None: each record's delivery.timeout.ms does); undelivered
+        records then fail with ClientClosedError. An open transaction is aborted. Raises
+        DeliveryFailedError if records failed and the errors were not seen.
         """
         if self._state != "open":
             return
@@ -197,9 +197,9 @@ class Producer:
         self._sender.failures.raise_unseen()
 
     async def flush(self) -> None:
-        """Send all that was accepted until now without lingering, and return when it is acknowledged.
+        """Send all records accepted so far without lingering, and return when they are acknowledged.
 
-        Raises DeliveryFailedError when records failed whose deliveries nobody awaited or gave a callback.
+        Raises DeliveryFailedError if records failed that were neither awaited nor had a callback.
         """
         self._check_open()
         await self._wait_all()
@@ -228,7 +228,9 @@ class Producer:
         return self._sender.statistics()
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of ``topic``, in order. Raises its BrokerError when there is no such topic."""
+        """Return the partitions of ``topic``, in order. Raises its BrokerError if the topic does not
+        exist.
+        """
         self._check_open()
         return [queue.tp for queue in (await self._placement.topic(topic)).queues]
 
@@ -238,15 +240,16 @@ class Producer:
             raise ClientClosedError(f"the producer is {self._state}", hint=hint)
 
     def check_may_send(self, number: int = 0) -> int:
-        """Raises what a send would now: ClientClosedError, or what the transaction says against it.
+        """Raise the error that a send would raise now: ClientClosedError, or a transaction error.
 
-        Returns the number of the transaction; given again after a wait, it must still be that one.
+        Returns the transaction's number. Pass it again after a wait to check that the transaction is
+        still the same.
         """
         self._check_open()
         return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
 
     def _on_change(self) -> None:
-        """Metadata came, or a connection came, went or takes bytes again."""
+        """Called when metadata arrived, or a connection opened, closed or accepts data again."""
         if self._state in {"open", "closing"}:
             self._placement.on_cluster_change()
             self._sender.on_cluster_change()
@@ -254,7 +257,8 @@ class Producer:
     # --- transactions --------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """A transaction: ``read_committed`` consumers see what is sent in the block at its end, or never.
+        """Return a transaction for ``async with``. Consumers with ``read_committed`` receive its records
+        at its end.
 
         ::
 
@@ -262,26 +266,28 @@ class Producer:
                 producer.send_nowait("orders", b"...")
                 await transaction.send_offsets(consumer)
 
-        The end of the block commits, and raises TransactionAbortableError when a record failed: then it is
-        aborted, as it is when an exception or a cancellation leaves the block. Raises ProducerFencedError
-        when this producer is shut out for good, RequestTimeoutError when the outcome is not known.
+        The end of the block commits. If a record failed, it raises TransactionAbortableError and the
+        transaction is aborted, as after an exception or a cancellation in the block. Raises
+        ProducerFencedError if this producer is fenced, RequestTimeoutError if the outcome is unknown.
         """
         manager = self._transactional()
         return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
 
     async def begin_transaction(self) -> None:
-        """What is sent from here on is part of it. Raises ProducerFencedError, TransactionStateError."""
+        """Begin a transaction with everything sent from here on. Raises ProducerFencedError,
+        TransactionStateError.
+        """
         transactions = self._transactional()
         self._check_open()
         await transactions.begin()
         self._sends_alone = self._placement.sends_alone
 
     async def commit_transaction(self) -> None:
-        """Deliver all that was sent in the transaction, and commit it.
+        """Deliver all records of the transaction and commit it.
 
-        Raises TransactionAbortableError when something failed: nothing is committed, call
+        Raises TransactionAbortableError if something failed: nothing is committed, call
         ``abort_transaction``. Raises ProducerFencedError, TransactionStateError. Raises
-        RequestTimeoutError when the outcome is not known: call this again, which never commits twice.
+        RequestTimeoutError if the outcome is unknown: call this again, which never commits twice.
         """
         transactions = self._transactional()
         self._check_open()
@@ -289,9 +295,11 @@ class Producer:
         await transactions.commit(self._wait_all)
 
     async def abort_transaction(self) -> None:
-        """End the transaction so that nothing of it is ever seen; what is not delivered yet is not sent.
+        """Abort the transaction: its records are never visible to ``read_committed``, and unsent ones are
+        not sent.
 
-        Raises ProducerFencedError, TransactionStateError; RequestTimeoutError, then it may be called again.
+        Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError, after which it may
+        be called again.
         """
         transactions = self._transactional()
         self._check_open()
@@ -301,13 +309,13 @@ class Producer:
     async def send_offsets(
         self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
-        """Commit consumed offsets with the open transaction: they take effect if it is committed (KIP-447).
+        """Commit consumed offsets as part of the open transaction (KIP-447).
 
-        ``offsets`` is a consumer with a group and without auto-commit, whose positions are sent in its name,
-        or a mapping of partitions to the next offset to be read; then ``group`` is what
-        ``Consumer.group_metadata()`` gave, or the name of a group without members. Raises CommitFailedError
-        when the consumer was expelled meanwhile, and else as ``commit_transaction``; after any error the
-        transaction can only be aborted.
+        ``offsets`` is a consumer with a group and without auto-commit, whose positions are sent in its
+        name, or a mapping of partitions to the next offset to read. With a mapping, ``group`` is the
+        result of ``Consumer.group_metadata()`` or the name of a group without members. Raises
+        CommitFailedError if the consumer was expelled from its group, and the same errors as
+        ``commit_transaction``. After any error the transaction can only be aborted.
         """
         transactions = self._transactional()
         self._check_open()
@@ -332,10 +340,11 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: RecordHeaders = (),
     ) -> RecordMetadata:
-        """Send one record and return when it is acknowledged as ``acks`` says.
+        """Send one record and return when it is acknowledged according to ``acks``.
 
-        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the BrokerError
-        or DeliveryTimeoutError of its batch. Cancelling the wait does not take the record back.
+        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the
+        BrokerError or DeliveryTimeoutError of its batch. Cancelling the wait does not cancel the
+        record.
         """
         if (
             self._sends_alone
@@ -370,10 +379,10 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: RecordHeaders = (),
     ) -> Delivery:
-        """Put one record into its partition's batch, which leaves after linger.ms or when it is full.
+        """Add one record to its partition's batch, which is sent after linger.ms or when it is full.
 
         Returns at once. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
-        ClientClosedError, RecordError. All later failures are told by the delivery, or by flush() and
+        ClientClosedError, RecordError. Later failures are raised by the delivery, or by flush() and
         close().
         """
         if partition is None and timestamp_ms is None and not headers and value.__class__ is bytes:
@@ -401,7 +410,7 @@ class Producer:
                     delivery.index = index
                     return delivery
             except (KeyError, AttributeError, TypeError):
-                pass  # a new topic or key, no open batch, a key that is no bytes: _put sees to it
+                pass  # a new topic or key, no open batch, or a key that is not bytes: handled by _put
         return self._put(topic, value, key, partition, timestamp_ms, headers)
 
     def _put(
@@ -413,7 +422,7 @@ class Producer:
         timestamp_ms: int | None,
         headers: RecordHeaders,
     ) -> Delivery:
-        """The whole of send_nowait: checks, unknown topics, opening and closing of batches, sending."""
+        """send_nowait in full: checks, unknown topics, opening and closing of batches, sending."""
         if self._state != "open" or self._transactions is not None:
             self.check_may_send()
         if value.__class__ is not bytes:
@@ -440,7 +449,7 @@ class Producer:
         )
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
-        """A delivery that failed before it was one: flush() and close() know of it as of any other."""
+        """Return a delivery that has already failed. flush() and close() report it like any other."""
         return self._placement.refuse(topic, error)
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
@@ -462,11 +471,11 @@ class Producer:
     ) -> list[BatchMetadata]:
         """Send columns of records, and return when all are acknowledged.
 
-        The fast path: records become batches of up to max.request.size without an object each. Keyless
-        records go to one partition per batch, keyed ones to the partition of their key, in order. Waits for
-        room as ``send``. Returns one entry per batch. Raises RecordError and RecordTooLargeError before
-        anything is sent, and the first batch's error when all batches are done: what the others sent is in
-        the log then.
+        This is the fast path for many records: they become batches of up to max.request.size without an
+        object per record. Keyless records go to one partition per batch, keyed ones to the partition of
+        their key, in order. Waits for room as ``send`` does. Returns one entry per batch. Raises
+        RecordError and RecordTooLargeError before anything is sent. Raises the first failed batch's
+        error when all batches are done; the other batches are in the log then.
         """
         number = self.check_may_send()
         if timestamps_ms is None:
@@ -483,11 +492,11 @@ class Producer:
         partition: int,
         batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
     ) -> BatchMetadata:
-        """Send one batch built elsewhere, as it is, and return when it is acknowledged.
+        """Send one prebuilt batch and return when it is acknowledged.
 
-        Only the producer's identity in its header becomes this producer's, in a copy. The buffer must not
-        change before that. Raises CorruptBatchError when it is no batch,
-        RecordTooLargeError when it is above max.request.size, and else as ``send``.
+        Only the producer identity in its header is replaced, in a copy. The buffer must not change
+        until then. Raises CorruptBatchError if it is not a batch, RecordTooLargeError if it exceeds
+        max.request.size, and the same errors as ``send``.
         """
         return await (await self.queue_batch(topic, partition, batch))
 
@@ -497,14 +506,14 @@ class Producer:
         partition: int,
         batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
     ) -> BatchDelivery:
-        """As ``send_batch``, but return as soon as buffer.memory has room for the batch.
+        """Queue one prebuilt batch, and return as soon as buffer.memory has room for it.
 
-        Its acknowledgement is told by the delivery, and failure also by flush() and close(). Batches of one
-        partition keep the order of the calls, each of which must have returned before the next.
+        The delivery, flush() and close() report its result. Batches of one partition keep the order of
+        the calls, each of which must have returned before the next.
         """
         return BatchDelivery(await self._bulk.queue(topic, partition, batch))
 
 
-# As module globals these cost the fast path one cached lookup.
+# As module globals they cost the fast path one cached lookup.
 _OVERHEAD: Final = RECORD_OVERHEAD_BYTES
 _new: Final = object.__new__

@@ -1,6 +1,6 @@
-"""The producer's road to the brokers: what the accumulator says is due is sent, what comes back is told it.
+"""Sends the batches that the accumulator has ready and reports each response back to it.
 
-Owns the accumulator, the one timer, the waiters for room, and the ledger of failures nobody has seen.
+Owns the accumulator, its timer, the callers that wait for room, and the failures not reported yet.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from kafkalite.protocol.messages.data import (
 )
 from kafkalite.rng import Rng
 
-# Failed batches kept whole, so that a late look at a delivery still counts; of older ones only the counts
-# are.
+# Failed batches that are kept, so that a late look at a delivery still counts. Of older ones only counts are
+# kept.
 MAX_REMEMBERED_FAILURES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
     requests: int  #: produce requests sent
-    batches: int  #: record batches in them, those sent again included
-    acknowledged_batches: int  #: batches as records were gathered in them; several may travel as one
+    batches: int  # : record batches in them, resent ones included
+    acknowledged_batches: int  # : batches as filled by send(); several may be sent as one record batch
     failed_batches: int
     retries: int
     waiting_batches: int  #: accepted, neither acknowledged nor failed
@@ -56,7 +56,7 @@ class ProducerStatistics:
 
 
 class FailureLedger:
-    """Failed batches, until flush() or close() reports those whose failure nobody has seen."""
+    """Failed batches, until flush() or close() reports those whose error was never seen."""
 
     def __init__(self) -> None:
         self._batches: deque[PendingBatch] = deque()
@@ -75,17 +75,14 @@ class FailureLedger:
             self._first_error = self._first_error or batch.error
 
     def forget(self) -> None:
-        """Somebody has seen them all."""
+        """All failures have been reported."""
         for batch in self._batches:
             batch.observe_all()
         self._batches.clear()
         self._counts, self._first_error = Counter(), None
 
     def raise_unseen(self) -> None:
-        """Raise DeliveryFailedError for failures not seen so far.
-
-        They are seen by that; the ledger is empty then.
-        """
+        """Raise DeliveryFailedError for failures that were not seen, and empty the ledger."""
         while self._batches:
             self._count(self._batches.popleft())
         counts, error = self._counts, self._first_error
@@ -95,7 +92,7 @@ class FailureLedger:
 
 
 class Sender:
-    """Invariant: whenever the accumulator has a deadline, a timer is set for it or for an earlier time."""
+    """Invariant: if the accumulator has a deadline, a timer is set for that time or earlier."""
 
     def __init__(
         self,
@@ -109,9 +106,9 @@ class Sender:
         self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
         self.accumulator = Accumulator(_limits(config))
         self.failures = FailureLedger()
-        #: Told of each failure before those who wait for the batch are; it may fail others.
+        # : Called with each failure before the batch's listeners are. It may fail other batches.
         self.on_failure: Callable[[Exception], None] | None = None
-        #: What a failure is called to those who wait; None: by its own name.
+        # : Converts an error to the one that callers see, if set.
         self.translate: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
         self._rng = rng
@@ -119,7 +116,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._generation = 0  # of the metadata, as seen last
+        self._generation = 0  # of the metadata, when it was last seen
         self._acks = int(config.acks)
         self._transactional_id = config.transactional_id
         self._max_in_flight = config.max_in_flight_requests_per_connection
@@ -134,7 +131,7 @@ class Sender:
             self._ask_for_producer_id()
 
     async def close(self, error: Exception) -> None:
-        """Fail what is left with ``error``, wake everybody who waits, close the connections."""
+        """Fail all remaining batches with ``error``, wake all waiters, close the connections."""
         self.finish(self.accumulator.abort_all(error, self.now_ms()))
         if self._timer is not None:
             self._timer.cancel()
@@ -144,13 +141,13 @@ class Sender:
         await self.cluster.close()
 
     def now_ms(self) -> int:
-        """The loop's monotonic clock, for every interval and deadline."""
+        """The loop's monotonic clock, used for all intervals and deadlines."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
 
     @property
     def request_count(self) -> int:
-        """Produce requests sent so far."""
+        """The number of produce requests sent so far."""
         return self._requests
 
     def statistics(self) -> ProducerStatistics:
@@ -164,10 +161,10 @@ class Sender:
             free_bytes=self.accumulator.free_bytes,
         )
 
-    # --- out -----------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def on_cluster_change(self) -> None:
-        """Send what waited for a connection or a leader, and if metadata changed what waits to be retried."""
+        """Send what waited for a connection or a leader, and retry at once if the metadata changed."""
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation
@@ -177,7 +174,7 @@ class Sender:
         self.drain()
 
     def drain(self) -> None:
-        """Send what is due, as far as connections take it, and set the timer for what is not."""
+        """Send what is due, as far as connections accept it, and set the timer for the rest."""
         accumulator = self.accumulator
         ready = accumulator.ready
         if len(ready) == 1:
@@ -196,7 +193,7 @@ class Sender:
             self.arm_timer()
 
     def _drain_one(self, queue: PartitionQueue) -> None:
-        """``drain`` for the commonest case, one partition ready, without the sorting by broker."""
+        """``drain`` for the most common case of one ready partition, without grouping by broker."""
         node_id = self._leader_of(queue.tp)
         if node_id < 0:
             self.cluster.request_refresh()
@@ -214,10 +211,7 @@ class Sender:
         return self.cluster.metadata.leader(tp).node_id
 
     def _room(self, node_id: int) -> int:
-        """How many more requests this broker takes.
-
-        0 while it is being dialled; ``on_change`` drains again.
-        """
+        """Return how many more requests this broker takes: 0 while it is dialled, until ``on_change``."""
         connection = self.cluster.connection_now(node_id)
         if connection is None or not connection.can_write:
             return 0
@@ -236,7 +230,7 @@ class Sender:
                 encoded = flight.encode(config.codec, config.compression_level)
             except (
                 Exception
-            ) as error:  # a codec that is not installed, headers that are none: of these records
+            ) as error:  # a codec that is not installed, or invalid headers: only these records fail
                 self._fail_flight(flight, error, was_sent=False)
                 continue
             sendable.append(flight)
@@ -248,7 +242,7 @@ class Sender:
         self._request(connection, sendable, parts, entries)
 
     def send_alone(self, connection: Connection, flight: InFlightBatch) -> None:
-        """``_send`` of one flight whose bytes are there."""
+        """``_send`` for one batch that is already encoded."""
         encoded = flight.encoded
         assert encoded is not None, "encoded by the caller"
         topic, partition = flight.queue.tp
@@ -264,7 +258,7 @@ class Sender:
         timeout_ms = self._request_timeout_ms
         on_response = partial(self._on_response, flights) if self._acks else _ignore
         try:
-            if connection is None:  # open when drain looked, lost since
+            if connection is None:  # lost since ``drain`` looked
                 raise ConnectionFailedError("the connection was lost")
             connection.request(
                 ProduceRequest(self._acks, timeout_ms, self._transactional_id, entries),
@@ -282,7 +276,7 @@ class Sender:
             for flight in flights:
                 self._acknowledge(flight, NO_OFFSET, NO_TIMESTAMP)
 
-    # --- in ------------------------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------
 
     def _on_response(
         self, flights: list[InFlightBatch], message: Any, _: memoryview, error: Exception | None
@@ -302,7 +296,7 @@ class Sender:
     def _on_outcome(self, flight: InFlightBatch, outcome: ProducedPartition) -> None:
         topic, partition, error_code, error_message, base_offset, log_append_time_ms, _ = outcome
         if (topic, partition) != flight.queue.tp:
-            error_code, error_message = int(UnknownServerError.code), "the answer leaves this partition out"
+            error_code, error_message = int(UnknownServerError.code), "the response omits this partition"
         if error_code in _WRITTEN:
             self._acknowledge(flight, base_offset, log_append_time_ms)
         else:
@@ -329,7 +323,7 @@ class Sender:
     # --- identity ------------------------------------------------------------------------------
 
     def _ask_for_producer_id(self) -> None:
-        """Idempotent batches can't leave without; the first is asked for while the producer starts."""
+        """Allocate a producer id, which idempotent batches need. The first is requested on start."""
         self._is_asking_for_id = True
         self.cluster.spawn(self._get_producer_id())
 
@@ -342,7 +336,7 @@ class Sender:
             except KafkaliteError as error:
                 if self.cluster.is_closed:
                     return
-                if not is_retriable(error):  # it will not get better: who waits must know
+                if not is_retriable(error):  # a retry can't help: report it
                     self.finish(self.accumulator.abort_all(error, self.now_ms()))
                 failures += 1
                 pause_ms = self.accumulator.limits.backoff.delay_ms(failures, self._rng.random())
@@ -354,7 +348,7 @@ class Sender:
                 return
 
     def finish(self, batches: list[PendingBatch]) -> None:
-        """Tell everybody who waits for these batches, which are done; then whoever waits for room."""
+        """Call the listeners of completed batches, then wake callers that wait for room."""
         if self.on_failure is not None:
             for batch in batches:
                 if batch.error is not None:
@@ -383,7 +377,7 @@ class Sender:
     # --- time ----------------------------------------------------------------------------------
 
     def arm_timer(self) -> None:
-        """One timer for all lingering, retries and delivery timeouts: for the earliest."""
+        """Set the one timer for the earliest of all lingering, retries and delivery timeouts."""
         deadline_ms = self.accumulator.next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
             return
@@ -401,16 +395,16 @@ class Sender:
     # --- room ----------------------------------------------------------------------------------
 
     async def wait_for_bytes(self, size_bytes: int, timeout_ms: int) -> None:
-        """Return when ``size_bytes`` of buffer.memory are free; first come, first served.
+        """Return when ``size_bytes`` of buffer.memory are free, in the order of the calls.
 
-        Raises BufferFullError after ``timeout_ms``, ClientClosedError when the producer is closed meanwhile.
+        Raises BufferFullError after ``timeout_ms``, ClientClosedError if the producer is closed.
         """
         assert self._loop is not None
         deadline_ms = self.now_ms() + timeout_ms
         has_waited = False
         while not self.accumulator.has_room(size_bytes) or (self._room_waiters and not has_waited):
             waiter: asyncio.Future[None] = self._loop.create_future()
-            if has_waited:  # woken, but not enough: keep the place in the line
+            if has_waited:  # not enough room yet: stay first in line
                 self._room_waiters.appendleft(waiter)
             else:
                 self._room_waiters.append(waiter)
@@ -421,7 +415,7 @@ class Sender:
             except TimeoutError:
                 raise BufferFullError(
                     f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for {timeout_ms} ms",
-                    hint="the brokers take less than is sent; raise buffer.memory or max.block.ms",
+                    hint="the brokers accept less than is sent; raise buffer.memory or max.block.ms",
                 ) from None
             finally:
                 if waiter in self._room_waiters:
@@ -431,7 +425,7 @@ class Sender:
         self._wake_for_room()
 
     def _wake_for_room(self) -> None:
-        """Wake the first in the line; it wakes the next when it has what it needs."""
+        """Wake the first waiter, which wakes the next when it has what it needs."""
         while self._room_waiters:
             waiter = self._room_waiters.popleft()
             if not waiter.done():
@@ -440,7 +434,7 @@ class Sender:
 
 
 def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """The outcome of each flight, in their order; a partition that the broker left out has another's."""
+    """Return the result of each batch, in their order. For a missing partition, the result names another."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
     return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 
@@ -448,12 +442,12 @@ def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition])
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
-#: The second: a repetition of something so old that its offset is not known any more.
+# : The second is a duplicate so old that the leader does not know its offset any more.
 _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
 
 
 def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
-    """With acks=0 the answer has nothing to say to anybody."""
+    """With acks=0 there is no response to handle."""
 
 
 def _limits(config: ProducerConfig) -> Limits:

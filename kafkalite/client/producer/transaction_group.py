@@ -1,18 +1,18 @@
-"""Transaction groups: one unit of work written by many processes, seen as a whole or not at all.
+"""Transaction groups: one unit of work, written by many processes and committed as a whole.
 
-For outside systems that count their work in batches and run each on many machines (Spark): every writer of
-(application id, batch id) joins with a name of its own and writes what is its share; whoever leads them names
-the winners, in one call that may be repeated. Records of winners are committed, those of all others aborted::
+For systems that process batches on many machines (Spark): every writer joins (application id, batch id)
+with a unique name and writes its part. The driver names the winning writers in one repeatable call.
+Their records are committed, all others aborted::
 
     async with TransactionGroupWriter("app", 7, "task-3-attempt-0", "localhost:9092") as writer:
         await writer.send_many("orders", values)
-        prepared = await writer.prepare()                   # to whoever leads, by its own way
+        prepared = await writer.prepare()                   # send it to the driver
 
     async with TransactionGroup("app", "localhost:9092") as group:
         await group.finish(7, [prepared, ...])
 
-A batch that is decided stays decided: finishing it again answers the first result, and its writers are told
-by ``is_finished`` that there is nothing to write.
+A decision is final: finishing the batch again returns the first result, and ``is_finished`` tells its
+writers that there is nothing to write.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ NO_BATCH = -1
 
 
 class PreparedWriter(NamedTuple):
-    """A writer all of whose records are in the logs: this very attempt, no later one of the same name."""
+    """A writer whose records are all in the logs. Identifies this attempt, not a later one with the same
+    name.
+    """
 
     writer: str
     producer_id: int
@@ -54,16 +56,16 @@ class PreparedWriter(NamedTuple):
 
 
 class GroupResult(NamedTuple):
-    """What became of a batch."""
+    """The decision on a batch."""
 
     batch_id: int
-    winners: tuple[str, ...]  #: as the call that decided named them
-    is_repeated: bool  #: it was decided before
+    winners: tuple[str, ...]  # : as named by the call that decided
+    is_repeated: bool  # : it was decided earlier
     is_complete: bool  #: every partition has its markers
 
 
 class _GroupTransaction(TransactionManager):
-    """A transaction that somebody else ends."""
+    """A transaction that the group ends."""
 
     def __init__(
         self, sender: Sender, placement: Placement, application_id: str, batch_id: int, writer: str
@@ -75,7 +77,7 @@ class _GroupTransaction(TransactionManager):
         self.is_prepared = False
 
     async def initialize(self) -> None:
-        """Join. What an earlier writer of the same name wrote is aborted."""
+        """Join. Records of an earlier writer with the same name are aborted."""
         timeout_ms = self._config.transaction_timeout_ms
         request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.writer, timeout_ms)
         response = await call_coordinator(self._cluster, self.coordinator, request)
@@ -85,7 +87,7 @@ class _GroupTransaction(TransactionManager):
                 FinishedBatchError(
                     f"batch {self.batch_id} of {self.state.transactional_id!r} is decided: the last one is "
                     f"{response.last_batch_id}",
-                    hint="look at is_finished before writing",
+                    hint="check is_finished before writing",
                 )
             )
         else:
@@ -93,7 +95,7 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Deliver everything; from here nothing more goes in. Raises as ``check_may_commit``."""
+        """Deliver all records; nothing more may be sent. Raises the same errors as ``check_may_commit``."""
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True
@@ -106,17 +108,18 @@ class _GroupTransaction(TransactionManager):
         return PreparedWriter(self.writer, self.state.producer_id, self.state.producer_epoch)
 
     async def close(self) -> None:
-        """A writer that has prepared is the group's to decide; of any other nothing shall be seen."""
+        """Abort, unless the writer has prepared: then the group decides."""
         if not self.is_prepared and self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
 
 
 class TransactionGroupWriter(Producer):
-    """Writes one share of a batch, in one transaction that ``TransactionGroup.finish`` ends.
+    """Writes one part of a batch, in a transaction that ``TransactionGroup.finish`` ends.
 
-    A producer with the same settings, but for ``transactional_id``, which is the application's. ``writer`` is
-    unique to the attempt: the same name again is the same attempt, begun anew. Left without ``prepare``, it
-    aborts what it wrote; abandoned, the group aborts it after transaction.timeout.ms.
+    A producer with the same settings, except ``transactional_id``, which is the application's.
+    ``writer`` names the attempt: a new writer with the same name replaces it. Closing without
+    ``prepare`` aborts the records; if the writer disappears, its group aborts them after
+    transaction.timeout.ms.
     """
 
     def __init__(
@@ -144,36 +147,36 @@ class TransactionGroupWriter(Producer):
         return self._group_transaction
 
     async def start(self) -> Self:
-        """Join the batch. Raises as ``Producer.start``."""
+        """Join the batch. Raises the same errors as ``Producer.start``."""
         await super().start()
         self._sends_alone = self._placement.sends_alone and not self.is_finished
         return self
 
     @property
     def is_finished(self) -> bool:
-        """Whether the batch was decided before this writer joined: then sending raises FinishedBatchError."""
+        """Whether the batch was decided before this writer joined. Sending then raises FinishedBatchError."""
         return self._group_transaction.is_finished
 
     async def prepare(self) -> PreparedWriter | None:
-        """Deliver all that was sent, and tell what ``TransactionGroup.finish`` wants to know; then close.
+        """Deliver all records and return the input of ``TransactionGroup.finish``; then close the writer.
 
-        None when the batch is finished. Raises TransactionAbortableError when a record failed,
-        ProducerFencedError when this attempt has been replaced or aborted.
+        Returns None if the batch is finished. Raises TransactionAbortableError if a record failed,
+        ProducerFencedError if this attempt has been replaced or aborted.
         """
         self._check_open()
         self._sends_alone = False
         return None if self.is_finished else await self._group_transaction.prepare(self._wait_all)
 
     async def begin_transaction(self) -> NoReturn:
-        """There is one already. Raises TransactionStateError."""
+        """Not available: the transaction is open already. Raises TransactionStateError."""
         self._not_here("begin another transaction")
 
     async def commit_transaction(self) -> NoReturn:
-        """Not this writer's to say. Raises TransactionStateError."""
+        """Not available: the group commits. Raises TransactionStateError."""
         self._not_here("commit")
 
     async def send_offsets(self, offsets: Any, group: Any = None) -> NoReturn:
-        """Raises TransactionStateError."""
+        """Not available. Raises TransactionStateError."""
         self._not_here("send offsets")
 
     def _not_here(self, what: str) -> NoReturn:
@@ -184,7 +187,7 @@ class TransactionGroupWriter(Producer):
 
 
 class TransactionGroup:
-    """Decides over the batches of one application. Settings are those of an Admin."""
+    """Decides the batches of one application. Settings are those of an Admin."""
 
     def __init__(
         self,
@@ -205,7 +208,7 @@ class TransactionGroup:
         return f"<TransactionGroup {self.application_id!r}>"
 
     async def start(self) -> Self:
-        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError."""
         await self._cluster.start()
         return self
 
@@ -223,14 +226,14 @@ class TransactionGroup:
     async def finish(
         self, batch_id: int, winners: Iterable[PreparedWriter | None], *, wait_ms: int = 0
     ) -> GroupResult:
-        """Commit what the winners wrote for the batch, and abort what all others did.
+        """Commit the records of the winners and abort those of all other writers of the batch.
 
-        The call may be repeated: of a batch that is decided the first result is told, whoever the winners are
-        now. None among them is a writer that found the batch finished. Waits up to ``wait_ms`` for the result
-        to stand in every partition.
+        May be repeated: for a decided batch it returns the first result, regardless of ``winners``.
+        None stands for a writer that found the batch finished. Waits up to ``wait_ms`` until every
+        partition has its markers.
 
-        Raises InvalidTxnStateError when a winner is none any more (aborted by time-out, or begun anew):
-        nothing is decided, run the batch again. FinishedBatchError when a later batch is decided already.
+        Raises InvalidTxnStateError if a winner was aborted by timeout or replaced: nothing is decided,
+        run the batch again. Raises FinishedBatchError if a later batch is already decided.
         """
         request = EndTxnGroupRequest(
             self.application_id, batch_id, [TxnWinner(*winner) for winner in winners if winner is not None]
@@ -245,7 +248,7 @@ class TransactionGroup:
         return GroupResult(response.batch_id, tuple(response.winners), is_repeated, response.is_complete)
 
     async def last_batch_id(self) -> int:
-        """The last batch decided; NO_BATCH (-1) before any. What follows it has to be written."""
+        """Return the last decided batch; NO_BATCH (-1) before any. Later batches have to be written."""
         try:
             response = await call_coordinator(
                 self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id)
@@ -256,14 +259,15 @@ class TransactionGroup:
         return last
 
     async def retire(self) -> int:
-        """Say that no batch follows the last one, which is returned: the name will not be used again.
+        """Declare that no batch follows the last one, and return it. The application id will not be used
+        again.
 
-        Nothing else changes at once: the last batch repeated is answered as ever, and one that follows takes
-        this back. When nobody has used the name for transactional.id.expiration.ms, the brokers forget all of
-        it, and who uses it then begins anew. Without this a decision is kept for ever. May be repeated.
+        A later batch takes this back. After transactional.id.expiration.ms without use, the brokers
+        forget the application; until then repeating the last batch returns its result. Without this
+        call a decision is kept forever. May be repeated.
 
-        Raises InvalidTxnStateError when no batch is decided, or when writers of a next one are at work;
-        TransactionalIdNotFoundError when there is nothing to forget.
+        Raises InvalidTxnStateError if no batch is decided or writers of a next one are active,
+        TransactionalIdNotFoundError if the application is unknown.
         """
         request = RetireTxnGroupRequest(self.application_id)
         response = await call_coordinator(self._cluster, self._coordinator, request)

@@ -1,8 +1,8 @@
-"""A producer's transactions: what ``transaction`` allows, carried out with the coordinator.
+"""A producer's transactions: performs with the coordinator what ``transaction_state`` allows.
 
-Begin costs nothing. Records go to the leaders, which have the coordinator add their partitions; offsets go to
-the coordinator of their group. The end is one request, which may be sent twice: the coordinator answers a
-repetition as it did the first (R32).
+Begin needs no request. Records go to the leaders, which make the coordinator add their partitions;
+offsets go to the coordinator of their group. The end is one request that may be repeated: the
+coordinator repeats its first response (R32).
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest
 
 T = TypeVar("T")
 
-# How long leaving ``async with producer.transaction()`` by an exception waits for the abort, which goes on
-# alone: a sick cluster must not hold up an exception or Ctrl-C, and the next transaction waits for it anyway.
+# How long leaving ``async with producer.transaction()`` by an exception waits for the abort, which then
+# continues in the background: it must not delay an exception or Ctrl-C. The next transaction waits for it.
 ABORT_AFTER_ERROR_MS: Final = 1_000
 
-# Offsets that a coordinator refuses for what may pass soon are sent again for so long. A member whose epoch
-# is older than the coordinator's has the newer one on the way to it.
+# How long offsets are resent after temporary errors. A member with an older epoch than the coordinator's is
+# about to receive the newer one.
 OFFSETS_PATIENCE_MS: Final = 5_000
 OFFSETS_PAUSE_MS: Final = 20
 
-#: The member may not commit any more: what it holds may be another's by now (R35, KIP-447).
+# : The member may not commit any more: other members may own its partitions (R35, KIP-447).
 _EXPELLED: Final = (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -69,7 +69,7 @@ _EXPELLED: Final = (
 
 
 class GroupConsumer(Protocol):
-    """What ``send_offsets`` needs of a consumer: where it stands and who it is."""
+    """What ``send_offsets`` needs from a consumer: its positions and its identity."""
 
     def positions(self) -> Mapping[TopicPartition, int | OffsetAndMetadata]: ...
     def group_metadata(self) -> GroupMetadata: ...
@@ -81,7 +81,9 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """A coordinator's answer within default.api.timeout.ms, another transaction's end waited for."""
+    """Return a coordinator's response within default.api.timeout.ms. Waits for the end of another
+    transaction.
+    """
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
@@ -94,14 +96,14 @@ async def call_coordinator(
             pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, cluster.rng.random())
             if cluster.now_ms() + pause_ms >= deadline_ms:
                 raise RequestTimeoutError(
-                    f"the transaction before this one of {link.key!r} is still being ended: {error}",
-                    hint="see whether all brokers that it wrote to are up",
+                    f"the previous transaction of {link.key!r} has not ended yet: {error}",
+                    hint="check whether all brokers that it wrote to are up",
                 ) from error
             await asyncio.sleep(pause_ms / 1000)
 
 
 class TransactionManager:
-    """Invariant: while no transaction is open, the accumulator is empty and has no identity to send under."""
+    """Invariant: while no transaction is open, the accumulator is empty and has no identity."""
 
     def __init__(self, sender: Sender, placement: Placement, transactional_id: str) -> None:
         self.state = TransactionState(transactional_id)
@@ -112,7 +114,7 @@ class TransactionManager:
         self.coordinator = CoordinatorLink(self._cluster, TRANSACTION_KEY, transactional_id)
         self._groups: dict[str, CoordinatorLink] = {}
         self._ending: asyncio.Task[KafkaliteError | None] | None = None
-        self._sent_before = 0  # produce requests, when the transaction began
+        self._sent_before = 0  # produce requests before the transaction began
         self._has_offsets = False
         self._offsets_under_way = 0
         self._end_purpose = Purpose.MAIN
@@ -122,7 +124,8 @@ class TransactionManager:
     # --- life ------------------------------------------------------------------------------------
 
     async def initialize(self) -> None:
-        """Become the one producer of the transactional id; what an earlier one has open is aborted (R34).
+        """Register as the only producer of the transactional id. An earlier producer's transaction is
+        aborted (R34).
 
         Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
         """
@@ -134,7 +137,7 @@ class TransactionManager:
         self.state.on_initialized(response.producer_id, response.producer_epoch)
 
     async def close(self) -> None:
-        """Abort what is open, as far as that goes."""
+        """Abort an open transaction, if possible."""
         if self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
         elif self._ending is not None:
@@ -143,8 +146,11 @@ class TransactionManager:
     # --- a transaction ---------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Raises ProducerFencedError, TransactionStateError; what the abort before this one ran into."""
-        if self._ending is not None:  # whoever waited for it has been cancelled
+        """Begin a transaction, after ending an abort in progress.
+
+        Raises ProducerFencedError, TransactionStateError, and the errors of that abort.
+        """
+        if self._ending is not None:  # its caller was cancelled
             await asyncio.wait({self._ending})
         if self.state.phase is Phase.ABORTING:
             await self._end(is_commit=False)
@@ -155,21 +161,23 @@ class TransactionManager:
         self._end_purpose = Purpose.MAIN
 
     async def commit(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Have ``flush`` deliver all records, then end the transaction.
+        """Deliver all records with ``flush``, then commit.
 
-        Raises TransactionAbortableError when something of it failed: then nothing is committed, and it must
-        be aborted. Raises ProducerFencedError, TransactionStateError; RequestTimeoutError when the outcome
-        is not known: commit again.
+        Raises TransactionAbortableError if a part failed: nothing is committed, and it must be aborted.
+        Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError if the outcome is
+        unknown: commit again.
         """
         try:
             await self._deliver(flush)
             await self._end(is_commit=True)
         except (ProducerFencedError, TransactionAbortableError):
-            self._sender.failures.forget()  # this tells of them
+            self._sender.failures.forget()  # the error covers them
             raise
 
     async def _deliver(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """All of the transaction into the logs. Raises as ``commit``."""
+        """Flush all records of the transaction and wait for their acknowledgements. Raises the same errors
+        as ``commit``.
+        """
         state = self.state
         state.check_may_commit()
         if self._offsets_under_way:
@@ -187,7 +195,7 @@ class TransactionManager:
             await flush()
 
     async def abort(self) -> None:
-        """Let nothing of the transaction be seen; what is under way fails with TransactionAbortedError.
+        """Abort the transaction; pending records fail with TransactionAbortedError.
 
         Raises ProducerFencedError, TransactionStateError, RequestTimeoutError.
         """
@@ -195,7 +203,9 @@ class TransactionManager:
         await self._end(is_commit=False)
 
     async def abort_for(self, error: BaseException) -> None:
-        """Abort because of ``error``, which matters more than what becomes of this; a note on it tells."""
+        """Abort because of ``error``, which takes precedence over failures of the abort; they are added as
+        notes.
+        """
         if self.state.phase not in {Phase.OPEN, Phase.ABORTABLE}:
             if self.state.phase is Phase.FENCED:
                 self._sender.failures.forget()
@@ -205,37 +215,37 @@ class TransactionManager:
         await asyncio.wait({ending}, timeout=ABORT_AFTER_ERROR_MS / 1000)
         problem = ending.exception() if ending.done() and not ending.cancelled() else None
         if not ending.done():
-            ending.cancel()  # the waiting only: the abort goes on
-            error.add_note("kafkalite: the transaction's abort takes a while and goes on in the background")
+            ending.cancel()  # only the wait: the abort continues
+            error.add_note("kafkalite: the transaction's abort continues in the background")
         elif problem is not None:
             error.add_note(f"kafkalite: the transaction could not be aborted: {problem}")
 
     def _begin_abort(self) -> None:
-        """From here on the transaction is aborted, whatever comes back of it."""
+        """Mark the transaction as aborting and fail everything in it."""
         self.state.abort()
         self._fail_all(
             TransactionAbortedError(
                 f"the transaction of {self.state.transactional_id!r} was aborted before this was acknowledged"
             )
         )
-        self._sender.failures.forget()  # the abort is the answer to them
+        self._sender.failures.forget()  # the abort covers them
 
     def _fail_all(self, error: Exception) -> None:
         if self._sender.accumulator.awaits_response or self._offsets_under_way:
-            self._end_purpose = Purpose.ABORT  # answers come in order, and those may take long
+            self._end_purpose = Purpose.ABORT  # responses come in order, and the pending ones may take long
         self._placement.fail_all_parked(error)
         self._sender.finish(self._sender.accumulator.end_transaction(error))
 
     def _on_failure(self, error: Exception) -> None:
-        """A batch failed for good: the rest of the transaction need not leave any more."""
+        """A batch failed for good: fail the rest of the transaction without sending it."""
         rest = self.state.on_failure(error)
         if rest is not None:
             self._fail_all(rest)
 
-    # --- its end ---------------------------------------------------------------------------------
+    # --- end -------------------------------------------------------------------------------------
 
     async def _end(self, *, is_commit: bool) -> None:
-        """Ask the coordinator; the asking goes on if the caller is cancelled."""
+        """Ask the coordinator to end the transaction. The request continues if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._cluster.spawn(self._end_in_background(is_commit))
         error = await self._finished(self._ending)
@@ -255,14 +265,14 @@ class TransactionManager:
         except KafkaliteError as error:
             return state.on_end_failed(error)
         else:
-            self._fail_all(TransactionAbortedError("the transaction had ended when this came"))
+            self._fail_all(TransactionAbortedError("the transaction had already ended"))
             state.on_ended(producer_id, producer_epoch)
             return None
         finally:
             self._ending = None
 
     async def _finished(self, task: asyncio.Task[T]) -> T:
-        """What ``task`` of the cluster's returns. Raises ClientClosedError when the client is closed."""
+        """Return the result of a background task. Raises ClientClosedError if the client is closed."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -273,7 +283,7 @@ class TransactionManager:
     # --- offsets ---------------------------------------------------------------------------------
 
     async def send_offsets(self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None) -> None:
-        """See ``Producer.send_offsets``."""
+        """``Producer.send_offsets``."""
         state = self.state
         state.check_may_send()
         who, positions = _committer_and_offsets(offsets, group)
@@ -283,7 +293,7 @@ class TransactionManager:
             if positions:
                 await self._send_offsets(who, positions)
         except BaseException as error:
-            # Also when cancelled: whether the offsets are part of the transaction is not known then.
+            # Also after a cancellation: it is unknown whether the offsets are part of the transaction.
             if state.number == number:
                 self._on_failure(_failure(error))
             if is_fencing(error):
@@ -294,7 +304,7 @@ class TransactionManager:
 
     async def _send_offsets(self, who: Callable[[], GroupMetadata], positions: Offsets) -> None:
         cluster = self._cluster
-        # Of this transaction, also if it is aborted meanwhile and the next one begins.
+        # The identity of this transaction, even if it is aborted and the next one begins meanwhile.
         identity = (self.state.transactional_id, self.state.producer_id, self.state.producer_epoch)
         offsets = [to_commit(tp, position) for tp, position in positions.items()]
         patience_until_ms = cluster.now_ms() + OFFSETS_PATIENCE_MS
@@ -320,7 +330,9 @@ class TransactionManager:
                         raise broker_error(outcome.error_code, outcome.error_message or "", about=where)
                 return
             except BrokerError as error:
-                is_stale = isinstance(error, StaleMemberEpochError)  # the newer epoch is on its way to us
+                is_stale = isinstance(
+                    error, StaleMemberEpochError
+                )  # the member is about to receive the newer epoch
                 if cluster.now_ms() >= patience_until_ms or not (error.retriable or is_stale):
                     refused = _offsets_refused(member, error)
                     raise refused from (error if refused is not error else None)
@@ -334,7 +346,7 @@ def _offsets_refused(member: GroupMetadata, error: BrokerError) -> KafkaliteErro
         return error
     return CommitFailedError(
         f"offsets of group {member.group_id!r} were refused: {error.message}",
-        hint="abort the transaction; what it read is another consumer's to process now",
+        hint="abort the transaction; another consumer processes the same records now",
     )
 
 
@@ -342,18 +354,18 @@ def _failure(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     return TransactionStateError(
-        "send_offsets() was cancelled: whether they are in the transaction is not known"
+        "send_offsets() was cancelled: it is unknown whether the offsets are in the transaction"
     )
 
 
 def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
-    """Who commits, to be asked anew for each attempt, and what."""
+    """Return a function for the committing member, called for each attempt, and the offsets."""
     if isinstance(offsets, Mapping):
         if group is None:
             raise TransactionStateError(
-                "send_offsets() of a mapping needs the group", hint="give its group_id"
+                "send_offsets() of a mapping needs the group", hint="pass its group_id"
             )
         member: GroupMetadata = GroupMetadata(group) if isinstance(group, str) else group
         return lambda: member, offsets
@@ -361,7 +373,7 @@ def _committer_and_offsets(
     config = getattr(consumer, "config", None)
     if config is not None and config.enable_auto_commit:
         raise TransactionStateError(
-            "this consumer commits by itself, also what an aborted transaction has read",
+            "this consumer commits automatically, also the input of an aborted transaction",
             hint="open it with enable_auto_commit=False",
         )
     if group is not None:
@@ -377,8 +389,7 @@ def _known(positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -
 class Transaction:
     """One transaction: ``async with producer.transaction() as transaction``.
 
-    Commits at the end of the block. Aborts when it is left by an exception, cancellation included, or when
-    the commit is refused.
+    Commits at the end of the block. Aborts if the block raises, is cancelled, or the commit is refused.
     """
 
     def __init__(
@@ -397,7 +408,7 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes records and offsets."""
+        """Whether it accepts records and offsets."""
         state = self._manager.state
         return state.phase is Phase.OPEN and state.number == self._number
 
@@ -410,11 +421,13 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         state = self._manager.state
-        if state.number != self._number or kind is GeneratorExit:  # nothing can be awaited any more
+        if (
+            state.number != self._number or kind is GeneratorExit
+        ):  # the generator is closing: awaiting is not possible
             return
         if error is not None:
             await self._manager.abort_for(error)
-        elif state.phase is not Phase.READY:  # else it was ended inside the block
+        elif state.phase is not Phase.READY:  # otherwise it was ended inside the block
             try:
                 await self._commit()
             except BaseException as refused:
@@ -424,9 +437,9 @@ class Transaction:
     async def send_offsets(
         self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
-        """See ``Producer.send_offsets``."""
+        """``Producer.send_offsets``."""
         await self._manager.send_offsets(offsets, group)
 
     async def abort(self) -> None:
-        """End it without an exception; the block goes on, and nothing more can be sent in it."""
+        """Abort without an exception. The block continues, but nothing more can be sent in it."""
         await self._abort()

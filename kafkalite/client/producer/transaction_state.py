@@ -1,18 +1,18 @@
-"""Where a transactional producer stands: what it may do now, what a failure means for its transaction. Pure.
+r"""The state of a transactional producer: what it may do, and what a failure means. Pure.
 
 ::
 
     none --initialized--> ready --begin--> open --commit--> committing --ended--> ready
-                                            |  \\---abort--> aborting ----ended--> ready
+                                            |  \---abort--> aborting ----ended--> ready
                                             '--a failure--> abortable --abort--> aborting
     any --fenced--> fenced, for good
 
-A record or an offset that could not be added makes the transaction *abortable*: nothing more goes into it,
-and it can't be committed, so it never holds less than the program believes. What shuts the producer out
-(another of the same transactional id, an end of the transaction by time-out) is final.
+A record or an offset that could not be added makes the transaction *abortable*: it accepts nothing more
+and can't be committed, so it never commits less than the program sent. Fencing (by another producer
+with the same transactional id, or by a transaction timeout) is final.
 
-Every transaction has its own identity, (producer id, epoch): the end of each brings that of the next
-(KIP-890, R31). So whatever of it is still on its way somewhere is refused, and need not be waited for.
+Every transaction has its own identity, (producer id, epoch): the end of each returns that of the next
+(KIP-890, R31). Late requests of an ended transaction are therefore refused, and need not be waited for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Phase(enum.Enum):
     COMMITTING = "committing"
     ABORTING = "aborting"
     ABORTABLE = "in a transaction that can only be aborted"
-    FENCED = "shut out"
+    FENCED = "fenced"
 
 
 #: After these another one owns the transactional id, or the coordinator has ended the transaction itself.
@@ -63,8 +63,8 @@ def is_fencing(error: BaseException) -> bool:
 
 
 class TransactionState:
-    """Invariants: an identity from READY on; ``cause`` in ABORTABLE and FENCED and only there; the identity
-    changes only at the end of a transaction.
+    """Invariants: there is an identity from READY on; ``cause`` is set exactly in ABORTABLE and FENCED;
+    the identity changes only at the end of a transaction.
     """
 
     def __init__(self, transactional_id: str) -> None:
@@ -73,96 +73,99 @@ class TransactionState:
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.cause: Exception | None = None
-        self.is_flushing = False  #: a commit waits for its records: nothing more goes in
-        self.number = 0  #: of the transactions begun
+        self.is_flushing = False  # : a commit is waiting for its records; nothing more is accepted
+        self.number = 0  # : the number of transactions begun
 
     def __repr__(self) -> str:
         identity = f"producer {self.producer_id} epoch {self.producer_epoch}"
         return f"<TransactionState of {self.transactional_id!r}: {self.phase.value}, {identity}>"
 
-    # --- the way ---------------------------------------------------------------------------------
+    # --- transitions -----------------------------------------------------------------------------
 
     def on_initialized(self, producer_id: int, producer_epoch: int) -> None:
-        """The coordinator knows this producer, and nothing of an earlier one is open."""
+        """The coordinator has registered this producer; no earlier transaction is open."""
         assert self.phase is Phase.NONE, "once"
         self._set_identity(producer_id, producer_epoch)
 
     def begin(self) -> None:
-        """Raises ProducerFencedError, TransactionStateError."""
+        """Begin a transaction. Raises ProducerFencedError, TransactionStateError."""
         if self.phase is Phase.COMMITTING:
             raise self._refused(
                 "begin a transaction",
-                "whether the one before was committed is not known: commit_transaction() again tells",
+                "the outcome of the previous commit is unknown: call commit_transaction() again",
             )
-        self._require({Phase.READY}, "begin a transaction", "commit or abort the one before first")
+        self._require({Phase.READY}, "begin a transaction", "commit or abort the previous one first")
         self.phase = Phase.OPEN
         self.number += 1
 
     def check_may_send(self, number: int = 0) -> int:
-        """Raises ProducerFencedError, TransactionAbortableError, TransactionStateError.
+        """Raise ProducerFencedError, TransactionAbortableError or TransactionStateError if nothing may be
+        sent.
 
-        Returns the transaction's number; TransactionAbortedError when another ``number`` was given: what
-        waited to be sent in one transaction goes into no later one.
+        Returns the transaction's number. Raises TransactionAbortedError if ``number`` is another one: a
+        record that waited to be sent in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
             self._raise_cause()
             hint = "'async with producer.transaction()' begins a transaction"
             raise self._refused("send", "the transaction is being committed" if self.is_flushing else hint)
         if number not in (0, self.number):
-            raise TransactionAbortedError("the transaction that this was to be sent in has ended")
+            raise TransactionAbortedError("the transaction that this record belongs to has ended")
         return self.number
 
     def raise_if_failed(self) -> None:
-        """Raises ProducerFencedError, TransactionAbortableError when it can't be committed."""
+        """Raise ProducerFencedError or TransactionAbortableError if the transaction can't be committed."""
         self._raise_cause()
 
     def check_may_commit(self) -> None:
-        """Before the flush. Raises as ``check_may_send``."""
+        """Check before the flush of a commit. Raises the same errors as ``check_may_send``."""
         self._raise_cause()
         self._require({Phase.OPEN, Phase.COMMITTING}, "commit", "begin a transaction first")
         if self.is_flushing:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
-        """All of it is in the logs; from here it can't be aborted. Raises as ``check_may_commit``."""
+        """All records are in the logs; from here on it can't be aborted. Raises the same errors as
+        ``check_may_commit``.
+        """
         self._raise_cause()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING
 
     def abort(self) -> None:
-        """Raises ProducerFencedError, TransactionStateError."""
+        """Begin to abort. Raises ProducerFencedError, TransactionStateError."""
         if self.phase is Phase.COMMITTING:
-            raise self._refused("abort", "the commit may have been decided: commit_transaction() again tells")
+            raise self._refused("abort", "the commit may have been decided: call commit_transaction() again")
         open_phases = {Phase.OPEN, Phase.ABORTABLE, Phase.ABORTING}
         self._require(open_phases, "abort", "there is nothing to abort")
         self.phase = Phase.ABORTING
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """The end is decided (R32). The next transaction has this identity; without one there is none."""
-        assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "something ends that was not ending"
+        """The end is decided (R32). The next transaction has this identity; without one there is no next."""
+        assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
-                TransactionAbortedError("it has aborted", hint="another attempt takes a writer of its own")
+                TransactionAbortedError("it has aborted", hint="open a new writer for another attempt")
             )
         else:
             self._set_identity(producer_id, producer_epoch)
 
     def _set_identity(self, producer_id: int, producer_epoch: int) -> None:
-        assert producer_id >= 0 and producer_epoch >= 0, "the coordinator gives an identity"
+        assert producer_id >= 0 and producer_epoch >= 0, "the coordinator assigns an identity"
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.phase = Phase.READY
 
-    # --- what goes wrong -------------------------------------------------------------------------
+    # --- failures --------------------------------------------------------------------------------
 
     def translate(self, error: Exception) -> Exception:
-        """What a record's failure is called here: a fenced producer by that name."""
+        """Return the error that callers see for a record's failure: ProducerFencedError after fencing."""
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:
-        """Something of the open transaction failed for good.
+        """Record the final failure of a part of the transaction.
 
-        Returns what all the rest of it fails with, or None when that was clear before.
+        Returns the error for all its other parts, or None if it had failed before.
         """
         if is_fencing(error):
             return self._fence(error)
@@ -172,9 +175,10 @@ class TransactionState:
         return self._abortable(error)
 
     def on_end_failed(self, error: KafkaliteError) -> KafkaliteError:
-        """The coordinator refused to end it, or did not answer. Returns what to tell the caller.
+        """The coordinator refused the end, or did not respond. Returns the error for the caller.
 
-        Without an answer the outcome is not known: the phase stays, and the same end may be asked for again.
+        Without a response the outcome is unknown: the phase stays, and the same end may be requested
+        again.
         """
         if is_fencing(error) or isinstance(error, InvalidTxnStateError):
             return self._fence(error) or self._fenced(error)
@@ -183,7 +187,7 @@ class TransactionState:
         return error
 
     def on_finished(self, error: FinishedBatchError) -> None:
-        """There is nothing to write: what would be was decided before."""
+        """There is nothing to write, because the batch is already decided."""
         assert self.phase is Phase.NONE, "in place of on_initialized"
         self._fence(error)
 
@@ -220,10 +224,10 @@ class TransactionState:
         if isinstance(cause, FinishedBatchError | TransactionAbortedError):
             return type(cause)(cause.message, hint=cause.hint)
         if isinstance(cause, ProducerFencedError) and isinstance(cause.__cause__, BrokerError):
-            cause = cause.__cause__  # it has our words already
+            cause = cause.__cause__  # it is already converted
         error = ProducerFencedError(
             f"the producer {self.transactional_id!r} (id {self.producer_id}, epoch {self.producer_epoch}) is "
-            f"shut out: {_text(cause)}",
+            f"fenced: {_text(cause)}",
             hint="another producer has this transactional.id, or the transaction took longer than "
             "transaction.timeout.ms; close this producer and open a new one",
         )

@@ -17,7 +17,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def parse_address(text: str, key: str) -> str:
-    """``PLAINTEXT://:9092`` -> ``0.0.0.0:9092``. Raises ConfigError when it is no address."""
+    """Return ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError if ``text`` is not an address."""
     if has_own_name(text):
         return text
     scheme, separator, rest = text.partition("://")
@@ -30,7 +30,7 @@ def parse_address(text: str, key: str) -> str:
 
 
 def parse_voters(voters: Iterable[str]) -> dict[int, str]:
-    """``1@host:port`` … -> {node id: address of its controller listener}. Raises ConfigError."""
+    """Return {node id: address of its controller listener} of ``1@host:port``, ... Raises ConfigError."""
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
     for voter in voters:
@@ -49,5 +49,5 @@ def parse_voters(voters: Iterable[str]) -> dict[int, str]:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``address`` means every interface, so that nobody can connect to it under that name."""
+    """Whether ``address`` means every interface, so that no other node can connect to it."""
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS

@@ -1,4 +1,4 @@
-"""Broker: one node. Puts the parts together, starts and stops them in order, and owns every task."""
+"""Broker: one node. Creates its parts, starts and stops them in order, and owns every task."""
 
 # Long because it joins all parts of a node and starts and stops each of them in order.
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a stop waits for requests in flight.
+# : How long a stop waits for requests in flight.
 STOP_GRACE_MS: Final = 5_000
 TICK_INTERVAL_MS: Final = 100
 PRODUCER_IDS_TIMEOUT_MS: Final = 10_000
@@ -86,7 +86,7 @@ class Broker:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        """``executor`` runs what blocks, in place of threads of the broker's own: for simulation."""
+        """``executor`` runs blocking calls instead of the broker's own threads: for simulation."""
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:
@@ -95,7 +95,7 @@ class Broker:
             raise ConfigError(
                 key="log.dirs",
                 value=None,
-                allowed="needed with controller.quorum.voters: a vote is kept on disk",
+                allowed="required with controller.quorum.voters: a vote is kept on disk",
             )
         self.config = config
         self._clock = clock or SystemClock()
@@ -114,7 +114,7 @@ class Broker:
         self._state = "new"
         self._failure: BaseException | None = None
         self._addresses: tuple[str, ...] = ()
-        self._started: list[Step] = []  # the ways back, of what was started
+        self._started: list[Step] = []  # how to undo each step of the start, in its order
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._started_ms = 0
@@ -123,22 +123,22 @@ class Broker:
     def __repr__(self) -> str:
         return f"<Broker {self.config.node_id} {self._state} at {', '.join(self._addresses) or 'no address'}>"
 
-    # --- what users ask
+    # --- for users
 
     @property
     def address(self) -> str:
-        """The first listener's, as clients connect to it: the port is resolved."""
+        """Return the address of the first listener as clients connect to it, with its port resolved."""
         assert self._addresses, "the broker is not started"
         return self._addresses[0]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every listener's, in the order of ``listeners``."""
+        """Return the address of every listener, in the order of ``listeners``."""
         return self._addresses
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client's ``bootstrap_servers`` takes."""
+        """Return the value for a client's ``bootstrap_servers``."""
         return self.address
 
     @property
@@ -147,12 +147,12 @@ class Broker:
 
     @property
     def image(self) -> ClusterImage:
-        """The cluster's metadata as this node shows it now."""
+        """Return the cluster's metadata as this node sees it now."""
         return self._services.controller.image
 
     @property
     def controller_id(self) -> int | None:
-        """The node that decides, as far as this one knows."""
+        """Return the id of the active controller as far as this node knows it."""
         return self._services.controller.controller_id
 
     @property
@@ -160,7 +160,7 @@ class Broker:
         return self._state == "running"
 
     def statistics(self) -> BrokerStatistics:
-        """Counts since the start and sizes now."""
+        """Return counts since the start and current sizes."""
         metrics, services = self._metrics, self._services
         return BrokerStatistics(
             node_id=self.config.node_id,
@@ -190,25 +190,29 @@ class Broker:
 
     @property
     def partitions(self) -> Partitions:
-        """What this broker hosts: for tests and tools in the same process."""
+        """Return the partitions that this broker hosts: for tests and tools in the same process."""
         return self._services.partitions
 
     @property
     def coordinators(self) -> Coordinators:
-        """The coordinators of groups and transactions here: for tests and tools in the same process."""
+        """Return the coordinators of groups and transactions here: for tests and tools in the same
+        process.
+        """
         return self._services.coordinators
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """The periodic passes, to be run now by tests."""
+        """Return the periodic passes, so that tests can run them now."""
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
-        """Let ``interceptor`` see every request first (None: no more). For faults in tests."""
+        """Call ``interceptor`` with every request before its handler. None removes it. For faults in
+        tests.
+        """
         self._dispatcher.interceptor = interceptor
 
     def handle(self, request: Request, client: Client) -> Response | Pending:
-        """Answer ``request`` past the interceptor, as if ``client`` had sent it."""
+        """Respond to ``request`` as if ``client`` had sent it, without the interceptor."""
         return self._dispatcher.handle(request, client)
 
     # --- life
@@ -228,7 +232,7 @@ class Broker:
             raise self._failure
 
     async def start(self) -> None:
-        """Return when clients are served. What was started is stopped again if a step fails."""
+        """Return when clients are served. If a step fails, the steps before it are undone."""
         assert self._state == "new", "a Broker is started once"
         self._state = "starting"
         self._started_ms = self._clock.monotonic_ms()
@@ -268,9 +272,11 @@ class Broker:
         )
 
     async def stop(self, *, hands_over: bool = True) -> None:
-        """Let others lead, accept no more, answer what is in flight, sync, leave the marker. Idempotent.
+        """Transfer leaderships, accept no more, finish requests in flight, sync, leave the marker.
+        Idempotent.
 
-        Without ``hands_over`` nobody is asked to lead what this broker led: for a whole cluster that ends.
+        If ``hands_over`` is False, leadership is not transferred. Use this when the whole cluster
+        stops.
         """
         self._hands_over = hands_over
         await self._stop(is_clean=self._failure is None)
@@ -282,13 +288,13 @@ class Broker:
         await self._stop(is_clean=False)
 
     async def wait_stopped(self) -> None:
-        """Return when the broker has stopped. Raises what stopped it, if that was a failure."""
+        """Return when the broker has stopped. Raises the failure that stopped it, if there was one."""
         await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """An invariant is broken, or a part this broker can't be without has ended: stop, uncleanly."""
+        """Stop uncleanly: an invariant is broken, or a part that this broker needs has ended."""
         if self._failure is not None or self._state not in {"starting", "running"}:
             return
         self._failure = error
@@ -297,7 +303,7 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=False), name="stop after a failure"
             )
-        elif self._starter is not None:  # it may be waiting for what comes no more
+        elif self._starter is not None:  # it may wait for something that no longer happens
             self._starter.cancel()
 
     async def _stop(self, *, is_clean: bool) -> None:
@@ -320,13 +326,13 @@ class Broker:
             logger.info("broker stopped %s", Fields(node_id=self.config.node_id, clean=is_clean))
 
     async def _hand_over(self, *, is_clean: bool) -> None:
-        """Let others lead before this broker goes."""
+        """Transfer this broker's leaderships to other brokers."""
         is_wanted = self._hands_over and self.config.controlled_shutdown_enable
         if is_clean and is_wanted and self._registration is not None:
             await self._registration.hand_over()
 
     async def _unwind(self, *, is_clean: bool) -> None:
-        """Stop what was started, the last first. A step that fails does not keep the others from running."""
+        """Stop what was started, in reverse order. A step that fails does not prevent the others."""
         self._is_clean = is_clean
         failures: list[BaseException] = []
         while self._started:
@@ -339,7 +345,7 @@ class Broker:
         if failures and is_clean:
             raise failures[0]
 
-    # --- the steps of a start, each with its way back
+    # --- the steps of a start, each with the step that undoes it
 
     async def _open_storage(self) -> None:
         loop = asyncio.get_running_loop()
@@ -392,7 +398,9 @@ class Broker:
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """The disk, and whether it is memory: then nothing blocks, and no other thread may touch it."""
+        """Return the file system and whether it is in memory: then nothing blocks, and no thread may touch
+        it.
+        """
         from kafkalite.storage.disk import RealFileSystem
         from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
@@ -526,7 +534,9 @@ class Broker:
         return response
 
     async def _leave_quorum(self) -> None:
-        """After the quorum's own end: its last messages, by which another one leads, still leave."""
+        """Leave after the quorum has stopped: its last messages, which let another node lead, are still
+        sent.
+        """
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 
@@ -536,7 +546,7 @@ class Broker:
             await self._clock.sleep_ms(TICK_INTERVAL_MS)
             try:
                 await controller.tick()
-            except BrokerError as error:  # no leader any more, or not yet
+            except BrokerError as error:  # there is no leader
                 logger.debug("tick without effect %s", Fields(reason=error.message))
 
     async def _listen(self) -> None:
@@ -573,7 +583,7 @@ class Broker:
         await self._server.wait_closed(STOP_GRACE_MS)
 
     async def _register(self) -> None:
-        """Become a broker of the cluster: registered, replayed here, alive in everybody's eyes (R20-R23)."""
+        """Become a live broker of the cluster: registered, replayed here, unfenced (R20-R23)."""
         if not self.config.is_broker:
             return
         store = self._store
@@ -617,7 +627,7 @@ class Broker:
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 
     def _request_stop(self) -> None:
-        """Stop in order, once the answer that is being written has left."""
+        """Stop in order, after the current response has been written."""
         asyncio.get_running_loop().call_soon(self._begin_stop)
 
     def _begin_stop(self) -> None:

@@ -39,11 +39,11 @@ EMBEDDED_LISTENERS: Final = ("127.0.0.1:0",)
 BROKER_ROLE: Final = "broker"
 CONTROLLER_ROLE: Final = "controller"
 ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
-#: Shorter ones could be guessed by whoever has seen one handshake.
+# : A shorter one could be guessed from an observed handshake.
 MIN_SECRET_LENGTH: Final = 16
 _MAX_INT32: Final = 2**31 - 1
 
-# Kafka's coarser spellings, and what one unit is in milliseconds. The finest one given wins.
+# Kafka's coarser names, and their unit in milliseconds. If several are given, the finest one counts.
 _COARSE: Final[dict[str, tuple[str, int]]] = {
     "log.retention.minutes": ("log.retention.ms", 60_000),
     "log.retention.hours": ("log.retention.ms", 3_600_000),
@@ -54,7 +54,7 @@ _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not
 
 
 def _topic_default(name: str) -> Any:
-    """A dataclass field for the broker's default of a topic option; Kafka's default is ours."""
+    """Return a dataclass field for the broker's default of a topic option, with Kafka's default."""
     topic_option = TOPIC_OPTIONS.get(BROKER_DEFAULT_NAMES[name].topic_name)
     option = dataclasses.replace(BROKER_DEFAULT_OPTIONS.get(name), default=topic_option.default)
     return dataclasses.field(default=option.default, metadata={"option": option})
@@ -62,9 +62,9 @@ def _topic_default(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """A broker's settings. Bounds are checked on the way in (``from_settings``), relations always."""
+    """A broker's settings. ``from_settings`` checks bounds; relations between options are always checked."""
 
-    # --- behaviour: who this node is
+    # --- behaviour: the node
     node_id: int = option_field(
         "node.id",
         "int",
@@ -78,22 +78,22 @@ class BrokerConfig:
         "process.roles",
         "list",
         ROLES,
-        "What this node is: broker (stores partitions, serves clients), controller (votes in the metadata "
-        "quorum), or both.",
+        "The roles of this node: broker (stores partitions, serves clients), controller (votes in the "
+        "metadata quorum), or both.",
     )
     cluster_id: str | None = option_field(
         "cluster.id",
         "string",
         None,
-        "The cluster this node belongs to; a data directory of another one is refused. Unset takes the "
-        "directory's own, or makes one; nodes of one cluster need the same.",
+        "The cluster this node belongs to; a data directory of another cluster is refused. Unset takes the "
+        "directory's id, or generates one; all nodes of a cluster need the same.",
     )
     cluster_secret: str | None = option_field(
         "cluster.secret",
         "string",
         None,
-        f"What the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} characters, "
-        "the same on every node. Never shown.",
+        f"The secret that the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} "
+        "characters, the same on every node. Never shown.",
         is_secret=True,
     )
     controller_quorum_voters: tuple[str, ...] = option_field(
@@ -107,38 +107,37 @@ class BrokerConfig:
         "controller.listeners",
         "list",
         (),
-        "Where a controller listens for the other nodes. Unset: at its own address in "
-        "controller.quorum.voters.",
+        "Where a controller listens for the other nodes. Unset: at its address in controller.quorum.voters.",
     )
     controller_quorum_rejoin: bool = option_field(
         "controller.quorum.rejoin",
         "bool",
         False,
-        "Lets a controller start whose metadata log is gone, because its disk was replaced: it learns all "
-        "from the others before it votes again. To be given once.",
+        "Lets a controller start whose metadata log is gone because its disk was replaced: it fetches "
+        "everything from the others before it votes again. Set it for one start only.",
     )
-    broker_rack: str | None = option_field("broker.rack", "string", None, "Where this node stands.")
+    broker_rack: str | None = option_field("broker.rack", "string", None, "The rack of this node.")
 
     # --- behaviour: liveness and failover
     broker_heartbeat_interval_ms: int = option_field(
         "broker.heartbeat.interval.ms",
         "int",
         500,
-        "How often a broker tells the controller that it is alive.",
+        "How often a broker sends a heartbeat to the controller.",
         minimum=1,
     )
     broker_session_timeout_ms: int = option_field(
         "broker.session.timeout.ms",
         "int",
         3_000,
-        "A broker not heard of for so long leads nothing any more.",
+        "A broker that sends no heartbeat for this long is fenced: it leads no partition.",
         minimum=1,
     )
     controller_quorum_election_timeout_ms: int = option_field(
         "controller.quorum.election.timeout.ms",
         "int",
         500,
-        "A controller that has not heard of the active one for so long, up to twice as long by chance, "
+        "A controller that receives nothing from the active one for this long, randomly up to twice as long, "
         "stands for election.",
         minimum=10,
     )
@@ -146,40 +145,41 @@ class BrokerConfig:
         "controller.quorum.fetch.timeout.ms",
         "int",
         1_000,
-        "An active controller that has not heard of a majority for so long steps down.",
+        "An active controller that receives nothing from a majority for this long steps down.",
         minimum=10,
     )
     metadata_log_max_record_bytes_between_snapshots: int = option_field(
         "metadata.log.max.record.bytes.between.snapshots",
         "int",
         MIB,
-        "The metadata log gives way to a snapshot when it has so many bytes, and no fewer than the last one.",
+        "A snapshot replaces the metadata log when the log has this many bytes, and at least as many as the "
+        "last snapshot.",
         minimum=KIB,
     )
     controlled_shutdown_enable: bool = option_field(
         "controlled.shutdown.enable",
         "bool",
         True,
-        "Whether a broker that is stopped hands over what it leads before it goes.",
+        "Whether a broker transfers its leaderships to other brokers before it stops.",
     )
     auto_leader_rebalance_enable: bool = option_field(
         "auto.leader.rebalance.enable",
         "bool",
         True,
-        "Whether the controller gives leadership back to preferred replicas by itself.",
+        "Whether the controller returns leadership to preferred replicas automatically.",
     )
     leader_imbalance_check_interval_seconds: int = option_field(
         "leader.imbalance.check.interval.seconds",
         "int",
         300,
-        "How often it looks for partitions that others lead.",
+        "How often it looks for partitions that are not led by their preferred replica.",
         minimum=1,
     )
     leader_imbalance_per_broker_percentage: int = option_field(
         "leader.imbalance.per.broker.percentage",
         "int",
         10,
-        "What share of a broker's preferred partitions others may lead before that is done.",
+        "The percentage of a broker's preferred partitions that others may lead before that is done.",
         minimum=0,
         maximum=100,
     )
@@ -189,28 +189,28 @@ class BrokerConfig:
         "replica.lag.time.max.ms",
         "int",
         10_000,
-        "A follower that has not caught up for so long is out of sync.",
+        "A follower that has not caught up for this long is removed from the in-sync replicas.",
         minimum=1,
     )
     replica_fetch_wait_max_ms: int = option_field(
         "replica.fetch.wait.max.ms",
         "int",
         500,
-        "How long a leader holds back a follower's fetch while there is nothing to send.",
+        "How long a leader holds a follower's fetch while there is nothing to send.",
         minimum=0,
     )
     replica_fetch_min_bytes: int = option_field(
         "replica.fetch.min.bytes",
         "int",
         1,
-        "A follower's fetch is answered as soon as so much is there.",
+        "A follower's fetch is answered as soon as this many bytes are available.",
         minimum=0,
     )
     replica_fetch_max_bytes: int = option_field(
         "replica.fetch.max.bytes",
         "int",
         MIB,
-        "Soft limit of one partition's part of a follower's fetch.",
+        "Soft limit of the data of one partition in a follower's fetch.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
@@ -218,7 +218,7 @@ class BrokerConfig:
         "replica.fetch.response.max.bytes",
         "int",
         10 * MIB,
-        "Soft limit of the answer to a follower's fetch.",
+        "Soft limit of the response to a follower's fetch.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
@@ -226,14 +226,14 @@ class BrokerConfig:
         "replica.fetch.backoff.ms",
         "int",
         100,
-        "How long a follower waits after a fetch that failed.",
+        "How long a follower waits after a failed fetch.",
         minimum=1,
     )
     replica_high_watermark_checkpoint_interval_ms: int = option_field(
         "replica.high.watermark.checkpoint.interval.ms",
         "int",
         5_000,
-        "How often a leader records how far its partitions are committed.",
+        "How often a leader records the high watermarks of its partitions.",
         minimum=1,
     )
 
@@ -243,7 +243,7 @@ class BrokerConfig:
         "int",
         50,
         "Partitions of __consumer_offsets when it is created, over which groups are spread; 4 on a broker"
-        " that keeps everything in memory. Does not change afterwards.",
+        " that keeps everything in memory. Cannot be changed later.",
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
@@ -259,7 +259,7 @@ class BrokerConfig:
         "offsets.topic.segment.bytes",
         "int",
         100 * MIB,
-        "segment.bytes of __consumer_offsets: small ones are compacted and loaded sooner.",
+        "segment.bytes of __consumer_offsets. Small segments are compacted and loaded sooner.",
         minimum=MIN_SEGMENT_BYTES,
         maximum=MAX_SEGMENT_BYTES,
     )
@@ -282,7 +282,7 @@ class BrokerConfig:
         "offset.metadata.max.bytes",
         "int",
         4_096,
-        "The longest text that may be committed with an offset.",
+        "The longest metadata text that may be committed with an offset.",
         minimum=0,
         maximum=MIB,
     )
@@ -292,25 +292,25 @@ class BrokerConfig:
         "group.consumer.session.timeout.ms",
         "int",
         45_000,
-        "A member of a group that was not heard of for so long is expelled.",
+        "A member of a group that sends no heartbeat for this long is removed from the group.",
         minimum=1,
     )
     group_consumer_heartbeat_interval_ms: int = option_field(
         "group.consumer.heartbeat.interval.ms",
         "int",
         5_000,
-        "How often members are told to send heartbeats.",
+        "The heartbeat interval that members of a group use.",
         minimum=1,
     )
     group_consumer_assignors: tuple[str, ...] = option_field(
         "group.consumer.assignors",
         "list",
         ("uniform", "range"),
-        "How partitions may be spread over members: uniform, range. The first is the one for members that ask"
-        " for none.",
+        "How partitions may be spread over members: uniform, range. The first is used for members that"
+        " request none.",
     )
     group_max_size: int = option_field(
-        "group.max.size", "int", _MAX_INT32, "The most members that a group may have.", minimum=1
+        "group.max.size", "int", _MAX_INT32, "The maximum number of members of a group.", minimum=1
     )
 
     # --- behaviour: transactions
@@ -319,7 +319,7 @@ class BrokerConfig:
         "int",
         50,
         "Partitions of __transaction_state when it is created, over which transactional ids are spread; 4 on"
-        " a broker that keeps everything in memory. Does not change afterwards.",
+        " a broker that keeps everything in memory. Cannot be changed later.",
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
@@ -336,7 +336,7 @@ class BrokerConfig:
         "int",
         2,
         "min.insync.replicas of __transaction_state and __consumer_offsets when they are created; at most"
-        " their replicas.",
+        " their number of replicas.",
         minimum=1,
         maximum=2**15 - 1,
     )
@@ -352,25 +352,25 @@ class BrokerConfig:
         "transactional.id.expiration.ms",
         "int",
         604_800_000,
-        "How long a transactional id, or a retired transaction group, is remembered that does nothing.",
+        "How long an unused transactional id, or an unused retired transaction group, is kept.",
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(
         "transaction.max.timeout.ms",
         "int",
         900_000,
-        "The longest transaction.timeout.ms that a producer may ask for.",
+        "The longest transaction.timeout.ms that a producer may request.",
         minimum=1,
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = option_field(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         "int",
         10_000,
-        "Taken, as Kafka has it, and without effect: a transaction is aborted as soon as its time is over.",
+        "Accepted as in Kafka, without effect: a transaction is aborted as soon as it times out.",
         minimum=1,
     )
 
-    # --- behaviour: where the data is
+    # --- behaviour: the data directory
     log_dirs: str | None = option_field(
         "log.dirs",
         "string",
@@ -384,31 +384,35 @@ class BrokerConfig:
         "listeners",
         "list",
         DEFAULT_LISTENERS,
-        "Where to listen: host:port (port 0 lets the system choose; no host means every interface), "
-        "or inproc://name inside the process (inproc:// makes up a name).",
+        "Where to listen: host:port (port 0: the system chooses one; no host: every interface), "
+        "or inproc://name inside the process (inproc:// generates a name).",
     )
     advertised_listeners: tuple[str, ...] = option_field(
         "advertised.listeners",
         "list",
         (),
-        "What clients are told to connect to, one for each listener. "
-        "Unset tells each client the address that it used.",
+        "The addresses that clients are given, one for each listener. "
+        "Unset: each client is given the address that it used.",
     )
     max_connections: int = option_field(
-        "max.connections", "int", 2**31 - 1, "Connections at one time; one more is closed at once.", minimum=1
+        "max.connections",
+        "int",
+        2**31 - 1,
+        "The maximum number of open connections; further ones are closed at once.",
+        minimum=1,
     )
     connections_max_idle_ms: int = option_field(
         "connections.max.idle.ms",
         "int",
         600_000,
-        "A connection on which nothing moves for so long is closed. -1: never.",
+        "A connection without traffic for this long is closed. -1: never.",
         minimum=-1,
     )
     socket_request_max_bytes: int = option_field(
         "socket.request.max.bytes",
         "int",
         100 * MIB,
-        "The largest request taken from a connection.",
+        "The largest request that is accepted.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
@@ -416,8 +420,8 @@ class BrokerConfig:
         "queued.max.request.bytes",
         "int",
         512 * MIB,
-        "Bytes of large requests that all connections together may have in receipt or unanswered; "
-        "a connection that would pass it is closed.",
+        "Bytes of large requests that all connections together may be receiving or have unanswered; "
+        "a connection that would exceed it is closed.",
         minimum=MIB,
     )
 
@@ -426,7 +430,7 @@ class BrokerConfig:
         "num.partitions",
         "int",
         1,
-        "Partitions of a topic created without a number.",
+        "Partitions of a topic that is created without a number of partitions.",
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
@@ -434,18 +438,18 @@ class BrokerConfig:
         "default.replication.factor",
         "int",
         1,
-        "Replicas of a topic created without a number.",
+        "Replicas of a topic that is created without a replication factor.",
         minimum=1,
         maximum=2**15 - 1,
     )
     auto_create_topics_enable: bool = option_field(
-        "auto.create.topics.enable", "bool", True, "Whether asking for a topic's metadata may create it."
+        "auto.create.topics.enable", "bool", True, "Whether a request for a topic's metadata may create it."
     )
     delete_topic_enable: bool = option_field(
         "delete.topic.enable", "bool", True, "Whether topics can be deleted."
     )
 
-    # --- behaviour: defaults of the topic level
+    # --- behaviour: defaults of topic options
     durability: str = _topic_default("durability")
     log_retention_ms: int = _topic_default("log.retention.ms")
     log_retention_bytes: int = _topic_default("log.retention.bytes")
@@ -473,7 +477,7 @@ class BrokerConfig:
         "fetch.max.bytes",
         "int",
         55 * MIB,
-        "Soft limit of one fetch answer, whatever the client asks; the first batch always comes whole.",
+        "Soft limit of one fetch response, whatever the client requests; the first batch is always complete.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
@@ -491,35 +495,35 @@ class BrokerConfig:
         "log.cleaner.backoff.ms",
         "int",
         15_000,
-        "How often logs are looked for that are to be compacted.",
+        "How often the broker looks for logs to compact.",
         minimum=1,
     )
     log_cleaner_dedupe_buffer_size: int = option_field(
         "log.cleaner.dedupe.buffer.size",
         "int",
         128 * MIB,
-        "Memory for the keys of a compaction, about 200 bytes each; for more keys it takes several passes.",
+        "Memory for the keys of a compaction, about 200 bytes each; more keys need several passes.",
         minimum=MIB,
     )
     producer_id_expiration_ms: int = option_field(
         "producer.id.expiration.ms",
         "int",
         86_400_000,
-        "How long a partition remembers the sequence numbers of a producer that writes nothing to it.",
+        "How long a partition remembers the sequence numbers of a producer that does not write to it.",
         minimum=1,
     )
     log_initial_task_delay_ms: int = option_field(
         "log.initial.task.delay.ms",
         "int",
         30_000,
-        "How long after the start the first such pass comes.",
+        "How long after the start the first of these passes runs.",
         minimum=0,
     )
     log_flush_offset_checkpoint_interval_ms: int = option_field(
         "log.flush.offset.checkpoint.interval.ms",
         "int",
         60_000,
-        "How often recovery points are written: what a start after a crash need not scan.",
+        "How often recovery points are written: a start after a crash scans only what follows them.",
         minimum=1,
     )
 
@@ -538,7 +542,7 @@ class BrokerConfig:
         self._check_relations()
 
     def _check_relations(self) -> None:
-        """Raises ConfigError where two settings cannot both hold."""
+        """Raises ConfigError if two settings contradict each other."""
         self._check_cluster()
         self._check_coordinators()
         if self.is_broker and not self.listeners:
@@ -574,18 +578,18 @@ class BrokerConfig:
             raise ConfigError(
                 key="cluster.id",
                 value=None,
-                allowed="needed with controller.quorum.voters, on every node alike",
+                allowed="required with controller.quorum.voters, the same on every node",
             )
         if not self.cluster_secret or len(self.cluster_secret) < MIN_SECRET_LENGTH:
             raise ConfigError(
                 key="cluster.secret",
                 value=None,
-                allowed=f"needed with controller.quorum.voters, {MIN_SECRET_LENGTH} characters or more, "
-                "on every node alike",
+                allowed=f"required with controller.quorum.voters, {MIN_SECRET_LENGTH} characters or more, "
+                "the same on every node",
             )
         is_voter = self.node_id in self.voters
         if self.is_controller != is_voter:
-            allowed = "among controller.quorum.voters, as a controller is"
+            allowed = "one of controller.quorum.voters, as process.roles has controller"
             if is_voter:
                 allowed = "none of controller.quorum.voters, unless process.roles has controller"
             raise ConfigError(key="node.id", value=self.node_id, allowed=allowed)
@@ -599,7 +603,7 @@ class BrokerConfig:
             raise ConfigError(
                 key="advertised.listeners",
                 value=None,
-                allowed="needed when a listener is every interface, so that the other brokers find this one",
+                allowed="required when a listener is on every interface, for connections of other brokers",
             )
 
     def _check_roles(self) -> None:
@@ -612,7 +616,7 @@ class BrokerConfig:
             raise ConfigError(
                 key="controller.quorum.voters",
                 value=None,
-                allowed=f"needed by a node that is only a {roles[0]}: the controllers of its cluster",
+                allowed=f"required on a node that is only a {roles[0]}: the controllers of its cluster",
             )
 
     def _check_coordinators(self) -> None:
@@ -633,22 +637,25 @@ class BrokerConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
-        """From settings in any spelling (``log.retention.ms``, ``log_retention_ms``). Raises ConfigError."""
+        """Return the config of settings in any spelling (``log.retention.ms``, ``log_retention_ms``).
+
+        Raises ConfigError.
+        """
         parsed = parse_settings(settings, source=source)
         return cls(**{BROKER_OPTIONS.get(name).python_name: value for name, value in parsed.items()})
 
     def settings(self) -> dict[str, Any]:
-        """{dotted name: value} of every option."""
+        """Return {dotted name: value} of every option."""
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Typed defaults by topic option name, where this broker's differ from Kafka's."""
+        """Return the typed defaults that differ from Kafka's, by topic option name."""
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
         )
 
-    # --- what follows from them
+    # --- derived
 
     @property
     def is_broker(self) -> bool:
@@ -660,7 +667,7 @@ class BrokerConfig:
 
     @property
     def has_peers(self) -> bool:
-        """Whether this node belongs to a cluster of several, with a quorum that votes."""
+        """Whether this node belongs to a cluster of several nodes, with a quorum of voters."""
         return bool(self.controller_quorum_voters)
 
     @property
@@ -671,7 +678,7 @@ class BrokerConfig:
 
 BROKER_OPTIONS: Final = OptionRegistry(field.metadata["option"] for field in fields(BrokerConfig))
 
-#: Names of options whose values nobody is shown.
+# : Names of options whose values are never shown.
 SECRET_OPTIONS: Final = frozenset(
     field.metadata["option"].name for field in fields(BrokerConfig) if field.metadata.get("is_secret")
 )
@@ -680,9 +687,10 @@ assert [option.python_name for option in BROKER_OPTIONS] == [f.name for f in fie
 
 
 def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Settings in any spelling -> {dotted name: typed value}; coarse units become milliseconds.
+    """Return {dotted name: typed value} of settings in any spelling, with coarse units in milliseconds.
 
-    ``log.retention.ms`` wins over ``.minutes`` and that over ``.hours``, as in Kafka. Raises ConfigError.
+    ``log.retention.ms`` overrides ``.minutes``, and that overrides ``.hours``, as in Kafka. Raises
+    ConfigError.
     """
     exact: dict[str, Any] = {}
     coarse: dict[str, tuple[int, int]] = {}  # fine name -> (unit, milliseconds)
@@ -701,7 +709,7 @@ def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str
 
 
 class Settings(NamedTuple):
-    """A config, and where each value came from: ``default``, a file, a variable, or ``flag``."""
+    """A config, and the source of each value: ``default``, a file, a variable, or ``flag``."""
 
     config: BrokerConfig
     sources: dict[str, str]
@@ -712,11 +720,12 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The broker's settings: flags over environment over file over defaults.
+    """Return the broker's settings: flags override the environment, which overrides the file and the
+    defaults.
 
-    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` holds ``KAFKALITE_LOG_RETENTION_MS``
-    and the like; variables that name no option of the broker are somebody else's and are left alone.
-    Raises ConfigError that names key, value, what is allowed, and the source.
+    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` holds
+    ``KAFKALITE_LOG_RETENTION_MS`` and the like; variables that name no option of the broker are
+    ignored. Raises ConfigError with the key, the value, the allowed values, and the source.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}
@@ -728,7 +737,7 @@ def load_settings(
 
     if file is not None:
         take(_read_toml(Path(file)), str(file))
-    for variable, text in sorted((env or {}).items()):  # ..._HOURS before ..._MS, which wins
+    for variable, text in sorted((env or {}).items()):  # ..._HOURS before ..._MS, which overrides it
         python_name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         is_ours = python_name in BROKER_OPTIONS or python_name.replace("_", ".") in _COARSE
         if variable.startswith(ENVIRONMENT_PREFIX) and is_ours:

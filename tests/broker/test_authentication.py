@@ -90,7 +90,7 @@ class TestProofs:
 
     def test_whoever_answers_must_be_whom_we_dialled(self) -> None:
         hello, answer, _ = greet(authenticator(1), authenticator(2))
-        with pytest.raises(ClusterAuthorizationFailedError, match="node 2 answers where node 3"):
+        with pytest.raises(ClusterAuthorizationFailedError, match="node 2 responded where node 3"):
             authenticator(1).prove(hello, answer, 3)
 
     def test_hellos_that_are_refused(self) -> None:

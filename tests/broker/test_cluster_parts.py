@@ -120,7 +120,7 @@ def test_a_directory_remembers_its_voters() -> None:
     assert not membership.is_known
     membership.remember()
     assert Membership(disk, "/data", [1, 2, 3]).is_known
-    with pytest.raises(DataDirectoryError, match=r"the voters are 1,2,3 by /data/quorum-voters, and not 1,2"):
+    with pytest.raises(DataDirectoryError, match=r"has the voters 1,2,3, and controller\.quorum\.voters 1,2"):
         Membership(disk, "/data", [1, 2])
 
 
@@ -184,7 +184,7 @@ class TestChannel:
         async with Cluster(brokers=2) as cluster:
             peers = cluster.brokers[1]._services.peers
             assert peers is not None
-            with pytest.raises(ConnectionFailedError, match="broker 9 has told no address"):
+            with pytest.raises(ConnectionFailedError, match="broker 9 has no registered address"):
                 await peers.connection(9)
             await cluster.wait_until(lambda: 2 in cluster.brokers[1].image.brokers)
             one, other = await asyncio.gather(peers.connection(2), peers.connection(2))

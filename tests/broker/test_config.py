@@ -214,10 +214,10 @@ def test_a_node_without_voters_is_a_cluster_of_its_own() -> None:
         ({"process.roles": "leader"}, "process.roles", "broker, controller, or broker,controller"),
         ({"process.roles": ""}, "process.roles", "broker, controller, or"),
         ({"process.roles": "broker,broker"}, "process.roles", "broker, controller, or"),
-        ({"cluster.id": None}, "cluster.id", "needed with controller.quorum.voters"),
+        ({"cluster.id": None}, "cluster.id", "required with controller.quorum.voters"),
         ({"cluster.secret": None}, "cluster.secret", "16 characters or more"),
         ({"cluster.secret": "short"}, "cluster.secret", "16 characters or more"),
-        ({"node.id": 4}, "node.id", "among controller.quorum.voters"),
+        ({"node.id": 4}, "node.id", "one of controller.quorum.voters"),
         ({"process.roles": "broker"}, "node.id", "none of controller.quorum.voters"),
         ({"controller.quorum.voters": "1@a:1,1@b:1"}, "controller.quorum.voters", "one address for each"),
         ({"controller.quorum.voters": "1@a:1,2@a:1"}, "controller.quorum.voters", "a different address"),
@@ -230,7 +230,7 @@ def test_a_node_without_voters_is_a_cluster_of_its_own() -> None:
             "the other nodes can connect to",
         ),
         ({"broker.heartbeat.interval.ms": 3000}, "broker.heartbeat.interval.ms", "less than broker.session"),
-        ({"listeners": ":9092"}, "advertised.listeners", "needed when a listener is every interface"),
+        ({"listeners": ":9092"}, "advertised.listeners", "required when a listener is on every interface"),
     ],
 )
 def test_what_a_node_of_a_cluster_cannot_be(changes: dict[str, Any], key: str, words: str) -> None:
@@ -243,7 +243,7 @@ def test_what_a_node_of_a_cluster_cannot_be(changes: dict[str, Any], key: str, w
 @pytest.mark.parametrize("role", ["broker", "controller"])
 def test_half_a_node_needs_the_other_half_somewhere(role: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"controller\.quorum\.voters: needed by a node that is only a {role}"
+        ConfigError, match=rf"controller\.quorum\.voters: required on a node that is only a {role}"
     ):
         BrokerConfig.from_settings({"process.roles": role})
 
@@ -258,5 +258,5 @@ def test_the_secret_is_never_shown() -> None:
 
 
 def test_voters_without_a_disk_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"log\.dirs: needed with controller\.quorum\.voters"):
+    with pytest.raises(ConfigError, match=r"log\.dirs: required with controller\.quorum\.voters"):
         Broker(**{name.replace(".", "_"): value for name, value in ONE_OF_THREE.items()})

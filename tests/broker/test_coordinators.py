@@ -360,7 +360,7 @@ async def test_the_coordinator_is_found_and_its_topic_made_once() -> None:
 
 async def test_a_group_of_a_topic_that_is_not_there_yet() -> None:
     async with Broker(listeners="inproc://") as broker:
-        with pytest.raises(CoordinatorNotAvailableError, match="FindCoordinator makes it"):
+        with pytest.raises(CoordinatorNotAvailableError, match="FindCoordinator creates it"):
             broker.coordinators.groups("g")
         async with WireClient(broker.address) as wire:
             answer = await wire.call(groups.FindCoordinatorRequest(GROUP, [""]))

@@ -117,7 +117,7 @@ class TestStarting:
             await cluster.stop(2)
             known = cluster.nodes[2].settings["controller_quorum_voters"]
             cluster.nodes[2].settings["controller_quorum_voters"] = f"{known},9@inproc://nine"
-            with pytest.raises(DataDirectoryError, match="the voters are 1,2"):
+            with pytest.raises(DataDirectoryError, match="has the voters 1,2"):
                 await cluster.start(2)
 
 

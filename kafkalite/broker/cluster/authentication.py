@@ -1,4 +1,4 @@
-"""How two nodes of a cluster prove to each other that they know its secret, without saying it (S10).
+"""How two nodes of a cluster prove to each other that they know its secret, without sending it (S10).
 
 ::
 
@@ -6,13 +6,13 @@
     ClusterHello(cluster id, node id, nonce)  →
                                               ←  node id, nonce', proof as listener
     ClusterProof(proof as dialler)            →
-                                              ←  known as that node from now on
+                                              ←  authenticated as that node from now on
 
-A proof is the HMAC-SHA256 of everything that makes this conversation this one: role, cluster, both ids,
-both nonces. So it is worth nothing to another node, in the other role, or a second time. A listener
-expects one proof for each challenge, and forgets the challenge with the first one that comes.
+A proof is the HMAC-SHA256 of everything that identifies this conversation: role, cluster, both ids,
+both nonces. So it is not valid for another node, in the other role, or a second time. A listener
+expects one proof for each challenge, and discards the challenge with the first proof that arrives.
 
-What follows on the connection is not signed: between the nodes there must be a network to be trusted.
+Later messages on the connection are not signed: the network between the nodes must be trusted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Role = Literal["dialler", "listener"]
 
 
 class Authenticator:
-    """One node's knowledge of the secret. Keeps no state between calls: any thread may use it."""
+    """Creates and checks one node's proofs. Keeps no state between calls: any thread may use it."""
 
     def __init__(
         self, secret: str, cluster_id: str, node_id: int, random_bytes: Callable[[int], bytes]
@@ -60,10 +60,10 @@ class Authenticator:
     def prove(
         self, hello: ClusterHelloRequest, response: ClusterHelloResponse, expected_node_id: int
     ) -> ClusterProofRequest:
-        """This node's proof, once the listener's is found right. Raises ClusterAuthorizationFailedError."""
+        """Return this node's proof after checking the listener's. Raises ClusterAuthorizationFailedError."""
         if response.node_id != expected_node_id:
             raise ClusterAuthorizationFailedError(
-                f"node {response.node_id} answers where node {expected_node_id} was expected",
+                f"node {response.node_id} responded where node {expected_node_id} was expected",
                 hint="do two nodes share an address, or a node.id?",
             )
         expected = self._proof("listener", self.node_id, response.node_id, hello.nonce, response.nonce)
@@ -79,15 +79,17 @@ class Authenticator:
     # --- the listener's side
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
-        """The answer to a hello, and what its proof will have to be. Raises BrokerError."""
+        """Return the response to a hello, and the challenge that the dialler must meet. Raises
+        BrokerError.
+        """
         if hello.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
-                f"node {hello.node_id} is of another cluster than node {self.node_id}"
+                f"node {hello.node_id} belongs to another cluster than node {self.node_id}"
             )
         if len(hello.nonce) != NONCE_BYTES:
             raise InvalidRequestError(f"a nonce has {NONCE_BYTES} bytes, not {len(hello.nonce)}")
         if hello.node_id == self.node_id:
-            raise ClusterAuthorizationFailedError(f"node {self.node_id} is this node itself")
+            raise ClusterAuthorizationFailedError(f"node id {self.node_id} is this node's own")
         nonce = self._random_bytes(NONCE_BYTES)
         ids = (hello.node_id, self.node_id)
         proof = self._proof("listener", *ids, hello.nonce, nonce)
@@ -104,7 +106,7 @@ class Authenticator:
 
 
 class Challenge:
-    """A proof that a listener waits for."""
+    """The proof that a listener expects."""
 
     __slots__ = ("_expected", "node_id")
 
@@ -119,10 +121,10 @@ class Challenge:
 async def dial(
     address: str, authenticator: Authenticator, node_id: int, *, client_id: str, timeout_ms: int
 ) -> Connection:
-    """A connection to ``node_id`` at ``address``, on which both sides know each other.
+    """Return a connection to ``node_id`` at ``address`` on which both sides are authenticated.
 
-    Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError that refuses this node or shows
-    the other one to be none of the cluster.
+    Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused or
+    the other one does not belong to the cluster.
     """
     connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
     try:

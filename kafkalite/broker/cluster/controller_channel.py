@@ -1,11 +1,13 @@
-"""The road to the active controller, wherever it is: in this process, or behind another node's listener.
+"""Sends requests to the active controller, which may be in this process or on another node.
 
-Whoever sends need not know who decides now. A request goes to the node that the metadata quorum believes to
-lead; when that one refuses, is lost, or there is none, the request goes again after a short wait or as soon
-as another leader is known, until its time is over. When leadership moves, the connection to the former leader
-is closed, so that nothing waits for a node that is stopped, cut off or deposed.
+Callers need not know which node is the active controller. A request is sent to the leader of the
+metadata quorum. If that node refuses it or is lost, or there is no leader, the request is sent again
+after a short backoff or as soon as another leader is known, until its timeout. When leadership moves,
+the connection to the former leader is closed, so that no request waits for a node that is stopped,
+partitioned or deposed.
 
-Answers of one connection leave in order: what must not wait behind other things has a channel of its own.
+Responses of one connection arrive in order: a request that must not wait behind others has its own
+channel.
 """
 
 from __future__ import annotations
@@ -46,19 +48,19 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 BACKOFF: Final = Backoff(10, 250)
-#: For commands whose client sets no time, when they go over the network.
+# : For commands sent over the network whose client sets no timeout.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
-#: What says: not there, or not there any more. The request may go to whoever leads next.
+# : The node is not the controller, or no longer. The request may be sent to the next leader.
 _ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, ClusterAuthorizationFailedError)
 
 
 class _OutcomeUnknownError(KafkaliteError):
-    """The connection was lost with a command under way."""
+    """The connection was lost while a command was in flight."""
 
 
 class ControllerChannel:
-    """Sends what this node has to ask the controller. One for the event loop that owns the broker."""
+    """Sends this node's requests to the controller. Belongs to the broker's event loop."""
 
     def __init__(
         self,
@@ -88,19 +90,20 @@ class ControllerChannel:
     def __repr__(self) -> str:
         return f"<ControllerChannel of node {self._node_id} to {self._connected_to}>"
 
-    # --- what others ask
+    # --- requests
 
     async def send(self, request: Any, timeout_ms: int) -> Any:
-        """The active controller's response. May be sent more than once: for requests that bear it.
+        """Return the active controller's response. For idempotent requests: may be sent more than once.
 
-        Raises the BrokerError that it answers, and RequestTimedOutError when none answered in time.
+        Raises the BrokerError of the response, and RequestTimedOutError if no controller responded in
+        time.
         """
         return await self._until(timeout_ms, partial(self._send_once, request))
 
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
-        """The reply to a client's command, when this node's image shows what it did.
+        """Return the reply to a client's command when this node's image shows its effect.
 
-        ``timeout_ms`` 0 is no limit of the client's. Raises BrokerError; RequestTimedOutError also when the
+        ``timeout_ms`` 0: the client sets no limit. Raises BrokerError; RequestTimedOutError also if the
         outcome is not known.
         """
         if self._controller.controller_id == self._node_id and self._authenticator is None:
@@ -111,10 +114,10 @@ class ControllerChannel:
             raise RequestTimedOutError(error.message) from error
 
     async def execute(self, message: Any) -> Any:
-        """Have this very node decide a request from the cluster. Raises NotControllerError, BrokerError.
+        """Decide another node's request on this node. Raises NotControllerError, BrokerError.
 
-        A controller whose log has failed decides nothing more; whether it still did, the sender need not
-        know: these requests may be sent again to the next one.
+        A controller whose log has failed raises NotControllerError although the outcome is unknown:
+        these requests are idempotent, and the sender sends them to the next controller.
         """
         try:
             if isinstance(message, BrokerHeartbeatRequest):
@@ -128,7 +131,7 @@ class ControllerChannel:
         return reply
 
     def on_leader_change(self, leader_id: int | None, _term: int) -> None:
-        """Another node leads the quorum: what waits for an answer of the old one goes to the new one."""
+        """Close the connection to the former leader: its pending requests are sent to the new one."""
         if self._connection is not None and self._connected_to != leader_id:
             self._connection.close()
         self._leader_known.set()
@@ -173,7 +176,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Errors that only mean "not this controller" are retried while this node runs."""
+        """Retry errors that only mean "not this controller" while this node runs."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE
@@ -183,7 +186,7 @@ class ControllerChannel:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms > 0 else None):
                 return await awaitable
         except TimeoutError:
-            raise RequestTimedOutError(f"the controller did not answer within {timeout_ms} ms") from None
+            raise RequestTimedOutError(f"the controller did not respond within {timeout_ms} ms") from None
 
     async def _send_once(self, request: Any, connection: Connection | None, left_ms: int) -> Any:
         if connection is None:
@@ -201,23 +204,29 @@ class ControllerChannel:
             )
         except (ConnectionFailedError, ClientClosedError, RequestTimeoutError) as error:
             raise _OutcomeUnknownError(
-                f"the controller was lost while it decided; the outcome is not known: {error.message}"
+                f"the connection to the controller was lost; the outcome is not known: {error.message}"
             ) from error
         reply = codec.decode(api.response, bytes(response.payload))
         await self._locally(self._controller.wait_for_offset(response.message.metadata_offset), left_ms)
         return reply
 
     async def _connect(self, leader_id: int, left_ms: int) -> Connection:
-        """The connection to that controller, opened if need be. Raises ConnectionFailedError, BrokerError."""
+        """Return a connection to that controller, opened if necessary. Raises ConnectionFailedError,
+        BrokerError.
+        """
         if self._authenticator is None:
-            raise NotControllerError(f"node {leader_id} decides, and this node is no part of its cluster")
+            raise NotControllerError(
+                f"node {leader_id} is the controller, and this node is not part of its cluster"
+            )
         async with self._connecting:
             connection = self._connection
             if connection is not None and connection.is_open and self._connected_to == leader_id:
                 return connection
             if connection is not None:
                 connection.close()
-            from kafkalite.broker.cluster.authentication import dial  # a broker that is alone never needs it
+            from kafkalite.broker.cluster.authentication import (
+                dial,
+            )  # a broker that is a cluster of its own never needs it
 
             address = self._voters.get(leader_id)
             if address is None:

@@ -1,8 +1,8 @@
 """A controller's own listener: where the other nodes of the cluster reach it, on the Raft runner's loop.
 
-Only a node that has proved to know the cluster's secret is heard here. Raft messages go straight to the
-transport of this loop; every other request crosses to the loop that owns the broker, and its answer
-back. With the two loops one and the same, nothing crosses anything.
+Only nodes that have proved to know the cluster's secret are served. Raft messages go directly to the
+transport on this loop. Every other request crosses to the broker's loop, and its response back. If both
+are the same loop, the request is dispatched directly.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
-#: Of an unfinished request, before the proof: strangers can't use up what the nodes need.
+# : Of an unfinished request, before the proof: strangers cannot use up the nodes' memory.
 MAX_UNPROVEN_BYTES: Final = 64 * KIB
-#: What is decided now is answered; nodes that wait for news need not be waited for.
+# : Long enough for decisions in progress; long polls need not be finished.
 STOP_GRACE_MS: Final = 100
 
-#: What a connection begins with.
+# : The requests at the start of a connection.
 _HANDSHAKE_APIS: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.CLUSTER_HELLO, ApiKey.CLUSTER_PROOF})
 
 _FORBIDDEN: Final = Refusal(
@@ -48,7 +48,7 @@ _FORBIDDEN: Final = Refusal(
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, run on ``loop``: this one, or that of another thread."""
+    """Run ``coroutine`` on ``loop``, this one or that of another thread, and return its result."""
     if loop is asyncio.get_running_loop():
         return await coroutine
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
@@ -144,7 +144,7 @@ class ControllerListener:
         return Reply(RaftMessagesResponse(0, None, len(message.lengths_bytes)))
 
     def _cross(self, request: Request, client: Client) -> Response | Pending:
-        """Have the broker's loop answer."""
+        """Have the broker's loop respond."""
         if self._loop is self._broker_loop:
             return self._dispatch(request, client)
         crossing = Pending()

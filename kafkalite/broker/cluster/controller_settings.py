@@ -1,4 +1,4 @@
-"""How a node decides while it is the active controller, as its broker's configuration says."""
+"""The settings of the controller, taken from the broker's configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kafkalite.metadata.controller import ControllerSettings
 
 
 def controller_settings(config: BrokerConfig) -> ControllerSettings:
-    """What the controller's decisions depend on, of a node's settings."""
+    """Return the settings that the controller's decisions depend on."""
     return ControllerSettings(
         config.num_partitions,
         config.default_replication_factor,

@@ -1,11 +1,11 @@
-"""The cluster's metadata as a tree of paths, for people and tools: ``/topics/orders/0`` and the like.
+"""The cluster's metadata as a tree of paths such as ``/topics/orders/0``, for people and tools.
 
 ::
 
     /brokers/<node id>      a registration: addresses, epoch, whether it is fenced
     /topics/<name>          the topic's id; below it its partitions, one number each
     /configs/<type>/<name>  overrides
-    /features               how far the log is, the next producer id
+    /features               the metadata offset, the next producer id
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOTS = ("brokers", "configs", "features", "topics")
 
 
 def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
-    """The node at ``path`` and those one level below, sorted; nothing when there is no such path."""
+    """Return the node at ``path`` and those one level below, sorted; nothing if there is no such path."""
     parts = [part for part in path.split("/") if part]
     value = _value(image, parts)
     if value is None:
@@ -36,7 +36,7 @@ def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
 
 
 def _value(image: ClusterImage, parts: list[str]) -> str | None:
-    """JSON of what stands there, "" of a mere directory, None when there is no such path."""
+    """Return the JSON of a path, "" for a directory without content, None if there is no such path."""
     found: Any = None
     match parts:
         case [] | ["brokers"] | ["topics"] | ["configs"]:

@@ -1,7 +1,7 @@
-"""This node's part in a cluster of several: its quorum, the links and the listener that carry it.
+"""This node's part in a cluster of several nodes: its quorum, the links and the listener of the quorum.
 
-A node that votes runs Raft, on a loop and thread of its own unless everything is in memory; one that does
-not follows the metadata log of those that do. Imported only where there are voters: a broker that is a
+A voter runs Raft, on a loop and thread of its own unless everything is in memory. A node that is not a
+voter follows the metadata log of the voters. Imported only if there are voters: a broker that is a
 cluster of its own never loads the Raft library.
 """
 
@@ -39,14 +39,14 @@ VOTERS_FILE: Final = "quorum-voters"
 
 
 class Membership:
-    """What a data directory remembers of the quorum that its node has voted in: who the voters were.
+    """Remembers in a data directory which voters the node's quorum has.
 
-    Written once the Raft log is there. A directory that remembers and has no log has lost votes and entries
-    that others count on: it must not begin anew as if it had never voted.
+    Written once the Raft log exists. A directory with this file and without a log has lost votes and
+    entries that other voters rely on: the node must not start as if it had never voted.
     """
 
     def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
-        """Raises DataDirectoryError when the voters were others."""
+        """Raises DataDirectoryError if the remembered voters are different."""
         self._filesystem = filesystem
         self._path = join(path, VOTERS_FILE)
         self._text = ",".join(map(str, sorted(voters))) + "\n"
@@ -54,8 +54,9 @@ class Membership:
         known = filesystem.read_bytes(self._path).decode() if self.is_known else self._text
         if known != self._text:
             raise DataDirectoryError(
-                f"the voters are {known.strip()} by {self._path}, and not {self._text.strip()}",
-                hint="controller.quorum.voters names the same nodes for ever; their addresses may change",
+                f"{self._path} has the voters {known.strip()},"
+                f" and controller.quorum.voters {self._text.strip()}",
+                hint="controller.quorum.voters must name the same nodes forever; their addresses may change",
             )
 
     def remember(self) -> None:
@@ -65,7 +66,9 @@ class Membership:
 
 
 class ClusterNode:
-    """What a Broker has more when it is one of several. Started and stopped by it, step by step."""
+    """The parts that a Broker has only in a cluster of several nodes. The broker starts and stops them in
+    steps.
+    """
 
     def __init__(
         self,
@@ -79,8 +82,8 @@ class ClusterNode:
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory. ``is_inline``: no threads. ``is_deterministic``: chance comes from
-        ``rng`` alone (simulation). Raises DataDirectoryError.
+        """``path`` is the data directory. ``is_inline``: no threads. ``is_deterministic``: all randomness
+        comes from ``rng`` (simulation). Raises DataDirectoryError.
         """
         assert config.cluster_secret is not None, "checked with the settings"
         self._config = config
@@ -127,7 +130,7 @@ class ClusterNode:
             self.quorum = ObserverQuorum(self._source.fetch, node_id=config.node_id)
 
     def channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        """A road to the active controller, for one purpose."""
+        """Return a channel to the active controller for one purpose."""
         return ControllerChannel(
             controller,
             self._clock,
@@ -140,7 +143,7 @@ class ClusterNode:
     def peers(self, controller: ControllerNode) -> PeerConnections:
         return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")
 
-    # --- life: start_runner, the quorum's start, join; then leave, the quorum's stop, stop_runner
+    # --- in this order: start_runner, the quorum's start, join; leave, the quorum's stop, stop_runner
 
     def start_runner(self) -> None:
         if self._runner is not None:
@@ -158,7 +161,7 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Let the other voters reach this one, and reach them. Where it listens. Raises ListenError."""
+        """Listen for the other voters and connect to them. Return the addresses. Raises ListenError."""
         if self.raft is None or self._runner is None or self._membership is None:
             return ()
         self._membership.remember()

@@ -1,4 +1,4 @@
-"""Connections to the other nodes, on which both sides have proved to know the cluster's secret."""
+"""Connections to other nodes on which both sides have proved to know the cluster's secret."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetad
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
-#: For all tries together.
+# : For all attempts together.
 CONNECT_LIMIT_MS: Final = 60_000
 BACKOFF: Final = Backoff(20, 100)
-#: On top of what a long poll may take, before the connection counts as dead.
+# : In addition to the wait of a long poll, before the connection counts as dead.
 POLL_GRACE_MS: Final = 2_000
 
 
 class PeerConnections:
-    """One connection to each broker that is asked for, shared by all who ask, dialled anew when lost.
+    """One shared connection to each broker that is requested, dialled again when it is lost.
 
-    Answers of a connection leave in the order of its requests: a long poll holds up what comes after it.
+    Responses arrive in the order of the requests: a long poll delays the responses to later requests.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PeerConnections:
         self._is_closed = False
 
     async def connection(self, node_id: int) -> Connection:
-        """The open connection to that broker. Raises ConnectionFailedError, BrokerError."""
+        """Return the open connection to that broker. Raises ConnectionFailedError, BrokerError."""
         known = self._open.get(node_id)
         if known is not None:
             address, connection = known
@@ -62,7 +62,7 @@ class PeerConnections:
         return await asyncio.shield(task)
 
     async def dial(self, node_id: int) -> Connection:
-        """A connection of the caller's own, who closes it. Raises as ``connection``."""
+        """Return a connection that the caller owns and closes. Raises as ``connection``."""
         return await dial(
             self._address(node_id),
             self._authenticator,
@@ -92,12 +92,12 @@ class PeerConnections:
     def _on_dialled(self, node_id: int, done: asyncio.Task[Connection]) -> None:
         self._dialling.pop(node_id, None)
         if not done.cancelled():
-            done.exception()  # told to whoever still waits; nobody may be left
+            done.exception()  # every waiting caller raises it; there may be none
 
     def _address(self, node_id: int) -> str:
         broker = self._image().brokers.get(node_id)
         if broker is None or not broker.addresses:
-            raise ConnectionFailedError(f"broker {node_id} has told no address")
+            raise ConnectionFailedError(f"broker {node_id} has no registered address")
         return broker.addresses[0]
 
 

@@ -1,8 +1,9 @@
-"""The links that carry Raft messages: this node dials every other voter, and sends there what goes to it.
+"""The links that carry Raft messages: this node dials every other voter and sends its messages there.
 
-Messages from A to B travel on the connection that A dialled, as RaftMessages requests; the answer says that
-they arrived, and so, every heartbeat of Raft's, that B lives. A link keeps the order and bounds what waits;
-what is over the bound is dropped, which Raft bears. All of it lives on the Raft runner's loop.
+Messages from A to B travel on the connection that A dialled, as RaftMessages requests. The response
+acknowledges their arrival, and shows with every Raft heartbeat that B is alive. A link preserves the
+order and bounds its queue; messages beyond the bound are dropped, which Raft tolerates. Runs on the
+Raft runner's loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kafkalite.rng import Rng
 
 logger = logging.getLogger(__name__)
 
-#: A peer that answers nothing for so long is dialled anew.
+# : A peer that does not respond for this long is dialled again.
 ANSWER_TIMEOUT_MS: Final = 4_000
 CONNECT_TIMEOUT_MS: Final = 2_000
 FIRST_BACKOFF_S: Final = 0.02
@@ -34,7 +35,7 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: A failure that repeats is logged once in so many.
+# : A repeated failure is logged once in this many times.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 
@@ -52,7 +53,7 @@ class RaftLink:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something has not arrived yet that still can."""
+        """Whether a message is on its way that can still arrive."""
         return self._connection.is_open and bool(self._waiting or self._connection.in_flight)
 
     def send(self, message: bytes) -> None:
@@ -66,7 +67,7 @@ class RaftLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what has gathered in this turn of the loop, as few requests as the bounds allow."""
+        """Send the messages of this turn of the loop, in as few requests as the bounds allow."""
         self._is_scheduled = False
         connection = self._connection
         while self._waiting and connection.is_open and connection.in_flight < MAX_REQUESTS_IN_FLIGHT:
@@ -81,18 +82,18 @@ class RaftLink:
             request = RaftMessagesRequest([len(part) for part in parts])
             try:
                 connection.request(request, self._on_response, ANSWER_TIMEOUT_MS, parts)
-            except KafkaliteError:  # just closed: the link is replaced in a moment
+            except KafkaliteError:  # just closed: the link is replaced soon
                 return
 
     def _on_response(self, _message: Any, _payload: memoryview, error: Exception | None) -> None:
-        if isinstance(error, BrokerError):  # the other side does not take this node for who it is
+        if isinstance(error, BrokerError):  # the peer does not accept this node's identity
             self._connection.close()
         elif self._waiting and error is None:
             self._flush()
 
 
 class RaftLinks:
-    """Keeps a link to each other voter, as long as it can be reached."""
+    """Keeps a link to every other voter that can be reached."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class RaftLinks:
         self._links: dict[int, RaftLink] = {}
 
     def start(self) -> None:
-        """On the Raft loop."""
+        """Start dialling. Call it on the Raft loop."""
         loop = asyncio.get_running_loop()
         for peer_id, address in self._peers.items():
             self._tasks.append(
@@ -120,7 +121,7 @@ class RaftLinks:
             )
 
     async def stop(self) -> None:
-        """On the Raft loop. What was given to the links arrives first, where it can in a short time."""
+        """Wait a short time for queued messages to arrive, then close the links. Call it on the Raft loop."""
         for _ in range(DRAIN_TRIES):
             if not any(link.is_busy for link in self._links.values()):
                 break
@@ -132,7 +133,7 @@ class RaftLinks:
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:
-        """Dial, attach, wait for the loss, dial again."""
+        """Dial, attach, wait until the connection is lost, repeat."""
         backoff_s = FIRST_BACKOFF_S
         failures, was_refused = 0, False
         while True:
@@ -148,7 +149,7 @@ class RaftLinks:
                 is_refused = isinstance(error, BrokerError)
                 if is_refused != was_refused:
                     was_refused, failures = is_refused, 0
-                # The other nodes of a cluster that starts are expected to be late; a refusal is not.
+                # While a cluster starts, its other nodes may start later; a refusal is unexpected.
                 if failures % LOG_EVERY == (0 if is_refused else LATE_FAILURES):
                     logger.warning(
                         "controller not reached %s", Fields(node=peer_id, address=address, error=error)

@@ -1,16 +1,16 @@
-"""A broker's membership in its cluster: register, be heard of, hand over and go.
+"""A broker's membership in its cluster: register, send heartbeats, transfer leaderships, leave.
 
 ::
 
-    register      the controller gives this process its broker epoch and fences the one before it (R20)
-    replay        until this node's image shows that very registration, the broker takes no role (R22)
+    register      the controller gives this process its broker epoch and fences the previous process (R20)
+    replay        until this node's image shows this registration, the broker takes no role (R22)
     heartbeat     the first ones lift the fence; from then on they keep the session alive (R23)
-    hand over     wants_shutdown, until others lead what this broker led, or patience ends
+    hand over     wants_shutdown, until other brokers lead this broker's partitions, or a timeout
 
-A broker that reaches no controller for longer than its session lasts may have been fenced without knowing
-it (``NodeState.is_isolated``). It goes on serving what its in-sync replicas allow: it can't commit anything
-without those (R8, R13), and when two of three nodes are gone it is all that is left. What it shows of the
-cluster may be old.
+A broker that reaches no controller for longer than its session lasts may have been fenced without
+knowing it (``NodeState.is_isolated``). It keeps serving as far as its in-sync replicas allow: it cannot
+commit anything without them (R8, R13), and if two of three nodes are gone it is the only one left. The
+metadata that it returns may be old.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ from kafkalite.storage.log_config import FSYNC
 
 logger = logging.getLogger(__name__)
 
-#: One try to register; each that fails is told.
+# : Of one attempt to register; each failed attempt is logged.
 REGISTER_TIMEOUT_MS: Final = 5_000
-#: How long after a heartbeat that did not lift the fence the next one comes, while starting.
+# : While starting, how long after a heartbeat that did not lift the fence the next one is sent.
 START_INTERVAL_MS: Final = 20
-#: How long a stop waits for others to lead what this broker led, and for any controller to be there.
+# : How long a stop waits until other brokers lead this broker's partitions, and for a controller.
 HAND_OVER_TIMEOUT_MS: Final = 5_000
 HAND_OVER_INTERVAL_MS: Final = 50
 HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """One process's registration. ``channel`` is its own: heartbeats wait behind nothing."""
+    """The registration of one process. It has its own ``channel``: heartbeats wait behind no other
+    request.
+    """
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Registration:
         clean_broker_epoch: int,
         damaged: Callable[[], list[DamagedReplica]],
     ) -> None:
-        """``clean_broker_epoch``: what the clean-shutdown marker said, -1 without one (R21)."""
+        """``clean_broker_epoch``: the epoch in the clean-shutdown marker, -1 without one (R21)."""
         self._node = node
         self._controller = controller
         self._channel = channel
@@ -89,9 +91,11 @@ class Registration:
     # --- starting
 
     async def register(self) -> None:
-        """Return when this process is registered and its image shows it. Waits for a controller for ever.
+        """Return when this process is registered and its image shows it. Waits for a controller without
+        limit.
 
-        Raises DuplicateBrokerRegistrationError and whatever else the controller refuses with for good.
+        Raises DuplicateBrokerRegistrationError and every other error of the controller that is not
+        retriable.
         """
         config = self._config
         request = RegisterBrokerRequest(
@@ -111,7 +115,8 @@ class Registration:
 
     async def replay(self, registration_offset: int) -> None:
         """Return when this node's image shows its own registration: it takes no role on older metadata
-        (R22)."""
+        (R22).
+        """
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -125,7 +130,7 @@ class Registration:
                 return response
             except BrokerError as error:
                 waited_ms = self._clock.monotonic_ms() - began_ms
-                # The session of a process that died is over some day; that of one that lives is not.
+                # The session of a dead process with this id expires; that of a live one does not.
                 may_end = waited_ms <= 2 * self._config.broker_session_timeout_ms
                 if not error.retriable and not (
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
@@ -143,7 +148,7 @@ class Registration:
                 await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def wait_unfenced(self) -> None:
-        """Heartbeat until this broker counts as alive, and its own image shows that."""
+        """Send heartbeats until this broker is unfenced, and its own image shows it."""
         while True:
             try:
                 response = await self._heartbeat()
@@ -157,14 +162,14 @@ class Registration:
                 return
             await self._clock.sleep_ms(START_INTERVAL_MS)
 
-    # --- living
+    # --- running
 
     async def heartbeat_forever(self) -> None:
-        """Raises StaleBrokerEpochError when another process has this node's id: this one must end."""
+        """Raises StaleBrokerEpochError if another process has this node's id: this one must stop."""
         while True:
             self._hurry.clear()
             await self._sleep(self._config.broker_heartbeat_interval_ms)
-            if self._is_leaving:  # nothing may lift the fence any more
+            if self._is_leaving:  # no heartbeat may lift the fence any more
                 continue
             try:
                 await self._heartbeat()
@@ -177,7 +182,7 @@ class Registration:
                 self._check_contact(error)
 
     async def _sleep(self, duration_ms: int) -> None:
-        """``duration_ms``, or less when the connection to the controller is lost meanwhile."""
+        """Sleep for ``duration_ms``, or until the connection to the controller is lost."""
         waits = [
             asyncio.ensure_future(self._clock.sleep_ms(duration_ms)),
             asyncio.ensure_future(self._hurry.wait()),
@@ -217,10 +222,10 @@ class Registration:
             Fields(node_id=self._config.node_id, silence_ms=silence_ms, reason=error.message),
         )
 
-    # --- going
+    # --- leaving
 
     async def hand_over(self) -> bool:
-        """Return when others lead what this broker led, False when that can't be had in a short time."""
+        """Return True when other brokers lead this broker's partitions, False if that takes too long."""
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

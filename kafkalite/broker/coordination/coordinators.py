@@ -1,7 +1,7 @@
 """The coordinators of this broker: one shard for each partition of the internal topics that it leads.
 
-Follows the roles of those partitions: a leadership gained makes a shard, which loads and then serves; one
-lost closes it. Keeps the shards' time with one task, on the broker's clock.
+Follows the roles of those partitions: a new leadership creates a shard, which loads and then serves;
+the end of a leadership closes it. One task ticks all shards, on the broker's clock.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_MS: Final = 1_000
-#: What a machine of that kind counts.
+# : Counts the groups or transactional ids of a machine, by kind.
 _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
     GROUP: len,
     TRANSACTION: attrgetter("transaction_count"),
 }
 
-#: What is called with a shard of the kind that it was registered for, soon after that has changed.
+# : Called with a shard of the kind for which it was registered.
 OnChange = Callable[[Shard], None]
 
 
 class Coordinators:
-    """{(topic, partition): Shard} of what this broker leads of the internal topics."""
+    """{(topic, partition): Shard} of the partitions of internal topics that this broker leads."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Coordinators:
         node: NodeState,
         machines: Mapping[int, Callable[[], Machine]] | None = None,
     ) -> None:
-        """``machines`` makes the machine of a shard, by kind; the product's own when not given."""
+        """``machines`` creates the machine of a shard, by kind; by default the product's own."""
         self.creation = TopicCreation(config, channel, clock)  #: of the internal topics
         #: Heartbeats of groups whose responses wait until there is something new for the member.
         self.heartbeats = HeldHeartbeats(waiters.loop, config.group_consumer_session_timeout_ms)
@@ -79,13 +79,14 @@ class Coordinators:
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
-        #: Every topic there is now. Another object whenever one has come, gone or grown, and only then.
+        # : All topics. Replaced by another object whenever a topic was created, deleted or extended, and only
+        # then.
         self.topics: Mapping[str, TopicShape] = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
         self._on_close: dict[int, list[OnChange]] = {GROUP: [self.heartbeats.on_close], TRANSACTION: []}
-        self._changed: dict[Shard, None] = {}  # to be told in the next turn of the loop
+        self._changed: dict[Shard, None] = {}  # to be notified in the next turn of the loop
         self._due_ms: dict[Shard, int] = {}
-        self._wakes_ms: int | None = None  # when the timekeeper will wake
+        self._wakes_ms: int | None = None  # when ``keep_time`` will wake
         self._sleep: asyncio.Task[None] | None = None
         self._has_due = asyncio.Event()
         self._is_closed = False
@@ -93,18 +94,18 @@ class Coordinators:
     def __repr__(self) -> str:
         return f"<Coordinators {list(self._shards.values())}>"
 
-    # --- whom to ask
+    # --- finding a coordinator
 
     def groups(self, group_id: str) -> Shard:
-        """The coordinator of a group. Raises as ``shard_of``."""
+        """Return the coordinator of a group. Raises as ``shard_of``."""
         return self.shard_of(GROUP, group_id)
 
     def transactions(self, transactional_id: str) -> Shard:
-        """The coordinator of a transactional id or transaction group. Raises as ``shard_of``."""
+        """Return the coordinator of a transactional id or transaction group. Raises as ``shard_of``."""
         return self.shard_of(TRANSACTION, transactional_id)
 
     def shard_of(self, kind: int, key: str) -> Shard:
-        """The shard that serves ``key``.
+        """Return the shard that serves ``key``.
 
         Raises CoordinatorNotAvailableError (the topic does not exist yet, or could not be loaded),
         NotCoordinatorError, CoordinatorLoadInProgressError.
@@ -114,14 +115,16 @@ class Coordinators:
         return shard
 
     def partition_of(self, kind: int, key: str) -> int:
-        """Which partition of the internal topic ``key`` is in. Raises CoordinatorNotAvailableError."""
+        """Return the partition of the internal topic for ``key``. Raises CoordinatorNotAvailableError."""
         topic = self._image.topics.get(TOPICS[kind])
         if topic is None:
-            raise CoordinatorNotAvailableError(f"{TOPICS[kind]} does not exist yet; FindCoordinator makes it")
+            raise CoordinatorNotAvailableError(
+                f"{TOPICS[kind]} does not exist yet; FindCoordinator creates it"
+            )
         return partition_of(key, len(topic.partitions))
 
     def find(self, kind: int, partition: int) -> Shard:
-        """The shard of that partition, loaded or not. Raises NotCoordinatorError."""
+        """Return the shard of that partition, loaded or not. Raises NotCoordinatorError."""
         topic = TOPICS[kind]
         shard = self._shards.get((topic, partition))
         if shard is None:
@@ -131,38 +134,41 @@ class Coordinators:
         return shard
 
     def shards(self, kind: int) -> Iterator[Shard]:
-        """Those of that kind that this broker leads, loaded or not, by partition."""
+        """Yield the shards of that kind, loaded or not, by partition."""
         topic = TOPICS[kind]
         for key in sorted(self._shards):
             if key[0] == topic:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """How many groups, or transactional ids, are coordinated here."""
+        """Return the number of groups, or transactional ids, that are coordinated here."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 
-    # --- who wants to hear
+    # --- callbacks
 
     def on_change(self, kind: int, callback: OnChange) -> None:
-        """Have ``callback(shard)`` called in the next turn of the loop after a shard's state or its high
-        watermark has moved, once for all that happened till then."""
+        """Call ``callback(shard)`` in the next turn of the loop after a shard's state or its high
+        watermark has changed, once for all changes until then.
+        """
         self._on_change[kind].append(callback)
 
     def on_close(self, kind: int, callback: OnChange) -> None:
-        """Have ``callback(shard)`` called when a shard has ended."""
+        """Call ``callback(shard)`` when a shard has ended."""
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
-        """A transaction's marker was just appended to ``partition``: what was pending takes effect (R35)."""
+        """Apply the pending records of a transaction whose marker was just appended to ``partition``
+        (R35).
+        """
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
 
-    # --- what Partitions calls: roles
+    # --- roles, called by Partitions
 
     def on_leading(self, partition: Partition) -> None:
-        """This broker leads ``partition``, or goes on doing so with another in-sync set."""
+        """Serve ``partition``, which this broker leads. Has no effect if only its in-sync set has changed."""
         kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return
@@ -211,7 +217,7 @@ class Coordinators:
             logger.error(
                 "coordinator not loaded %s", Fields(partition=key, reason=repr(error)), exc_info=is_ours
             )
-            if not is_ours:  # it may pass: too many open files, say
+            if not is_ours:  # possibly temporary, for example too many open files
                 await self._clock.sleep_ms(LOAD_RETRY_MS)
                 if not shard.is_closed:
                     self._close(shard)
@@ -219,7 +225,7 @@ class Coordinators:
             return
         if shard.is_loaded:
             logger.log(
-                logging.INFO if record_count else logging.DEBUG,  # most of 50 have nothing
+                logging.INFO if record_count else logging.DEBUG,  # most of 50 partitions are empty
                 "coordinator loaded %s",
                 Fields(
                     partition=key,
@@ -232,14 +238,14 @@ class Coordinators:
     # --- topics
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """A new image holds: members' subscriptions may mean other partitions, offsets other topics."""
+        """Take over a new image: subscriptions may match other partitions, offsets belong to other topics."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)
             for shard in self._shards.values():
                 shard.tick_soon()
 
-    # --- what shards call
+    # --- called by shards
 
     @property
     def is_isolated(self) -> bool:
@@ -279,7 +285,7 @@ class Coordinators:
                 self._sleep.cancel()
 
     async def keep_time(self) -> None:
-        """Tick each shard when it is time for it, for ever."""
+        """Tick each shard when it is due, forever."""
         while True:
             self._has_due.clear()
             now_ms = self._clock.monotonic_ms()
@@ -294,7 +300,7 @@ class Coordinators:
             await self._sleep_ms(max(self._wakes_ms - self._clock.monotonic_ms(), 1))
 
     async def _sleep_ms(self, duration_ms: int) -> None:
-        """So long, or until an earlier moment is asked for."""
+        """Sleep for ``duration_ms``, or until a shard becomes due earlier."""
         sleep = self._sleep = asyncio.get_running_loop().create_task(
             self._clock.sleep_ms(duration_ms), name="coordinators' sleep"
         )
@@ -307,19 +313,21 @@ class Coordinators:
     # --- life
 
     async def close(self) -> None:
-        """The broker stops: what is held is answered NOT_COORDINATOR, so that clients look for another."""
+        """Respond NOT_COORDINATOR to all held requests, so that clients look for another one: the broker
+        stops.
+        """
         self.end()
         await self.creation.close()
 
     def end(self) -> None:
-        """Coordinate nothing any more."""
+        """Close all shards, and create none any more."""
         self._is_closed = True
         for shard in list(self._shards.values()):
             self._close(shard)
 
 
 def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
-    """The real ones, imported when a broker coordinates something for the first time."""
+    """Return the product's machines. Their modules are imported when a broker first coordinates something."""
 
     def group_machine() -> Machine:
         from kafkalite.groups.machine import GroupMachine

@@ -1,4 +1,4 @@
-"""The internal topics: what they are called, which partition a key is in, and how they come into being."""
+"""The internal topics: their names, the partition of a key, and their creation."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-#: FindCoordinator's key types.
+# : The key types of FindCoordinator.
 GROUP: Final = 0
 TRANSACTION: Final = 1
 TOPICS: Final[Mapping[int, str]] = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
-#: On a broker that keeps everything in memory, unless its configuration says otherwise.
+# : On a broker that keeps everything in memory, unless configured.
 MEMORY_PARTITIONS: Final = 4
-#: One decision is one batch: say, where each of 10,000 partitions goes.
+# : One decision is one batch, for example the assignment of 10,000 partitions.
 MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
-#: A cluster that starts is asked for a coordinator before its last broker is up. A topic of one replica, made
-#: then, would stay one: so long, the creation waits for the others.
+# : Clients may ask for a coordinator before the last broker of a starting cluster is up. The topic would then
+# : keep too few replicas, so its creation waits this long for the other brokers.
 GATHERING_MS: Final = 10_000
 
 _PARTITIONS: Final = {
@@ -48,21 +48,21 @@ _PARTITIONS: Final = {
 
 
 def refuse_internal(topic: str) -> None:
-    """Raises InvalidTopicError for a topic that belongs to the brokers alone."""
+    """Raises InvalidTopicError for a topic that only brokers may use."""
     if topic.startswith(INTERNAL_PREFIX):
         raise InvalidTopicError(
-            f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for the brokers alone",
+            f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for brokers only",
             hint="choose another name",
         )
 
 
 def partition_of(key: str, partition_count: int) -> int:
-    """The partition of an internal topic that a group's name or a transactional id belongs to."""
+    """Return the partition of an internal topic for a group id or a transactional id."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partition_count
 
 
 def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTopic:
-    """How the internal topic of that kind is created."""
+    """Return the internal topic of that kind as it is to be created."""
     if kind == GROUP:
         partition_count = config.offsets_topic_num_partitions
         wanted_replicas = config.offsets_topic_replication_factor
@@ -86,24 +86,24 @@ def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTop
 
 
 def expected_brokers(config: BrokerConfig, image: ClusterImage) -> int:
-    """How many brokers the cluster has, alive or not, as far as this one can tell."""
+    """Return how many brokers the cluster has, alive or not, as far as this one knows."""
     if config.is_broker and config.is_controller:
         return max(len(image.brokers), len(config.voters))
     return len(image.brokers)
 
 
 class TopicCreation:
-    """Creates internal topics when they are first asked for; all who ask meanwhile wait for one creation."""
+    """Creates internal topics on the first request. Concurrent requests wait for the same creation."""
 
     def __init__(self, config: BrokerConfig, channel: ControllerChannel, clock: Clock) -> None:
         self._config = config
         self._channel = channel
         self._clock = clock
-        self._asked_ms: dict[int, int] = {}  # when each kind was first asked for
+        self._asked_ms: dict[int, int] = {}  # when each kind was first requested
         self._creations: dict[int, asyncio.Task[None]] = {}
 
     async def ensure(self, kind: int, image: ClusterImage) -> None:
-        """Return when this broker's image shows the topic. Raises CoordinatorNotAvailableError."""
+        """Return when this broker's image has the topic. Raises CoordinatorNotAvailableError."""
         task = self._creations.get(kind)
         if task is None:
             task = asyncio.get_running_loop().create_task(
@@ -116,7 +116,7 @@ class TopicCreation:
     def _on_done(self, kind: int, done: asyncio.Task[None]) -> None:
         self._creations.pop(kind, None)
         if not done.cancelled():
-            done.exception()  # told to whoever still waits; nobody may be left
+            done.exception()  # every waiting caller raises it; there may be none
 
     async def _create(self, kind: int, image: ClusterImage) -> None:
         live_count, now_ms = len(image.live_brokers()), self._clock.monotonic_ms()
@@ -125,7 +125,7 @@ class TopicCreation:
         waited_ms = now_ms - self._asked_ms.setdefault(kind, now_ms)
         if topic.replication_factor < wanted and waited_ms < GATHERING_MS:
             raise CoordinatorNotAvailableError(
-                f"{TOPICS[kind]} is to have {wanted} replicas, and {live_count} brokers are alive;"
+                f"{TOPICS[kind]} needs {wanted} replicas, and {live_count} brokers are alive;"
                 f" after {GATHERING_MS} ms it is created with fewer"
             )
         command = CreateTopicsRequest(0, False, [topic])
@@ -148,7 +148,7 @@ class TopicCreation:
 
 
 class TopicShapes(Mapping[str, TopicShape]):
-    """The topics of an image, as coordinators see them. Made at no cost, however many there are."""
+    """The topics of an image, as coordinators see them. Creating it costs nothing."""
 
     __slots__ = ("_topics",)
 

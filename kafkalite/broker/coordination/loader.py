@@ -1,4 +1,4 @@
-"""What a new coordinator reads before it serves: its partition's whole log, slice by slice (R36)."""
+"""Loads a new coordinator: replays the whole log of its partition, slice by slice (R36)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kafkalite.records.checksum import crc32c
 from kafkalite.records.header import ATTRIBUTES_POSITION, COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
 from kafkalite.records.single import read_single
 
-#: What is replayed in one turn of the loop: some 10 ms.
+# : Replayed in one turn of the loop, in about 10 ms.
 SLICE_BYTES: Final = 128 * 1024
 
-# Commits of one offset are the commonest batches: one record, uncompressed, of no producer's transaction.
-# Batch length, CRC, attributes, last offset delta: what tells one.
+# Commits of one offset are the most frequent batches: one uncompressed record without a transaction. They are
+# recognized by these header fields: batch length, CRC, attributes, last offset delta.
 _HEAD: Final = Struct(">8xi5xIhi")
 
 
 async def load(shard: Shard) -> int:
-    """Replay the log up to its very end and let the shard serve; returns how many records that were.
+    """Replay the log up to its end and let the shard serve. Return the number of records.
 
-    The records up to the log's end count, not only those below the high watermark: a leader never takes back
-    what it has, and answers wait until it is committed. Returns early when the shard is closed meanwhile.
-    Raises StorageError, OSError, and whatever the machine raises for records it can't read.
+    Records above the high watermark count too: a leader never removes them, and responses wait until
+    they are committed. Returns early if the shard is closed meanwhile. Raises StorageError, OSError,
+    and the errors of the machine for records that it cannot read.
     """
     partition = shard.partition
     offset = partition.log_start_offset
@@ -50,14 +50,15 @@ async def load(shard: Shard) -> int:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the whole batches in ``buffer``; returns how many records they hold. Without a key they are
-    passed over."""
+    """Replay the complete batches in ``buffer`` and return their number of records. Records without a key
+    are skipped.
+    """
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)
     while position < len(data):
         if len(data) - position < HEADER_BYTES:
-            raise CorruptBatchError(f"no whole record batch at position {position} of {len(data)} bytes")
+            raise CorruptBatchError(f"no complete record batch at position {position} of {len(data)} bytes")
         length_bytes, crc, attributes, last_offset_delta = unpack_head(data, position)
         end = position + LENGTH_OVERHEAD_BYTES + length_bytes
         if attributes == COLUMNAR and last_offset_delta == 0 and end <= len(data):
@@ -71,7 +72,7 @@ def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
         position = end
         header = batch.header
         if header.is_control:
-            if header.is_transactional:  # and otherwise a gap that compaction has left
+            if header.is_transactional:  # otherwise a gap that compaction has left
                 from kafkalite.records.control import parse_marker
 
                 machine.end_transaction(header.producer_id, is_commit=parse_marker(batch.buffer).is_commit)

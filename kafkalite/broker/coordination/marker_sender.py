@@ -1,9 +1,10 @@
-"""Sends the markers of decided transactions, and tells the coordinator when all of them are written (R32).
+"""Sends the markers of decided transactions, and reports to the coordinator when all are written (R32).
 
-What to send follows from the coordinator's replayed state alone (``TransactionMachine.pending_markers``),
-so a new coordinator goes on where the last one ended; nothing is sent before the decision is committed.
-Each marker goes to the partition's leader, again and again, until it is committed there, for as long as
-this broker coordinates the transaction. A partition that does not exist any more counts as written.
+The markers to send follow from the coordinator's replayed state alone
+(``TransactionMachine.pending_markers``), so a new coordinator continues where the last one ended.
+Nothing is sent before the decision is committed. Each marker is sent to the partition's leader,
+repeatedly, until it is committed there, for as long as this broker coordinates the transaction. A
+partition that no longer exists counts as written.
 
     pending ──decision committed──► routed by leader ──written──► all partitions: MarkersWritten ──► complete
                                        ▲        └──refused, lost, no leader──► later ──┐
@@ -36,19 +37,19 @@ from kafkalite.transactions.commands import MarkersWritten, PendingMarker
 logger = logging.getLogger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST: Final = 1_000
-#: To one broker: what waits for slow replicas does not hold up the next transactions.
+# : Requests to one broker: markers that wait for slow replicas do not delay the next transactions.
 MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
-#: From this attempt on, some seconds after the first one, the log tells about it.
+# : This attempt, some seconds after the first one, is logged.
 WARN_ATTEMPT: Final = 12
 
-#: Nothing is open there: the transaction has its marker, and a later one too; or the partition is gone.
+# : The partition has no open transaction: it has this marker and maybe a later one, or it is deleted.
 _WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
 class Coordinator(Protocol):
-    """A shard of transactions, as far as it matters here."""
+    """A shard of transactions, as far as this module uses it."""
 
     machine: object
     coordinator_epoch: int
@@ -64,14 +65,15 @@ class Coordinator(Protocol):
 
 
 Send = Callable[[int, WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
-"""Have a broker, by its node id, write markers. Raises KafkaliteError."""
+"""Has a broker, by its node id, write markers. Raises KafkaliteError."""
 
 _Key = tuple[str, int, int]
 
 
 class _Work:
     """One decided transaction. Invariant: every partition in ``open`` is routed, in flight, or in
-    ``later``."""
+    ``later``.
+    """
 
     __slots__ = ("attempt", "end_offset", "key", "later", "marker", "open", "reason", "shard", "timer")
 
@@ -79,28 +81,29 @@ class _Work:
         self.shard = shard
         self.marker = marker
         self.key = (marker.name, marker.producer_id, marker.producer_epoch)
-        self.end_offset = end_offset  #: the decision lies below it
+        self.end_offset = end_offset  # : the decision is below it
         self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
         self.later: list[TxnPartition] = []
         self.attempt = 0
-        self.reason: object = "no leader"  #: why something is late
+        self.reason: object = "no leader"  # : why a partition is late
         self.timer: asyncio.TimerHandle | None = None
 
 
 class _Ending:
-    """What one shard ends. Invariant: ``waiting`` are those whose decision is not known to be committed, in
-    the order of the decisions."""
+    """The decided transactions of one shard. ``waiting`` has those whose decision is not known to be
+    committed, in the order of the decisions.
+    """
 
     __slots__ = ("last_seen", "waiting", "works")
 
     def __init__(self) -> None:
         self.works: dict[_Key, _Work] = {}
         self.waiting: deque[_Work] = deque()
-        self.last_seen: PendingMarker | None = None  #: the last one decided, when all were looked at
+        self.last_seen: PendingMarker | None = None  # : the last decision when all were looked at
 
 
 class _Route:
-    """What goes to one broker."""
+    """The markers for one broker."""
 
     __slots__ = ("in_flight", "node_id", "waiting")
 
@@ -111,7 +114,7 @@ class _Route:
 
 
 class MarkerSender:
-    """All transactions that this broker coordinates and that are being ended."""
+    """All transactions that this broker coordinates and that are decided and not complete."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         on_complete: Callable[[str], None],
     ) -> None:
-        """``on_complete`` hears the name of a transaction that is complete: its next one may begin."""
+        """``on_complete`` is called with the transactional id of a transaction that is complete."""
         self._send = send
         self._image = image
         self._tasks = tasks
@@ -129,17 +132,17 @@ class MarkerSender:
         self._on_complete = on_complete
         self._endings: dict[Coordinator, _Ending] = {}
         self._routes: dict[int, _Route] = {}
-        self._late: dict[_Work, None] = {}  # those with something in ``later``
+        self._late: dict[_Work, None] = {}  # those with partitions in ``later``
         self._topics: object = None
 
     def __len__(self) -> int:
-        """How many transactions are being ended."""
+        """Return the number of transactions that are decided and not complete."""
         return sum(len(ending.works) for ending in self._endings.values())
 
-    # --- what the coordinators tell
+    # --- callbacks of the coordinators
 
     def on_change(self, shard: Coordinator) -> None:
-        """The shard's state or high watermark has moved: begin what is decided and committed."""
+        """Send the markers of committed decisions: the shard's state or high watermark has changed."""
         if shard.is_closed:
             return
         pending: Sequence[PendingMarker] = shard.machine.pending_markers()  # type: ignore[attr-defined]
@@ -148,16 +151,18 @@ class MarkerSender:
             if not pending:
                 return
             ending = self._endings[shard] = _Ending()
-        if pending and pending[-1] is not ending.last_seen:  # later decisions stand behind earlier ones
-            self._notice(shard, ending, pending)
+        if pending and pending[-1] is not ending.last_seen:  # decisions are in the order of the log
+            self._add_new(shard, ending, pending)
         high_watermark = shard.high_watermark
         while ending.waiting and ending.waiting[0].end_offset <= high_watermark:
             work = ending.waiting.popleft()
             self._route(work, list(work.open))
             self._finish_when_written(work)
 
-    def _notice(self, shard: Coordinator, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Remember what is decided and new here. It is committed with the log as it is now, at the latest."""
+    def _add_new(self, shard: Coordinator, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
+        """Add new decisions. They are committed when the high watermark reaches the present log end, or
+        earlier.
+        """
         ending.last_seen = pending[-1]
         for marker in pending:
             if (marker.name, marker.producer_id, marker.producer_epoch) not in ending.works:
@@ -166,7 +171,7 @@ class MarkerSender:
                 ending.waiting.append(work)
 
     def on_close(self, shard: Coordinator) -> None:
-        """This broker does not coordinate it any more: whoever does sends them."""
+        """Stop sending markers for a shard: its next coordinator sends them."""
         ending = self._endings.pop(shard, None)
         if ending is not None:
             for work in ending.works.values():
@@ -175,14 +180,14 @@ class MarkerSender:
                     work.timer.cancel()
 
     def on_image(self, image: ClusterImage) -> None:
-        """Perhaps there are other leaders: what waits for one goes there now."""
+        """Retry late partitions at once: there may be new leaders."""
         if self._late and image.topics is not self._topics:
             self._topics = image.topics
             for work in list(self._late):
                 self._loop.call_soon(self._retry, work)
 
     def close(self) -> None:
-        """The broker stops."""
+        """Stop sending: the broker stops."""
         for shard in list(self._endings):
             self.on_close(shard)
 
@@ -212,7 +217,7 @@ class MarkerSender:
 
     async def _carry(self, route: _Route) -> None:
         try:
-            await asyncio.sleep(0)  # what else there is of this turn of the loop
+            await asyncio.sleep(0)  # gather the other markers of this turn of the loop
             while route.waiting:
                 batch = self._take(route)
                 if not batch:
@@ -224,7 +229,7 @@ class MarkerSender:
             route.in_flight -= 1
 
     def _take(self, route: _Route) -> dict[_Work, list[TxnPartition]]:
-        """What goes into the next request."""
+        """Return the markers of the next request."""
         batch: dict[_Work, list[TxnPartition]] = {}
         count = 0
         while route.waiting and count < MAX_PARTITIONS_PER_REQUEST:
@@ -258,16 +263,16 @@ class MarkerSender:
         for number, (work, partitions) in enumerate(batch.items()):
             if self._is_current(work):
                 answered = results[number] if number < len(results) else ()
-                self._settle(work, partitions, answered, reason)
+                self._record(work, partitions, answered, reason)
 
-    def _settle(
+    def _record(
         self,
         work: _Work,
         partitions: Sequence[TxnPartition],
         answered: Sequence[TxnPartitionResult],
         reason: object,
     ) -> None:
-        """Take note of what a broker made of a transaction's markers."""
+        """Record a broker's results for the markers of one transaction."""
         outcomes = {(one.topic, one.partition): one for one in answered}
         for at in partitions:
             outcome = outcomes.get((at.topic, at.partition))
@@ -316,19 +321,19 @@ class MarkerSender:
             MarkersWritten(marker.name, marker.producer_id, marker.producer_epoch, marker.partitions)
         )
         ending = self._endings.get(shard)
-        if ending is not None:  # unless the shard was closed within
+        if ending is not None:  # the shard may have been closed meanwhile
             ending.works.pop(work.key, None)
             if not ending.works:
                 del self._endings[shard]
-        then = partial(self._on_noted, work)
+        then = partial(self._on_recorded, work)
         if isinstance(response, Pending):
             response.then(then)
         else:
             then(response)
         self._on_complete(marker.name)
 
-    def _on_noted(self, work: _Work, response: Response) -> None:
-        """The coordinator has written it down, or could not: then it is pending still, and begun again."""
+    def _on_recorded(self, work: _Work, response: Response) -> None:
+        """If the coordinator could not record the completion, the decision is still pending: start again."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",

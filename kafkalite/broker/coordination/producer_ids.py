@@ -1,4 +1,4 @@
-"""Producer ids that this broker may give out, in blocks that the controller allocated to it."""
+"""Producer ids that this broker may assign, in blocks that the controller allocated to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse
 
 
 class ProducerIds:
-    """Invariant: no id is given out twice, by this broker or any other. A rest is forgotten at the end."""
+    """Invariant: no id is assigned twice, by this broker or any other. Unused ids are lost at a stop."""
 
     def __init__(self, allocate: Callable[[], Awaitable[AllocateProducerIdsResponse]]) -> None:
         """``allocate`` has the controller reserve a block."""
@@ -19,14 +19,14 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     def take(self) -> int | None:
-        """The next id, or None when a block must be allocated first: ``next`` does that."""
+        """Return the next id, or None if ``next`` must allocate a block first."""
         if self._next == self._end:
             return None
         self._next += 1
         return self._next - 1
 
     async def next(self) -> int:
-        """The next id. Raises what allocating raises."""
+        """Return the next id. Raises the errors of ``allocate``."""
         async with self._allocating:
             while (producer_id := self.take()) is None:
                 block = await self._allocate()

@@ -1,10 +1,11 @@
-"""One coordinator: the leader of one partition of an internal topic, with a machine on top of its records.
+"""One coordinator: the leader of one partition of an internal topic, with a machine that replays its
+records.
 
-A request is decided on the state at the log's end; the records of the decision are appended as one batch and
-replayed at once; the answer is released when the high watermark has reached what was the log's end then. So
-nothing is ever taken back, and no answer, a refusal and what was only read included, rests on records that
-may yet vanish (R36, R39, R40). When leadership ends, answers not yet released become NOT_COORDINATOR, and
-the shard with its machine is forgotten: whoever leads next reads the whole log before it serves.
+A request is decided on the state at the log's end. The records of the decision are appended as one
+batch and replayed at once. The response is sent when the high watermark has reached that log end. So
+nothing is ever revoked, and no response, including errors and reads, rests on records that may still be
+lost (R36, R39, R40). When the leadership ends, held responses become NOT_COORDINATOR, and the shard and
+its machine are discarded: the next leader reads the whole log before it serves.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from kafkalite.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
-#: How long an answer waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
+# : How long a response waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
 COMMIT_TIMEOUT_MS: Final = 5_000
-#: After a tick that could not write what it had to.
+# : After a tick whose records could not be written.
 TICK_RETRY_MS: Final = 500
-#: A machine whose deadline has passed and that has nothing to do is not asked more often.
+# : The shortest interval of ticks for a machine whose deadline has passed and that has nothing to do.
 MIN_TICK_INTERVAL_MS: Final = 10
 NO_CALLER: Final = Caller("", "")
 
@@ -61,7 +62,7 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """What decides: pure, replayed from records. See ``coordination``."""
+    """Makes the decisions. Pure, replayed from records; see ``coordination``."""
 
     def decide(
         self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
@@ -79,20 +80,22 @@ class Machine(Protocol):
 
 
 class ShardOwner(Protocol):
-    """What a shard needs of the coordinators around it."""
+    """The parts of ``Coordinators`` that a shard uses."""
 
     @property
     def topics(self) -> Mapping[str, TopicShape]:
-        """Every topic there is now."""
+        """All topics."""
         ...
 
     @property
     def is_isolated(self) -> bool:
-        """Whether no controller was reached for so long that another broker may lead by now (R23)."""
+        """Whether no controller was reached for so long that another broker may be the leader (R23)."""
         ...
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at that moment (monotonic), and not at an earlier one asked for before."""
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic) instead of at the time of the last call. None:
+        never.
+        """
         ...
 
     def on_ticked(self, shard: Shard) -> None:
@@ -104,7 +107,7 @@ class ShardOwner(Protocol):
         ...
 
     def on_broken(self, error: BaseException) -> None:
-        """An invariant is broken: the broker must stop."""
+        """Stop the broker: an invariant is broken."""
         ...
 
 
@@ -117,7 +120,8 @@ class Shard:
     """Serves the keys that hash to one partition.
 
     Invariants: while loaded and not closed, the machine's state is the replay of the whole log; the end
-    offsets in ``_held`` do not decrease; while anything is held or uncommitted, ``_waiter`` stands.
+    offsets in ``_held`` do not decrease; while anything is held or uncommitted, ``_waiter`` is
+    registered.
     """
 
     def __init__(
@@ -130,10 +134,10 @@ class Shard:
     ) -> None:
         self.partition = partition
         self.machine: Any = machine
-        self.coordinator_epoch = partition.leader_epoch  #: the leader epoch it serves in
+        self.coordinator_epoch = partition.leader_epoch  # : the leader epoch in which it serves
         self.is_loaded = False
         self.is_closed = False
-        self.failure: Exception | None = None  #: why it was not loaded, and will not be
+        self.failure: Exception | None = None  # : why it could not be loaded
         self._owner = owner
         self._waiters = waiters
         self._clock = clock
@@ -151,12 +155,12 @@ class Shard:
 
     @property
     def end_offset(self) -> int:
-        """The log's end (exclusive): with the state of this moment."""
+        """Return the log's end (exclusive), which the current state includes."""
         return self.partition.log_end_offset
 
     @property
     def high_watermark(self) -> int:
-        """What lies below it is committed, whoever coordinates next."""
+        """Return the offset below which records are committed."""
         return self.partition.high_watermark
 
     def now(self) -> Instant:
@@ -172,7 +176,7 @@ class Shard:
                     f"{self.partition.key} could not be loaded: {self.failure}",
                     hint="the broker's log has the traceback",
                 )
-            raise CoordinatorLoadInProgressError(f"{self.partition.key} is being loaded; ask again soon")
+            raise CoordinatorLoadInProgressError(f"{self.partition.key} is being loaded; retry soon")
 
     def may_serve(self) -> bool:
         """Whether the whole log was replayed. An earlier state may lack committed records (R36)."""
@@ -186,16 +190,17 @@ class Shard:
     # --- requests
 
     def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
-        """The machine's answer to ``command``, when all that it rests on is committed. Never raises.
+        """Return the machine's response to ``command``, held until all that it rests on is committed.
+        Never raises.
 
-        A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the outcome is
-        not known, or nothing was done: ask again), COORDINATOR_LOAD_IN_PROGRESS.
+        A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the
+        outcome is not known, or nothing was done: retry), COORDINATOR_LOAD_IN_PROGRESS.
         """
         try:
             self.check()
         except BrokerError as error:
             return refusal(error)
-        assert not self._is_working, f"{self} was asked from within its own decision"
+        assert not self._is_working, f"{self} was called from within its own decision"
         self._is_working = True
         response: Response
         try:
@@ -221,20 +226,23 @@ class Shard:
         return self._hold(response)
 
     async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
-        """``submit`` for who can wait: the reply itself. Raises the BrokerError of a refusal."""
+        """As ``submit``, and return the message of the reply. Raises the BrokerError of a refusal."""
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Have the replicas in sync confirm, by a record that says nothing, that this broker still leads.
+        """Append an empty record, so that the in-sync replicas confirm that this broker is still the
+        leader.
 
-        While no controller is reached, another one may long coordinate (R23), and what this one has committed
-        may be old. The answer that follows waits for the record like for any other.
+        While no controller is reached, another broker may have become the coordinator (R23), and the
+        state here may be old. The response waits for the record as for any other.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
-        """Append the records of a decision as one batch and replay them. What raises has changed nothing."""
+        """Append the records of a decision as one batch and replay them. If it raises, nothing has
+        changed.
+        """
         keys, values = zip(*decision.records, strict=True)
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         batch = build_batch(
@@ -255,14 +263,14 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Raises what a client is to hear of an error of the log."""
+        """Append a batch. Raises the error that the client is to receive."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """What a client hears of an error of the log; others as they are."""
+        """Return the error that a client receives for an error of the log; other errors unchanged."""
         if isinstance(error, _GONE):
             return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
@@ -270,14 +278,16 @@ class Shard:
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """A transaction's marker was appended to the partition; one being loaded will read it there."""
+        """Apply the marker of a transaction that was appended. A shard that is loading reads it from the
+        log.
+        """
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
             self._await_commitment()
             self._owner.on_changed(self)
 
-    # --- answers wait for the high watermark
+    # --- responses wait for the high watermark
 
     def _hold(self, response: Response) -> Response | Pending:
         """Return ``response``, or a Pending until all records now in the log are committed."""
@@ -296,8 +306,9 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Have ``_on_reached`` called when the first held answer may go, or else all that was written is
-        committed."""
+        """Call ``_on_reached`` when the first held response may be sent, or else when all records are
+        committed.
+        """
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
@@ -313,7 +324,7 @@ class Shard:
             if not isinstance(error, _GONE):
                 self._waiters.loop.call_later(TICK_RETRY_MS / 1000, self._flush)
             return
-        if self._is_working:  # within an append: its records are not replayed yet
+        if self._is_working:  # within an append, whose records are not replayed yet
             if not self._is_flush_due:
                 self._is_flush_due = True
                 self._waiters.loop.call_soon(self._flush)
@@ -321,7 +332,7 @@ class Shard:
             self._flush()
 
     def _flush(self) -> None:
-        """Release the answers whose records are committed."""
+        """Send the held responses whose records are committed."""
         self._is_flush_due = False
         if self.is_closed:
             return
@@ -334,11 +345,13 @@ class Shard:
         self._owner.on_changed(self)
 
     def _expire(self) -> None:
-        """Give up what waits for too long. It may be committed yet, so the client is to ask again."""
+        """Fail responses that have waited too long. Their records may still be committed, so the client
+        retries.
+        """
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(
-            f"not committed to {self.partition.key} within {COMMIT_TIMEOUT_MS} ms; it may be yet"
+            f"not committed to {self.partition.key} within {COMMIT_TIMEOUT_MS} ms; it may still be"
         )
         while held and (held[0][1] <= now_s or held[0][3].is_done):
             held.popleft()[3].resolve(refusal(error))
@@ -354,7 +367,7 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Do what time or changed topics bring; once more in another turn of the loop while there is more."""
+        """Decide what time or changed topics require; again in another turn of the loop if there is more."""
         if self.is_closed or not self.is_loaded:
             return
         self._is_tick_due = False
@@ -382,7 +395,7 @@ class Shard:
         self._schedule(not_before_ms=now.monotonic_ms + MIN_TICK_INTERVAL_MS)
 
     def tick_soon(self) -> None:
-        """``tick`` in the next turn of the loop, once however often it is asked for."""
+        """Call ``tick`` once in the next turn of the loop."""
         if not self._is_tick_due and self.is_loaded and not self.is_closed:
             self._is_tick_due = True
             self._waiters.loop.call_soon(self.tick)
@@ -399,7 +412,7 @@ class Shard:
     # --- life
 
     def finish_loading(self) -> None:
-        """All of the log was replayed, at this moment."""
+        """Start to serve: the whole log was replayed at this moment."""
         self.is_loaded = True
         self.machine.on_loaded(self.now())
         self._schedule()
@@ -408,7 +421,7 @@ class Shard:
         self._owner.on_ticked(self)
 
     def close(self) -> None:
-        """Another one coordinates, or nobody. What is held is answered NOT_COORDINATOR."""
+        """Stop serving. Held responses become NOT_COORDINATOR."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -148,7 +148,7 @@ class Transactions:
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
         """Return a connection to another broker. Each purpose has its own, as responses arrive in order."""
         if self._authenticator is None:
-            raise NotCoordinatorError(f"broker {node_id} is no part of this cluster")
+            raise NotCoordinatorError(f"broker {node_id} is not part of this cluster")
         if self.is_closed:
             raise ShuttingDownError("this broker stops")
         peers = self._peers.get(purpose)

@@ -1,10 +1,10 @@
-"""Transactional batches: none is appended before its transaction's coordinator knows of the partition (R31).
+"""Transactional batches wait until their transaction's coordinator has added the partition (R31).
 
-The first batch of a transaction in a partition waits until the coordinator has added the partition, durably:
-from then on the transaction's end will put a marker there, or has put one there, and then its epoch refuses
-the batch. So nothing late can hang in the log, or slip into the next transaction (KIP-890). Batches of the
-same producer that come meanwhile wait behind, so that they keep their order. A batch of a transaction that
-is open in the log needs nothing and waits for nobody.
+The first batch of a transaction in a partition waits until the coordinator has added the partition,
+durably: then the end of the transaction writes a marker there, or has done so, and its epoch fences the
+batch. So no late batch can hang in the log, or become part of the next transaction (KIP-890). Later
+batches of the same producer wait behind it, which preserves their order. A batch of a transaction that
+is open in the log does not wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
 
 Then: TypeAlias = "Callable[[Appended | None, Exception | None], None]"
-"""What became of a batch: what ``Partition.append`` returned, or what was raised instead."""
+"""Called with the result of ``Partition.append``, or with the exception that it raised."""
 
 Verify: TypeAlias = Callable[[str, int, int, Sequence[TopicPartition]], Awaitable[None]]
 """Has the coordinator add partitions to (transactional id, producer id, producer epoch). Raises
@@ -31,13 +31,13 @@ BrokerError."""
 
 
 class Leaders(Protocol):
-    """``Partitions``, as far as it matters here."""
+    """``Partitions``, as far as this module uses it."""
 
     def leader(self, topic: str, partition: int) -> Partition: ...
 
 
 class Owner(NamedTuple):
-    """Whose transaction a batch is part of. Each transaction has an epoch of its own, so this names it."""
+    """The transaction of a batch. Each transaction has its own epoch, so this identifies it."""
 
     transactional_id: str
     producer_id: int
@@ -54,14 +54,14 @@ class _Waiting(NamedTuple):
 
 
 _Place: TypeAlias = tuple[TopicPartition, int]
-"""A partition and a producer id: what order must be kept in."""
+"""A partition and a producer id, within which batches keep their order."""
 
 
 class Verifications:
     """The batches that wait for a coordinator.
 
-    Invariant: there is a queue for a place exactly while its first batch's transaction is gathered or asked
-    for.
+    Invariant: a place has a queue exactly while the transaction of its first batch is gathered or being
+    verified.
     """
 
     def __init__(self, verify: Verify, leaders: Leaders, clock: Clock, tasks: TaskSet) -> None:
@@ -70,10 +70,12 @@ class Verifications:
         self._clock = clock
         self._tasks = tasks
         self._queues: dict[_Place, deque[_Waiting]] = {}
-        self._gathered: dict[Owner, dict[TopicPartition, None]] = {}  # to be asked for in the next turn
+        self._gathered: dict[
+            Owner, dict[TopicPartition, None]
+        ] = {}  # to be verified in the next turn of the loop
 
     def __len__(self) -> int:
-        """How many batches wait."""
+        """Return the number of waiting batches."""
         return sum(map(len, self._queues.values()))
 
     def append(
@@ -85,9 +87,9 @@ class Verifications:
         acks: int,
         then: Then,
     ) -> Appended | None:
-        """``Partition.append``, or None: then ``then`` is called later, once.
+        """Call ``Partition.append`` and return its result, or None: then ``then`` is called later, once.
 
-        ``batch`` must stay as it is till then. Raises as ``Partition.append``.
+        ``batch`` must not change until then. Raises as ``Partition.append``.
         """
         place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
@@ -102,7 +104,7 @@ class Verifications:
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
-        """Ask for ``key`` in the next turn of the loop, together with the transaction's other partitions."""
+        """Verify ``key`` in the next turn of the loop, together with the transaction's other partitions."""
         gathered = self._gathered.get(owner)
         if gathered is None:
             self._gathered[owner] = {key: None}
@@ -111,7 +113,7 @@ class Verifications:
             gathered[key] = None
 
     async def _ask(self, owner: Owner) -> None:
-        await asyncio.sleep(0)  # what else there is of this turn of the loop
+        await asyncio.sleep(0)  # gather the other partitions of this turn of the loop
         keys = list(self._gathered.pop(owner))
         error: Exception | None = None
         try:
@@ -126,7 +128,7 @@ class Verifications:
             self._release(key, owner, error)
 
     def _release(self, key: TopicPartition, owner: Owner, error: Exception | None) -> None:
-        """Append what waits for ``owner`` at ``key``, in order, or have it refused with ``error``."""
+        """Append the batches that wait for ``owner`` at ``key``, in order, or fail them with ``error``."""
         place = (key, owner.producer_id)
         queue = self._queues[place]
         while queue and queue[0].owner == owner:
@@ -140,7 +142,7 @@ class Verifications:
                 raise
             except Exception as refusal:
                 if isinstance(refusal, BrokerError) and refusal.retriable:
-                    error = refusal  # what follows would be out of sequence
+                    error = refusal  # later batches would be out of sequence
                 waiting.then(None, refusal)
             else:
                 waiting.then(appended, None)
@@ -152,10 +154,10 @@ class Verifications:
     def _append(self, waiting: _Waiting) -> Appended:
         partition = self._leaders.leader(*waiting.partition.key)
         if partition is not waiting.partition:
-            raise NotLeaderOrFollowerError(f"{partition.key} is another one now; ask for its metadata again")
+            raise NotLeaderOrFollowerError(f"{partition.key} was created again; refresh its metadata")
         now_ms = self._clock.wall_ms()
         return partition.append(waiting.batch, waiting.header, now_ms, waiting.acks, is_verified=True)
 
     def _forget(self, place: _Place) -> None:
-        """The broker stops: whoever waits has lost the connection, or is told so by it."""
+        """Drop the batches: the broker stops, and their clients lose the connection."""
         self._queues.pop(place, None)

@@ -1,7 +1,8 @@
-"""The one place on the server where exceptions become error codes.
+"""Translates exceptions to error codes, for the whole server.
 
-Expected failures have a code. Anything else is a fault of ours: the client gets UNKNOWN_SERVER_ERROR with an
-id, and the log has the traceback under that id. AssertionError is not translated: it stops the broker.
+Expected failures have a code. Any other exception is a bug: the client receives UNKNOWN_SERVER_ERROR
+with an id, and the log has the traceback under that id. AssertionError is not translated: it stops the
+broker.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class Outcome(NamedTuple):
     error_message: str | None
 
 
-#: The response to a request during which an invariant turned out to be broken.
+# : The response to a request that finds an invariant broken.
 STOPS: Final = Refusal(
     ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", closes=True
 )
 
 
 def translate(error: Exception) -> Outcome:
-    """The error code and message a client gets. An AssertionError is raised again."""
+    """Return the error code and message for the client. Raises an AssertionError again."""
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, BrokerError):

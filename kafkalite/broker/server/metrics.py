@@ -1,4 +1,4 @@
-"""Counters of one broker, and what ``Broker.statistics()`` tells."""
+"""Counters of one broker, and the result of ``Broker.statistics()``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """A broker at one moment. Counts are since its start unless they say otherwise."""
+    """A broker at one moment. Counts are since its start unless stated otherwise."""
 
     node_id: int
     cluster_id: str
@@ -46,9 +46,9 @@ class BrokerStatistics:
     connections_accepted: int
     connections_refused: int  #: over max.connections
     connections_reaped: int  #: idle or half-open
-    protocol_errors: int  #: connections closed for what they sent
+    protocol_errors: int  # : connections closed because of invalid bytes
     requests: dict[str, int]  #: by api name
-    failed_requests: int  #: answered with an error as a whole
+    failed_requests: int  # : requests that failed as a whole
     topic_count: int
     partition_count: int
     offline_partition_count: int
@@ -58,6 +58,6 @@ class BrokerStatistics:
     sync_rounds: int
     synced_logs: int
     group_count: int  #: consumer groups that this broker coordinates
-    transaction_count: int  #: transactional ids and members of transaction groups that it coordinates
-    waiting_requests: int  #: parked long polls and produces now
+    transaction_count: int  # : transactional ids and writers of transaction groups that it coordinates
+    waiting_requests: int  # : held long polls and produce requests now
     task_count: int

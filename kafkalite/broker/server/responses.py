@@ -209,7 +209,9 @@ class PendingResults(Pending):
         self._finish_if_complete()
 
     def _release(self) -> None:
-        """The response is sent or the client is gone. The work that was begun goes on."""
+        """Release what waits for the response, which was sent or is no longer wanted. Work in progress
+        continues.
+        """
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():

@@ -1,13 +1,14 @@
-"""Connections: bytes in, answers out in the order of their requests, and the limits on both.
+"""Connections: bytes in, responses out in the order of their requests, and the limits on both.
 
-One ``Connection`` is an ``asyncio.BufferedProtocol`` around a sans-IO ``ServerConnection``. A request whose
-answer is ready at once, with nothing queued before it, is answered in the same callback: no task, no
-future. Otherwise its slot waits in a queue, and answers leave when they have reached its head.
+A ``Connection`` is an ``asyncio.BufferedProtocol`` around a sans-IO ``ServerConnection``. If a response
+is ready at once and no request is queued before it, it is written in the same callback: no task, no
+future. Otherwise the request waits in a queue, and its response is written when it has reached the
+head.
 
-Reading stops while the peer does not take its answers, and while too much is unanswered. A connection is
-closed when it breaks the protocol, when nothing moves for ``connections.max.idle.ms``, when it does not
-shake hands in HANDSHAKE_DEADLINE_MS, nor prove to be a node where it has to, and when a frame stays
-incomplete for too long.
+Reading pauses while the peer does not read its responses, and while too many requests are unanswered. A
+connection is closed if it breaks the protocol, has no traffic for ``connections.max.idle.ms``, does not
+complete the handshake or a required proof within HANDSHAKE_DEADLINE_MS, or leaves a frame incomplete
+for too long.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from kafkalite.transport import Listener, has_own_name, transport_for
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_DEADLINE_MS: Final = 10_000
-FRAME_DEADLINE_MS: Final = 30_000  # and a second more for each FRAME_PROGRESS_BYTES that did come
+FRAME_DEADLINE_MS: Final = 30_000  # and one second more for each FRAME_PROGRESS_BYTES received
 FRAME_PROGRESS_BYTES: Final = 64 * KIB
 REAP_INTERVAL_MS: Final = 5_000
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 WRITE_BUFFER_LOW_BYTES: Final = 1 * MIB
-FLUSH_BYTES: Final = 1 * MIB  # answers gathered before they are written
+FLUSH_BYTES: Final = 1 * MIB  # responses gathered before they are written
 
 
 class Dispatch(Protocol):
@@ -44,7 +45,7 @@ class Dispatch(Protocol):
 
 
 class _Slot:
-    """One unanswered request. Called with the answer when it is there."""
+    """One unanswered request. Called with its response."""
 
     __slots__ = ("connection", "is_ready", "pending", "request", "response")
 
@@ -65,8 +66,8 @@ class _Slot:
 class Connection(asyncio.BufferedProtocol):
     """One client.
 
-    Invariant: answers are written in the order of ``_queue`` (requests begun and not answered), and
-    ``_backlog`` (requests received and not begun) comes after it.
+    Invariant: responses are written in the order of ``_queue`` (requests in progress), and ``_backlog``
+    (requests received and not started) comes after it.
     """
 
     def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
@@ -79,9 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # of a frame that spans several reads
         self._is_reading = True
-        self._is_writable = server.is_open  # before that, what arrives is kept
-        self._is_ending = False  # nothing more is read; closes when all is answered
-        self._is_final = False  # the answer that ends the connection is written or queued
+        self._is_writable = server.is_open  # until then, received bytes are kept
+        self._is_ending = False  # nothing more is read; closes when everything is answered
+        self._is_final = False  # the last response of the connection is written or queued
         self._is_lost = False
         self._made_ms = self._moved_ms = server.clock.monotonic_ms()
         self._activity = (0, 0)  # received and unsent bytes at the last pass of the reaper
@@ -96,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
     def __repr__(self) -> str:
         return f"<Connection {self.client.peer} {len(self._queue)} unanswered, {len(self._backlog)} waiting>"
 
-    # --- asyncio's side
+    # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -152,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """The peer sends no more; what it asked for is still answered."""
+        """Keep the connection while requests are unanswered: the peer sends no more."""
         try:
             self._wire.eof()
         except RemoteProtocolError as error:
@@ -183,18 +184,18 @@ class Connection(asyncio.BufferedProtocol):
             if slot.pending is not None:
                 slot.pending.cancel()
 
-    # --- requests and answers
+    # --- requests and responses
 
     def _has_room(self) -> bool:
         return self._is_writable and len(self._queue) < MAX_IN_FLIGHT_PER_CONNECTION
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Keep requests for later: at most what one receive buffer held, for reading pauses now."""
+        """Keep requests for later: at most those of one receive buffer, as reading pauses now."""
         if not self._is_final:
             self._backlog.extend(requests)
 
     def _serve_one(self, request: Request | BadRequest) -> None:
-        """As ``_serve``, for the request that comes alone and finds nothing before it."""
+        """As ``_serve``, for a single request with none before it."""
         response = self._dispatch(request, self.client)
         if isinstance(response, Pending):
             self._enqueue(request, response)
@@ -207,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(out)
 
     def _serve(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Begin requests in order, and write the answers that are ready."""
+        """Start requests in order, and write the responses that are ready."""
         out: list[Any] = []
         gathered_bytes = 0
         queue = self._queue
@@ -240,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._is_final = self._is_ending = True
 
     def on_response(self, slot: _Slot) -> None:
-        """A queued request has its answer. Answers at the head of the queue leave now."""
+        """Write the responses at the head of the queue: a queued request has its response."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
         out: list[Any] = []
@@ -253,13 +254,13 @@ class Connection(asyncio.BufferedProtocol):
         self._serve_backlog()
 
     def _encode(self, request: Request | BadRequest, response: Reply | Refusal, out: list[Any]) -> int:
-        """Append the answer's buffers to ``out``; how many bytes of payload they hold."""
+        """Append the response's buffers to ``out``. Return the number of bytes of its payload."""
         if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
                 out += self._wire.send(request, response.message, response.payload)
             except LocalProtocolError as error:
-                message = f"the answer can't be sent: {error}"
+                message = f"the response cannot be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
                 return 0
             return sum(map(len, response.payload)) if response.payload else 0
@@ -280,11 +281,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """``writelines``, and the ``pause_writing`` that asyncio's own forgets from Python 3.12 on."""
+        """Call ``writelines``, and ``pause_writing``, which asyncio's ``writelines`` omits from Python
+        3.12 on.
+        """
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
-            transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)  # looks anew
+            transport.set_write_buffer_limits(
+                WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES
+            )  # checks the buffer again
 
     def _serve_backlog(self) -> None:
         if self._backlog and not self._is_lost and self._has_room():
@@ -302,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.pause_reading()
 
-    # --- ends
+    # --- closing
 
     def _on_protocol_error(self, error: RemoteProtocolError) -> None:
         self._server.metrics.protocol_errors += 1
@@ -310,12 +315,12 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close at once; unsent answers are lost."""
+        """Close at once. Unsent responses are lost."""
         if not self._is_lost:
             self._transport.abort()
 
     def end(self) -> None:
-        """Read no more, answer what was begun, then close."""
+        """Stop reading, finish the requests in progress, then close."""
         self._is_ending = True
         self._backlog.clear()
         self._update_reading()
@@ -374,10 +379,10 @@ class Server:
         max_unproven_bytes: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
     ) -> None:
-        """``on_closed`` hears of every connection that was served, when it is gone.
+        """``on_closed`` is called with every connection that was served, after it has closed.
 
-        ``max_unproven_bytes`` is how much of an unfinished frame is taken from who has not proved to be a
-        node of the cluster (S1, S3), within HANDSHAKE_DEADLINE_MS; None makes no difference between the two.
+        ``max_unproven_bytes`` limits an unfinished frame of a peer that has not proved to be a node of
+        the cluster (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None: no proof is required.
         """
         self.dispatch = dispatch
         self._on_closed = on_closed
@@ -388,17 +393,17 @@ class Server:
         self.is_open = False
         self._max_connections = max_connections
         self._max_idle_ms = max_idle_ms
-        #: What unfinished frames may still take, over all connections.
+        # : Bytes that unfinished frames may still use, over all connections.
         self.free_bytes = max_queued_bytes
         self._listeners: list[Listener] = []
-        self._connections: dict[Connection, None] = {}  # in the order they came
+        self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._has_connections = asyncio.Event()
         self._has_none = asyncio.Event()
         self._has_none.set()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, ports resolved."""
+        """Return the addresses of all listeners, with ports resolved."""
         return tuple(listener.address for listener in self._listeners)
 
     @property
@@ -406,7 +411,7 @@ class Server:
         return len(self._connections)
 
     async def listen(self, address: str, advertised: str | None) -> str:
-        """Open one listener; its address with the port resolved. Raises ListenError."""
+        """Open a listener and return its address with the port resolved. Raises ListenError."""
         listener: Listener | None = None
         number = len(self._listeners)
 
@@ -420,7 +425,7 @@ class Server:
         return listener.address
 
     def open(self) -> None:
-        """Begin to serve. Connections made since ``listen`` were accepted and waited."""
+        """Start to serve, also the connections accepted since ``listen``."""
         self.is_open = True
         for connection in list(self._connections):
             connection.resume_writing()
@@ -448,7 +453,7 @@ class Server:
             self._has_none.set()
 
     async def reap_forever(self) -> None:
-        """Close overdue connections every REAP_INTERVAL_MS; without connections, sleep until there is one."""
+        """Close overdue connections every REAP_INTERVAL_MS, as long as there are connections."""
         while True:
             await self._has_connections.wait()
             await self.clock.sleep_ms(REAP_INTERVAL_MS)
@@ -467,13 +472,15 @@ class Server:
             listener.close()
 
     def end(self) -> None:
-        """Stop accepting and reading. Connections close as soon as what they asked is answered."""
+        """Stop accepting and reading. Each connection closes when its requests are answered."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when every connection is closed, by force after ``grace_ms``, which is logged."""
+        """Return when every connection is closed. After ``grace_ms`` they are closed by force, which is
+        logged.
+        """
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
@@ -487,7 +494,7 @@ class Server:
             await listener.wait_closed()
 
     async def abort(self) -> None:
-        """Drop every connection; return when they are gone."""
+        """Drop every connection. Return when they are closed."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.abort()
@@ -498,7 +505,7 @@ _NO_PAYLOAD: Final = memoryview(b"")
 
 
 def _without_body(request: Request | BadRequest) -> Request | BadRequest:
-    """What is needed to answer ``request`` later: its payload may be freed meanwhile."""
+    """Return what is needed to respond to ``request`` later, so that its payload may be freed."""
     if isinstance(request, BadRequest):
         return request
     key, version, correlation_id, client_id = request[:4]
@@ -506,7 +513,7 @@ def _without_body(request: Request | BadRequest) -> Request | BadRequest:
 
 
 def _socket_address(name: object) -> str:
-    """``("::1", 9092, 0, 0)`` -> ``[::1]:9092``; text stays as it is."""
+    """Return ``[::1]:9092`` for ``("::1", 9092, 0, 0)``; text is returned unchanged."""
     match name:
         case (str() as host, int() as port, *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""The broker's own tasks: none is orphaned, and one that fails takes the broker down.
+"""The broker's own tasks: none is orphaned, and one that fails stops the broker.
 
-``asyncio.TaskGroup`` must be left by the task that entered it; a broker may be started and stopped by
-different ones.
+``asyncio.TaskGroup`` must be left by the task that entered it; different tasks may start and stop a
+broker.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 
 class TaskSet:
-    """Tasks of one owner. ``on_failure`` hears of any exception but cancellation."""
+    """Tasks of one owner. ``on_failure`` is called with any exception except cancellation."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order they began, so that runs repeat
+        self._tasks: dict[
+            asyncio.Task[Any], None
+        ] = {}  # in the order they were started, so that runs can be repeated
 
     def __len__(self) -> int:
         return len(self._tasks)

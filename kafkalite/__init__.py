@@ -1,7 +1,7 @@
 """kafkalite: a distributed commit log in pure Python.
 
-The public names, loaded when they are first used: importing the package costs little and pulls in no
-event loop, no server and no compression library.
+The public names are loaded when they are first used, so importing the package imports no event loop, no
+server and no compression library.
 """
 
 from __future__ import annotations

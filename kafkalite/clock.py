@@ -1,7 +1,7 @@
-"""The Clock seam: what time it is, and waiting for it.
+"""The Clock seam: the current time, and waiting.
 
-Broker passes that happen "every so often" (retention, roll, idle reaping) wait through this seam, so a
-test lets a week pass in milliseconds. Network deadlines use the event loop's own timers.
+Periodic work of the broker (retention, segment roll, idle connections) waits through this seam, so that
+a test can let a week pass in milliseconds. Network deadlines use the event loop's own timers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch. May jump; used for timestamps that people see."""
+        """Return milliseconds since the Unix epoch. May jump; used for timestamps that people see."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since an arbitrary start. Never goes back; used for every interval."""
+        """Return milliseconds since an arbitrary start. Never decreases; used for every interval."""
         ...
 
     async def sleep_ms(self, duration_ms: int) -> None:

@@ -22,7 +22,7 @@ DURATION_EXAMPLES: Final = "10s, 500ms, 1h30m, 7d"
 
 
 def parse_duration(text: str, *, bare_unit: str | None = "s") -> int:
-    """``1h30m`` -> milliseconds. A number without a unit is in ``bare_unit``, and refused if that is None.
+    """Parse ``1h30m`` into milliseconds. A number without a unit is in ``bare_unit``; None refuses it.
 
     Raises ValueError.
     """
@@ -35,7 +35,7 @@ def parse_duration(text: str, *, bare_unit: str | None = "s") -> int:
 
 
 def format_duration(duration_ms: int) -> str:
-    """Milliseconds, in the two largest units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
+    """Return milliseconds in the two largest units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
     if duration_ms < 1000:
         return f"{duration_ms} ms"
     if duration_ms < 60_000:

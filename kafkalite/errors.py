@@ -1,39 +1,39 @@
-"""Every named failure.
+"""All errors that kafkalite raises.
 
 ::
 
     KafkaliteError
     ├── ConfigError                  a setting's key, value and what is allowed
-    ├── ListenError                  an address that can't be listened on, and why
-    ├── ProtocolError                bytes or messages that break the protocol
-    │   ├── LocalProtocolError       ... that we were about to send
-    │   └── RemoteProtocolError      ... that the peer sent
-    ├── RecordError                  a record or batch that can't be built or read
+    ├── ListenError                  an address that cannot be listened on, and why
+    ├── ProtocolError                bytes or messages that violate the protocol
+    │   ├── LocalProtocolError       ... before they were sent
+    │   └── RemoteProtocolError      ... as the peer sent them
+    ├── RecordError                  a record or batch that cannot be built or read
     │   ├── CorruptBatchError        CRC, lengths or layout wrong
     │   └── BatchTooLargeError       over a limit, or a decompression bomb
     ├── StorageError                 the log on disk
     │   ├── CorruptLogError          damage in the middle of a log: file, position, expected, actual
     │   ├── DiskFullError            no space; nothing was written
-    │   ├── LogOfflineError          a write or sync failed earlier; the log takes no more
+    │   ├── LogOfflineError          a write or sync failed earlier; the log refuses appends
     │   └── DataDirectoryError       locked, of another cluster, of another version
     ├── ClientError                  raised by producer, consumer, admin
     │   ├── ClientClosedError
     │   ├── ConnectionFailedError    no broker could be reached
     │   ├── RequestTimeoutError
-    │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is not known
+    │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
     │   ├── RecordTooLargeError      one record over max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
     │   ├── NoOffsetError            no position and auto.offset.reset is none
-    │   ├── LogTruncationError       records that were read are not in the log any more
-    │   ├── CommitFailedError        the consumer was expelled: what it holds may be another's by now
-    │   ├── MaxPollIntervalError     nobody asked for records for max.poll.interval.ms: the consumer left
+    │   ├── LogTruncationError       records that were read are no longer in the log
+    │   ├── CommitFailedError        the consumer was expelled; its partitions may have other owners
+    │   ├── MaxPollIntervalError     no records were requested for max.poll.interval.ms: the consumer left
     │   ├── TransactionAbortedError  the record was part of a transaction that was aborted
-    │   └── TransactionStateError    a call that the producer's transaction does not allow now
+    │   └── TransactionStateError    a call that is not valid in the state of the transaction
     └── BrokerError                  an error code in a response; one class per code
 """
 
-# Long because every error code has a class here, and each class is a few lines.
+# Long because every error code has a class of a few lines.
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class KafkaliteError(Exception):
-    """The root. ``hint`` is what to do about it, when we know."""
+    """The base of all errors. ``hint`` says what to do, if that is known."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -151,7 +151,7 @@ class ListenError(KafkaliteError):
 
 
 class ProtocolError(KafkaliteError):
-    """Raise Local… or Remote…, not this one."""
+    """Raised only as LocalProtocolError or RemoteProtocolError."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -221,9 +221,9 @@ class DeliveryTimeoutError(ClientError):
 
 
 class DeliveryFailedError(ClientError):
-    """Records whose failure nobody had looked at when flush() or close() ended.
+    """Failed records whose errors the application had not examined when flush() or close() ended.
 
-    ``counts`` says how many of each (topic, partition); the cause of the first is ``__cause__``.
+    ``counts`` maps (topic, partition) to the number of records; ``__cause__`` is the first error.
     """
 
     def __init__(self, counts: Mapping[tuple[str, int], int], first_error: Exception) -> None:
@@ -234,7 +234,7 @@ class DeliveryFailedError(ClientError):
             shown += f" and {len(counts) - len(first_five)} more partitions"
         super().__init__(
             f"{total} records were not delivered ({shown}); the first error: {first_error}",
-            hint="await the deliveries, or give on_delivery, to learn which records",
+            hint="await the deliveries, or pass on_delivery, to see which records",
         )
         self.counts = dict(counts)
         self.record_count = total
@@ -254,38 +254,40 @@ class NoOffsetError(ClientError):
 
 
 class LogTruncationError(ClientError):
-    """Records that a consumer had read were lost by an unclean leader election (KIP-320).
+    """Records that a consumer had read were lost in an unclean leader election (KIP-320).
 
-    Up to ``diverging_offset`` (exclusive) the log is still the one that was read; from there it is another.
+    The log that was read is intact up to ``diverging_offset`` (exclusive), and replaced from there on.
     """
 
     def __init__(self, message: str, *, diverging_offset: int, hint: str = "") -> None:
-        super().__init__(message, hint=hint or "seek() to where to go on")
+        super().__init__(message, hint=hint or "seek() to the offset to continue at")
         self.diverging_offset = diverging_offset
 
 
 class CommitFailedError(ClientError):
-    """Offsets were not committed, since the consumer is no longer the member that may commit them (R39)."""
+    """Offsets were not committed, because the consumer is no longer a member at its epoch (R39)."""
 
 
 class MaxPollIntervalError(CommitFailedError):
-    """The consumer has left its group, because nobody asked it for records for max.poll.interval.ms."""
+    """The consumer left its group, because the application requested no records for max.poll.interval.ms."""
 
 
 class TransactionAbortedError(ClientError):
-    """The transaction was aborted before the record was acknowledged: no read_committed reader sees it."""
+    """The transaction was aborted before the record was acknowledged; no read_committed reader sees the
+    record.
+    """
 
 
 class TransactionStateError(ClientError):
-    """What was called does not go with where the producer's transaction stands."""
+    """The call is not valid in the current state of the producer's transaction."""
 
 
 class BrokerError(KafkaliteError):
-    """An error code a broker answered. One class per code, registered: a duplicate fails at import."""
+    """An error code in a broker's response. Each code has one class; a duplicate fails at import."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
     retriable: ClassVar[bool] = False
-    #: Whether the client's metadata is stale and must be fetched again before the retry.
+    #: Whether the client must refresh its metadata before it retries.
     refresh_metadata: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
 
@@ -302,10 +304,10 @@ _CLASS_BY_CODE: dict[ErrorCode, type[BrokerError]] = {}
 
 
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
-    """The exception for an error code from a response; an unknown number is an UnknownServerError.
+    """Return the exception for an error code; an unknown code gives UnknownServerError.
 
-    The message says what it is ``about``, once. A hint that the broker sent with it, and that the class has
-    too, is not told twice.
+    The message names what it is ``about`` once. A hint that the broker sent and the class also has is
+    not repeated.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]
@@ -472,12 +474,12 @@ class ShuttingDownError(BrokerError):
 
 class ClusterAuthorizationFailedError(BrokerError):
     code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    default_hint = "only nodes of the cluster, which know its secret, may ask this"
+    default_hint = "only nodes that know the cluster's secret may send this request"
 
 
 class OutOfOrderSequenceNumberError(BrokerError):
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    default_hint = "records before these were lost; the producer can't go on in order"
+    default_hint = "earlier records were lost; the producer cannot continue in order"
 
 
 class DuplicateSequenceNumberError(BrokerError):
@@ -557,7 +559,7 @@ class CoordinatorLoadInProgressError(BrokerError):
 class CoordinatorNotAvailableError(BrokerError):
     code = ErrorCode.COORDINATOR_NOT_AVAILABLE
     retriable = True
-    default_hint = "the internal topic is being created, or has no leader now"
+    default_hint = "the internal topic is being created or has no leader"
 
 
 class NotCoordinatorError(BrokerError):
@@ -576,7 +578,7 @@ class InvalidGroupIdError(BrokerError):
 
 class UnknownMemberIdError(BrokerError):
     code = ErrorCode.UNKNOWN_MEMBER_ID
-    default_hint = "the member was expelled, or never joined; it must join again"
+    default_hint = "the member was expelled or never joined; it must rejoin"
 
 
 class InvalidTxnStateError(BrokerError):
@@ -596,7 +598,7 @@ class InvalidTransactionTimeoutError(BrokerError):
 class ConcurrentTransactionsError(BrokerError):
     code = ErrorCode.CONCURRENT_TRANSACTIONS
     retriable = True
-    default_hint = "the transaction before this one is still being ended"
+    default_hint = "the previous transaction is not complete yet"
 
 
 class TransactionCoordinatorFencedError(BrokerError):
@@ -610,7 +612,7 @@ class NonEmptyGroupError(BrokerError):
 
 class GroupIdNotFoundError(BrokerError):
     code = ErrorCode.GROUP_ID_NOT_FOUND
-    default_hint = "'kl group list' shows the groups there are"
+    default_hint = "'kl group list' shows the groups"
 
 
 class GroupMaxSizeReachedError(BrokerError):
@@ -640,12 +642,12 @@ class ProducerFencedError(BrokerError):
 
 class TransactionalIdNotFoundError(BrokerError):
     code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-    default_hint = "'kl txn list' shows the ids there are"
+    default_hint = "'kl txn list' shows the ids"
 
 
 class FencedMemberEpochError(BrokerError):
     code = ErrorCode.FENCED_MEMBER_EPOCH
-    default_hint = "the member was expelled; it must join again, and what it held may be another's"
+    default_hint = "the member was expelled and must rejoin; its partitions may have other owners"
 
 
 class UnreleasedInstanceIdError(BrokerError):
@@ -660,12 +662,12 @@ class UnsupportedAssignorError(BrokerError):
 
 class StaleMemberEpochError(BrokerError):
     code = ErrorCode.STALE_MEMBER_EPOCH
-    default_hint = "the member must take its newer epoch from its next heartbeat first"
+    default_hint = "the member must receive its new epoch with its next heartbeat first"
 
 
 class TransactionAbortableError(BrokerError):
     code = ErrorCode.TRANSACTION_ABORTABLE
-    default_hint = "abort the transaction; the next one can go on"
+    default_hint = "abort the transaction; the next one can succeed"
 
 
 class InvalidRegularExpressionError(BrokerError):
@@ -674,4 +676,4 @@ class InvalidRegularExpressionError(BrokerError):
 
 class FinishedBatchError(BrokerError):
     code = ErrorCode.FINISHED_BATCH
-    default_hint = "a later batch of this application was decided before"
+    default_hint = "a later batch of this application is already decided"

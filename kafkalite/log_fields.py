@@ -1,7 +1,7 @@
-"""What happened, and with which values: log lines that people read and machines parse.
+"""Log lines for people and machines: an event and its named values.
 
 ``logger.info("log created %s", Fields(topic="orders", partition=3))`` prints ``log created topic=orders
-partition=3`` with plain logging; ``server_logging`` turns the same record into a structured one.
+partition=3`` with plain logging; ``cli/server_logging.py`` turns the same record into a structured one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Fields:
 
 
 def printable(value: Any) -> str:
-    """Text that stays on its line and can't drive a terminal, at most MAX_VALUE_CHARACTERS long."""
+    """Return text on one line, without control characters, at most MAX_VALUE_CHARACTERS long."""
     text = str(value)
     if len(text) > MAX_VALUE_CHARACTERS:
         text = text[:MAX_VALUE_CHARACTERS] + "…"

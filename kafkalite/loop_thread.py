@@ -68,8 +68,8 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ClientError(
-                "a blocking call from kafkalite's own event loop would wait for itself",
-                hint="in a callback, hand the work to another thread or use the async client",
+                "a blocking call on kafkalite's own event loop would deadlock",
+                hint="in a callback, pass the work to another thread or use the async client",
             )
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The vocabulary: the values every floor speaks in, and the sentinels of the protocol.
+"""The vocabulary: values that every package uses, and the protocol's sentinels.
 
-Records and addresses are ``NamedTuple``: immutable, and built at C speed (``map(Record._make, zip(...))``
-makes several million a second, which a frozen dataclass cannot).
+Records and addresses are ``NamedTuple``: immutable, and built at C speed. ``map(Record._make,
+zip(...))`` makes several million per second, which a frozen dataclass cannot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kafkalite.limits import MAX_TOPIC_NAME_LENGTH
 BrokerId = NewType("BrokerId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 
-#: What the names of topics begin with that belong to the brokers.
+#: Prefix of internal topics.
 INTERNAL_PREFIX: Final = "__"
 
 NO_OFFSET: Final = -1
@@ -24,18 +24,18 @@ NO_EPOCH: Final = -1
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
-MAX_PRODUCER_EPOCH: Final = 2**15 - 1  #: the last of a producer id, 16 bits on the wire
+MAX_PRODUCER_EPOCH: Final = 2**15 - 1  #: 16 bits on the wire
 NO_SEQUENCE: Final = -1
 NO_BROKER_EPOCH: Final = -1  #: of a broker that is not registered
 
-# Timestamps with a meaning of their own in ListOffsets (Kafka's numbers).
+# Special timestamps of ListOffsets, with Kafka's numbers.
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 
 
 class Acks(enum.IntEnum):
-    """What a produce request waits for. The name in configuration is ``0``, ``1`` or ``all``."""
+    """The acknowledgement that a produce request waits for: ``0``, ``1`` or ``all`` in configurations."""
 
     NONE = 0
     LEADER = 1
@@ -61,7 +61,7 @@ class TopicPartition(NamedTuple):
 
 
 class RecordAddress(NamedTuple):
-    """Topic-Partition-Offset, the address of one record: ``Purchases-1-456332``."""
+    """The address of one record, Topic-Partition-Offset: ``Purchases-1-456332``."""
 
     topic: str
     partition: int
@@ -72,7 +72,7 @@ class RecordAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> RecordAddress:
-        """``Purchases-1-456332`` -> its parts; the topic may itself hold hyphens. Raises ValueError."""
+        """Parse ``Purchases-1-456332``; the topic may contain hyphens. Raises ValueError."""
         parts = text.rsplit("-", 2)
         if len(parts) != 3 or not parts[0] or not (_is_decimal(parts[1]) and _is_decimal(parts[2])):
             raise ValueError(f"{text!r} is not Topic-Partition-Offset, for example Purchases-1-456332")
@@ -88,7 +88,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Record(NamedTuple):
-    """One record as a consumer sees it."""
+    """One record as consumers receive it."""
 
     topic: str
     partition: int
@@ -105,7 +105,7 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where an acknowledged record stands. ``offset`` is NO_OFFSET (-1) with ``acks=0``."""
+    """The address and timestamp of an acknowledged record. ``offset`` is NO_OFFSET (-1) with ``acks=0``."""
 
     topic: str
     partition: int
@@ -120,15 +120,15 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What a group commits for a partition (R40)."""
+    """A committed offset of a group in one partition (R40)."""
 
-    offset: int  #: of the next record to be read
+    offset: int  #: the next offset to read
     leader_epoch: int = NO_EPOCH  #: of the last record read
-    metadata: str | None = None  #: the application's own words
+    metadata: str | None = None  #: text of the application
 
 
 class GroupMetadata(NamedTuple):
-    """Who commits: a member of a group at its epoch, or nobody's member ("" at NO_EPOCH)."""
+    """The committer of offsets: a member at its epoch, or "" at NO_EPOCH for a group without members."""
 
     group_id: str
     member_id: str = ""
@@ -141,10 +141,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[R]):
-    """What a deciding machine returns: state changes to make durable, and what to answer then.
+    """The result of a decision: records to make durable, and replies.
 
-    ``replies`` are (ticket, response) pairs to release only after every one of ``records`` is committed.
-    ``next_deadline_ms`` is when the shell must call ``tick`` again, or None.
+    ``replies`` are (ticket, response) pairs to send after all of ``records`` are committed.
+    ``next_deadline_ms`` is the time of the next ``tick``, or None.
     """
 
     records: tuple[R, ...] = ()
@@ -156,7 +156,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why ``name`` can't be a topic's name, or None when it can: Kafka's rule, 1 to 249 of [a-zA-Z0-9._-]."""
+    """Return why ``name`` is not a valid topic name (1 to 249 of [a-zA-Z0-9._-], as in Kafka), or None."""
     if not name:
         return "a topic name must not be empty"
     if name in {".", ".."}:
@@ -164,5 +164,5 @@ def topic_name_problem(name: str) -> str | None:
     if len(name) > MAX_TOPIC_NAME_LENGTH:
         return f"a topic name has at most {MAX_TOPIC_NAME_LENGTH} characters, this one has {len(name)}"
     if _TOPIC_NAME.fullmatch(name) is None:
-        return f"topic name {name!r} holds a character outside [a-zA-Z0-9._-]"
+        return f"topic name {name!r} contains a character outside [a-zA-Z0-9._-]"
     return None

@@ -1,7 +1,7 @@
-"""Options: one declaration gives the name, type, default, bounds, documentation and the error text.
+"""Options: one declaration gives name, type, default, bounds, documentation and error text.
 
-Registries of options live with what they configure (topics, broker, producer, consumer). Names are
-Kafka's, dotted; the Python spelling replaces dots by underscores.
+Registries of options are beside what they configure (topics, broker, producer, consumer). Names are
+Kafka's dotted names; the Python name replaces dots by underscores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FALSE: Final = {"false", "no", "off", "0"}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. ``minimum`` and ``maximum`` are inclusive; ``choices`` are of the parsed type."""
+    """One option. ``minimum`` and ``maximum`` are inclusive; ``choices`` have the parsed type."""
 
     name: str
     kind: Kind
@@ -39,7 +39,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What the value may be, in words: the tail of every error about it."""
+        """The allowed values in words, as errors show them."""
         if self.choices is not None:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         if self.kind in {"int", "float"}:
@@ -54,7 +54,7 @@ class Option:
         return {"bool": "true or false", "string": "text", "list": "a comma-separated list"}[self.kind]
 
     def parse(self, value: Any, *, source: str = "") -> Any:
-        """``value`` (text from a file, or already typed) as this option's type. Raises ConfigError."""
+        """Convert ``value`` (text, or already typed) to this option's type. Raises ConfigError."""
         parsed = self._coerce(value)
         if parsed is None and value is not None:
             raise self._refused(value, source)
@@ -72,7 +72,7 @@ class Option:
         return ConfigError(key=self.name, value=value, allowed=self.allowed, source=source)
 
     def _coerce(self, value: Any) -> Any:
-        """The value in this option's type, or None when it has no such reading."""
+        """Return the value in this option's type, or None if it cannot be converted."""
         if value is None:
             return None
         match self.kind:
@@ -130,7 +130,7 @@ def _as_list(value: Any) -> tuple[str, ...] | None:
 
 
 class OptionRegistry:
-    """Options by dotted name, Python name or alias."""
+    """Finds options by dotted name, Python name or alias."""
 
     def __init__(self, options: Iterable[Option]) -> None:
         self._by_name: dict[str, Option] = {}
@@ -151,7 +151,7 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """The option of that spelling. Raises ConfigError that names the nearest known one."""
+        """Return the option with this name. Raises ConfigError, which names the nearest known one."""
         canonical = self._names.get(name)
         if canonical is None:
             near = get_close_matches(name, self._names, n=1)
@@ -163,7 +163,9 @@ class OptionRegistry:
         return {option.name: option.default for option in self}
 
     def parse(self, settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-        """Settings in any spelling -> {dotted name: typed value}. Raises ConfigError at the first bad one."""
+        """Parse settings under any of their names into {dotted name: typed value}. Raises ConfigError at
+        the first bad one.
+        """
         parsed: dict[str, Any] = {}
         for name, value in settings.items():
             option = self.get(name, source=source)

@@ -1,4 +1,4 @@
-"""The Rng seam: chance as an argument, so that a seed replays a run."""
+"""The Rng seam: random numbers as an argument, so that a seed reproduces a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 class Rng(Protocol):
     def random(self, /) -> float:
-        """A float in [0, 1)."""
+        """Return a float in [0, 1)."""
         ...
 
     def randrange(self, stop: int, /) -> int:
-        """An int in [0, stop)."""
+        """Return an int in [0, stop)."""
         ...
 
     def randbytes(self, n: int, /) -> bytes: ...
@@ -22,10 +22,10 @@ class Rng(Protocol):
 
 
 def system_rng() -> Rng:
-    """An Rng seeded by the operating system."""
+    """Return an Rng seeded by the operating system."""
     return random.Random()
 
 
 def seeded_rng(seed: int) -> Rng:
-    """An Rng whose whole sequence follows from ``seed``."""
+    """Return an Rng whose sequence is determined by ``seed``."""
     return random.Random(seed)

@@ -1,4 +1,4 @@
-"""The root command, and the one place where an exception becomes words and an exit code."""
+"""The root command, and the mapping of exceptions to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CLUSTER: Final = "Topics and brokers"
 _TOOLS: Final = "Tools"
 
 COMMANDS: Final = {
-    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker, or a cluster, to develop against.", _DAILY),
+    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker or a cluster for development.", _DAILY),
     "produce": LazyCommand("kafkalite.cli.produce:produce", "Send lines, JSON or files to a topic.", _DAILY),
     "consume": LazyCommand(
-        "kafkalite.cli.consume:consume", "Print a topic's records, live or a range.", _DAILY
+        "kafkalite.cli.consume:consume", "Print a topic's records, live or in a range.", _DAILY
     ),
     "cat": LazyCommand("kafkalite.cli.consume:consume", "The same as consume.", _DAILY),
     "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
@@ -34,22 +34,26 @@ COMMANDS: Final = {
     "txn": LazyCommand(
         "kafkalite.cli.txn:txn", "Transactions: list, describe, abort, find hanging.", _CLUSTER
     ),
-    "offsets": LazyCommand("kafkalite.cli.offsets:offsets", "Where partitions begin and end.", _CLUSTER),
+    "offsets": LazyCommand(
+        "kafkalite.cli.offsets:offsets", "First and last offsets of partitions.", _CLUSTER
+    ),
     "cluster": LazyCommand(
         "kafkalite.cli.cluster_wait:cluster", "Status, wait, brokers, elect, shutdown.", _CLUSTER
     ),
     "metadata": LazyCommand(
-        "kafkalite.cli.metadata:metadata", "The metadata as a tree; its quorum.", _CLUSTER
+        "kafkalite.cli.metadata:metadata", "The metadata as a tree, and its quorum.", _CLUSTER
     ),
     "server": LazyCommand(
         "kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER
     ),
     "config": LazyCommand("kafkalite.cli.config:config", "Every option: value, source, meaning.", _CLUSTER),
     "pipeline": LazyCommand("kafkalite.cli.pipeline:pipeline", "Spark pipelines from a file.", _TOOLS),
-    "log": LazyCommand("kafkalite.cli.log:log", "Look into log files, no broker needed.", _TOOLS),
+    "log": LazyCommand("kafkalite.cli.log:log", "Inspect log files without a broker.", _TOOLS),
     "bench": LazyCommand("kafkalite.cli.bench:bench", "Measure produce, consume, end to end.", _TOOLS),
     "completion": LazyCommand("kafkalite.cli.completion:completion", "Tab completion for a shell.", _TOOLS),
-    "version": LazyCommand("kafkalite.cli.version:version", "Versions of everything that matters.", _TOOLS),
+    "version": LazyCommand(
+        "kafkalite.cli.version:version", "Versions of kafkalite and its dependencies.", _TOOLS
+    ),
 }
 
 _EPILOG: Final = """\b
@@ -97,9 +101,9 @@ def root(context: click.Context) -> None:
 
 
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
-    """Run one command line in this process; returns the exit code. Never raises at people.
+    """Run one command line in this process and return the exit code. Raises nothing.
 
-    ``command`` is the root unless a script wants one command under a ``name`` of its own.
+    ``command`` is the root command unless a script runs one command under a ``name`` of its own.
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
@@ -140,25 +144,25 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Whoever read stdout has had enough. That is not an error; and nothing more may be written there."""
+    """Handle a reader that closed stdout early. This is not an error, but no more output may follow."""
     silence_stdout()
     return exit_codes.OK
 
 
 def silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush can't complain about a closed pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
     try:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())
         os.close(nothing)
-    except (OSError, ValueError):  # a stdout without a file descriptor: nothing to do
+    except (OSError, ValueError):  # stdout has no file descriptor
         return
 
 
 def _echo(text: str) -> None:
     try:
         click.echo(text, err=True)
-    except OSError:  # stderr is closed as well: nobody is left to tell
+    except OSError:  # stderr is closed too
         return
 
 
@@ -214,7 +218,7 @@ def _show_os_error(error: OSError, invocation: Invocation) -> None:
 
 def _show_surprise(error: Exception, invocation: Invocation) -> None:
     _echo(f"kl: unexpected {type(error).__name__}: {error}")
-    _echo("    this is a bug in kafkalite: please report it with the output of the same command and --debug")
+    _echo("    this is a bug in kafkalite: please report it with the output of the same command with --debug")
     if invocation.debug:
         _show_traceback(error)
 

@@ -1,8 +1,8 @@
-"""``kl bench``: how fast this broker is from here, in one minute and without a set-up.
+"""``kl bench``: quick measurements of a broker, without any set-up.
 
-Without ``-b`` (and without KL_BOOTSTRAP_SERVERS) it starts a broker of its own on a temporary directory,
-with the default durability. The topic it makes is deleted afterwards. For comparisons between versions there
-is ``make bench``, which prints the machine's yardsticks beside ours.
+Without ``-b`` and KL_BOOTSTRAP_SERVERS it starts an embedded broker on a temporary directory with the
+default durability. The topic that it creates is deleted afterwards. To compare versions use ``make
+bench``, which also measures the machine itself.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent: ``record_count`` values of ``value_bytes`` each, ``send_count`` of them at a time."""
+    """A number of values of ``value_bytes`` each, sent ``send_count`` at a time."""
 
     record_count: int
     value_bytes: int
     send_count: int
     partition_count: int
-    settings: dict[str, Any]  #: of the producer, dotted names
+    settings: dict[str, Any]  #: producer settings by dotted name
     topic_configs: dict[str, str]
 
 
@@ -50,7 +50,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Numbers unrounded: MiB are of values only, latencies in milliseconds."""
+        """Return unrounded results: MiB of values only, latencies in milliseconds."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,
@@ -95,7 +95,7 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
                     metavar="N",
                     default=default_send,
                     show_default=True,
-                    help="Records per send_many; 1: single sends, pipelined.",
+                    help="Records per send_many; 1 pipelines single sends.",
                 ),
                 click.option(
                     "--partitions", type=click.IntRange(min=1), metavar="N", default=1, show_default=True
@@ -107,7 +107,7 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
                 click.option(
                     "--durability",
                     type=click.Choice(["fsync", "page-cache"]),
-                    help="Of the topic.  [default: the broker's]",
+                    help="Durability of the topic.  [default: the broker's]",
                 ),
                 client_options,
                 output_option,
@@ -134,27 +134,27 @@ def _workload(
 
 @click.group()
 def bench() -> None:
-    """Quick benchmarks against a broker (-b), or one started for them."""
+    """Benchmark a broker (-b), or an embedded one."""
 
 
 @bench.command("produce")
 @_workload_options(200_000, 1000)
 def bench_produce(**options: Any) -> None:
-    """Records acknowledged a second; latency of one send."""
+    """Measure acknowledged records per second and the latency of a send."""
     _run("produce", _workload(**options), _produce)
 
 
 @bench.command("consume")
 @_workload_options(500_000, 1000)
 def bench_consume(**options: Any) -> None:
-    """Records consumed a second, from a topic filled for it."""
+    """Measure consumed records per second, from a topic filled for it."""
     _run("consume", _workload(**options), _consume)
 
 
 @bench.command("e2e")
 @_workload_options(500, 1)
 def bench_e2e(**options: Any) -> None:
-    """One record at a time, from send to the waiting consumer."""
+    """Measure one record at a time, from send to the waiting consumer."""
     _run("e2e", _workload(**options), _end_to_end)
 
 
@@ -190,7 +190,7 @@ def _print_for_people(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _some_broker(current: Invocation) -> AsyncIterator[str]:
-    """The broker that was named, or an embedded one; yields what to call it."""
+    """Yield the name of the broker to measure: the given one, or an embedded one that is started here."""
     if current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return
@@ -214,7 +214,7 @@ async def _own_topic(current: Invocation, workload: Workload) -> AsyncIterator[s
 
 
 def _values(workload: Workload) -> list[bytes]:
-    """Hexadecimal noise: half compressible, as real data is."""
+    """Return hexadecimal noise, which compresses to about half, as real data does."""
     rng = seeded_rng(1)
     return [
         rng.randbytes((workload.value_bytes + 1) // 2).hex().encode()[: workload.value_bytes]
@@ -243,7 +243,7 @@ async def _produce(current: Invocation, topic: str, workload: Workload) -> Outco
 
 
 async def _single_sends(producer: Any, topic: str, pool: list[bytes], count: int, outcome: Outcome) -> None:
-    """``send_nowait`` as fast as the buffer takes them; batching is the producer's."""
+    """Call ``send_nowait`` as fast as the buffer accepts records. The producer forms the batches."""
     from kafkalite.errors import BufferFullError
 
     for number in range(count):

@@ -1,4 +1,4 @@
-"""What the client library logs, for a person at a prompt: its warnings, now and then, in kl's own voice."""
+"""Prints the client library's warnings on stderr, at a limited rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _QUIET_SECONDS: Final = 10.0
 
 
 class SparseHandler(logging.Handler):
-    """One warning, then none for ten seconds: a broker that is away is news once, not at every retry."""
+    """Print one warning, then none for ten seconds, so that an unreachable broker is not reported at every
+    retry.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -26,7 +28,9 @@ class SparseHandler(logging.Handler):
 
 
 def install(*, debug: bool) -> None:
-    """Let ``kafkalite``'s loggers speak on stderr: sparsely, or everything with ``debug``."""
+    """Send the log records of ``kafkalite`` to stderr: warnings at a limited rate, or everything with
+    ``debug``.
+    """
     logger = logging.getLogger("kafkalite")
     if any(isinstance(handler, SparseHandler) for handler in logger.handlers):
         return

@@ -1,4 +1,4 @@
-"""``kl cluster``: is it well, wait until it is, who is in it, who leads, and the two things to tell it."""
+"""``kl cluster``: status, description, brokers, controller, elections and shutdown."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ _ELECTION_COLUMNS: Final = (
 
 @click.group()
 def cluster() -> None:
-    """Look after the cluster: its health, its brokers, its leaders."""
+    """Inspect the cluster, elect leaders, stop nodes."""
 
 
 async def _view_and_quorum(current: Invocation) -> tuple[ClusterView, DescribeQuorumResponse | None]:
-    """No quorum when it has no leader and the broker that was asked is no part of it."""
+    """Return the quorum as None if it has no leader and the broker that responds is not part of it."""
     async with connect.cluster(current) as client:
         view = await look(client)
         if view.controller_id < 0:
@@ -127,16 +127,16 @@ def _partition_rows(partitions: Iterable[Any]) -> list[dict[str, Any]]:
 Examples:
   kl cluster status
   kl cluster status --check && deploy                exit code 9 unless all is well
-  kl cluster status --under-replicated               which partitions lack copies
+  kl cluster status --under-replicated               partitions with too few in-sync replicas
   kl cluster status --leaderless -o name"""
 )
 @click.option("--check", is_flag=True, help="Exit code 9 unless all is well.")
 @click.option("--under-replicated", is_flag=True, help="List partitions that lack in-sync replicas.")
-@click.option("--leaderless", is_flag=True, help="List partitions that nobody leads.")
+@click.option("--leaderless", is_flag=True, help="List partitions without a leader.")
 @client_options
 @output_option
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
-    """Say whether all is well, and what is not."""
+    """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
     view, quorum = invocation.run_command(lambda: _view_and_quorum(current))
     found = problems(view, quorum)
@@ -201,7 +201,7 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 @client_options
 @output_option
 def describe() -> None:
-    """Say all about the cluster: its state, brokers, quorum."""
+    """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
     view, seen = invocation.run_command(lambda: _view_and_quorum(current))
     found = problems(view, seen)
@@ -222,7 +222,7 @@ def describe() -> None:
 @client_options
 @output_option
 def brokers() -> None:
-    """List brokers, live or not, and how much each has to do."""
+    """List all registered brokers with their state and load."""
     current = invocation.current()
     print_listing(
         _broker_rows(connect.ask_cluster(look)),
@@ -236,13 +236,13 @@ def brokers() -> None:
 @client_options
 @output_option
 def controller() -> None:
-    """Say which node decides; exit code 4 while none does."""
+    """Print the active controller; exit code 4 if there is none."""
     current = invocation.current()
     view = connect.ask_cluster(look)
     if view.controller_id < 0:
         raise NotFoundError(
             "there is no controller now: fewer than half of the controllers can reach each other",
-            hint="'kl cluster wait' waits for one; 'kl metadata quorum' shows who is missing",
+            hint="'kl cluster wait' waits for one; 'kl metadata quorum' shows which node is missing",
         )
     addresses = {broker.node_id: broker.address for broker in view.brokers}
     document = {"node_id": view.controller_id, "address": addresses.get(view.controller_id)}
@@ -258,12 +258,12 @@ QUORUM_COLUMNS: Final = (
     Column("address", "ADDRESS"),
     Column("match_offset", "OFFSET"),
     Column("lag", "LAG"),
-    Column("last_contact_ms", "HEARD OF, MS AGO"),
+    Column("last_contact_ms", "LAST CONTACT, MS AGO"),
 )
 
 
 def quorum_document(quorum: Any) -> dict[str, Any]:
-    """DescribeQuorum's answer as people and machines read it."""
+    """Return a DescribeQuorum response as it is printed."""
     nodes = []
     for node in sorted(quorum.nodes, key=lambda node: node.node_id):
         role = "leader" if node.node_id == quorum.leader_id else "voter" if node.is_voter else "observer"
@@ -296,23 +296,25 @@ def quorum_document(quorum: Any) -> dict[str, Any]:
 @cluster.command(
     epilog="""\b
 Examples:
-  kl cluster elect                     every partition back to its preferred replica
-  kl cluster elect events events-eu-2  one topic, one partition
+  kl cluster elect                     the preferred replica of every partition
+  kl cluster elect events events-eu-2  one topic and one partition
   kl cluster elect --unclean -y events-0"""
 )
 @click.argument("names", nargs=-1, metavar="[TOPIC|TOPIC-PARTITION]…", shell_complete=complete_topics)
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Any live replica may lead, though committed records may be lost. For partitions without a leader.",
+    help="Any live replica may lead, even if committed records are lost. For partitions without a leader.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @client_options
 @output_option
 def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
-    """Have leaders elected: the preferred replicas, unless --unclean."""
+    """Elect leaders: the preferred replicas, unless --unclean is given."""
     if unclean and not names:
-        raise UsageError("an unclean election wants its partitions named: kl cluster elect --unclean TOPIC-P")
+        raise UsageError(
+            "an unclean election needs the names of its partitions: kl cluster elect --unclean TOPIC-P"
+        )
     current = invocation.current()
     if unclean and not yes:
         invocation.confirm(
@@ -336,7 +338,7 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
         for each in elected
         if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED
     ]
-    nothing = "nothing to do: every partition is led by its preferred replica"
+    nothing = "nothing to do: the preferred replica leads every partition"
     print_listing(rows, _ELECTION_COLUMNS, current.output, if_empty=nothing)
     failed = [each for each in elected if each.error_code not in fine]
     if failed and len(failed) == len(elected):
@@ -354,7 +356,9 @@ def _election_result(each: ElectedPartition) -> str:
 
 
 async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
-    """``events`` is every partition of it, ``events-0`` the one. Raises NotFoundError."""
+    """Return the partitions of the given names: all of ``events``, or only ``events-0``. Raises
+    NotFoundError.
+    """
     view = await look(client)
     known = [each.name for each in view.partitions]
     topics = {tp.topic for tp in known}
@@ -380,14 +384,14 @@ async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list
 @cluster.command(
     epilog="""\b
 Examples:
-  kl cluster shutdown 2              node 2 hands over what it leads, then stops
-  kl cluster shutdown 2 --no-wait    do not wait until it has"""
+  kl cluster shutdown 2              node 2 hands over its leaderships, then stops
+  kl cluster shutdown 2 --no-wait    do not wait until it has stopped"""
 )
 @click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
-@click.option("--no-wait", is_flag=True, help="Return as soon as it has begun.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the shutdown has begun.")
 @client_options
 def shutdown(node_id: int, no_wait: bool) -> None:
-    """Stop one node in order: leaders move first, nothing is lost. SIGTERM does the same."""
+    """Stop one node in order: leaders move first, no data is lost. SIGTERM does the same."""
 
     async def main(client: ClusterClient) -> None:
         view = await look(client)
@@ -409,7 +413,7 @@ def shutdown(node_id: int, no_wait: bool) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Return when the others say that it is fenced; alone, when it does not answer any more."""
+    """Return when the other nodes report it as fenced; if it is the last node, when it stops responding."""
     import asyncio
 
     from kafkalite.errors import ClientError

@@ -1,4 +1,4 @@
-"""``kl cluster wait``: return when the cluster is as wished. For scripts and health checks."""
+"""``kl cluster wait``: return when the cluster is in the requested state. For scripts and health checks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ _ANSWER_TIMEOUT_MS: Final = 2_000
     epilog="""\b
 Examples:
   kl cluster wait                         until it has a controller and a broker
-  kl cluster wait --brokers 3 --whole     three brokers, every partition in sync
+  kl cluster wait --brokers 3 --whole     three brokers, every partition fully in sync
   kl cluster wait --topic events --timeout 10s
-  kl cluster wait --this-node             is the node of this environment well? For health checks"""
+  kl cluster wait --this-node             check the node of this environment, for health checks"""
 )
-@click.option("--ready", is_flag=True, help="A controller and a live broker: what is waited for anyway.")
+@click.option("--ready", is_flag=True, help="A controller and a live broker. This is always required.")
 @click.option("--brokers", "broker_count", type=click.IntRange(min=1), metavar="N", help="N live brokers.")
 @click.option(
-    "--whole", is_flag=True, help="Every registered broker live, every partition led and fully in sync."
+    "--whole",
+    is_flag=True,
+    help="Every registered broker is live, every partition has a leader and is fully in sync.",
 )
 @click.option("--node", "node_id", type=click.IntRange(min=0), metavar="N", help="Broker N is live.")
 @click.option(
@@ -45,16 +47,16 @@ Examples:
     "topics",
     multiple=True,
     metavar="NAME",
-    help="The topic is there, each partition led.",
+    help="The topic exists and each partition has a leader.",
     shell_complete=complete_topics,
 )
 @click.option(
     "--this-node",
     is_flag=True,
-    help="Ask only the node whose settings this environment holds (KAFKALITE_NODE_ID, KAFKALITE_LISTENERS), "
-    "and want it to be a live member.",
+    help="Ask only the node that this environment configures (KAFKALITE_NODE_ID, KAFKALITE_LISTENERS); "
+    "it must be a live member.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress, no last word.")
+@click.option("-q", "--quiet", is_flag=True, help="Print neither progress nor result.")
 @client_options
 def wait(
     ready: bool,
@@ -65,7 +67,7 @@ def wait(
     this_node: bool,
     quiet: bool,
 ) -> None:
-    """Wait until the cluster is ready, a minute unless --timeout says otherwise; exit code 7 if it is not."""
+    """Wait until the cluster is ready, for --timeout or a minute; exit code 7 if it is not."""
     from kafkalite.client.admin.cluster_health import RequestedState
 
     current = invocation.current()
@@ -84,7 +86,7 @@ def wait(
         view = invocation.run(lambda: _until(addresses, requested, progress), timeout_ms=patience_ms)
     except TimedOutError:
         raise TimedOutError(
-            f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no answer'}",
+            f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no response'}",
             hint="'kl cluster status' shows more; a longer --timeout waits longer",
         ) from None
     finally:
@@ -103,13 +105,13 @@ def _own_config() -> BrokerConfig:
 
 
 def _own_address(config: BrokerConfig) -> str:
-    """Where this environment's node answers on this machine."""
+    """Return the address of the node that the environment describes, as seen from this machine."""
     host, _, port = config.listeners[0].rpartition(":")
     return f"{'127.0.0.1' if host in {'0.0.0.0', '[::]'} else host}:{port}"
 
 
 class _Reasons:
-    """Tells on stderr what is waited for: rewritten in place for a person, a line per change elsewhere."""
+    """Reports unmet conditions on stderr: rewritten in place on a terminal, one line per change elsewhere."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self.last = ""
@@ -134,7 +136,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """A controller tells strangers nothing; that it shakes hands is all that can be known."""
+    """Return when the controller completes a handshake. It accepts no other request from clients."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect
@@ -151,7 +153,7 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
 
 
 async def _until(addresses: Sequence[str], requested: RequestedState, progress: _Reasons) -> ClusterView:
-    """Ask until the wish is fulfilled; for ever, so bound it."""
+    """Poll until the requested state is reached. Never gives up, so the caller sets a timeout."""
     import asyncio
 
     from kafkalite.client.admin.cluster_health import look_from, unmet_conditions

@@ -1,4 +1,4 @@
-"""Tab completion: names that only a broker knows, and ``kl completion``, which prints a shell's script."""
+"""Tab completion of names that only a broker knows, and ``kl completion``, which prints a shell's script."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _complete(
 
     try:
         found = run(ask, timeout_ms=_PATIENCE_MS)
-    except Exception:  # a completion that fails must not disturb the line being typed
+    except Exception:  # a failed completion must not disturb the line being typed
         return []
     return [name for name in found if name.startswith(incomplete)]
 
@@ -73,6 +73,6 @@ def completion(shell: str) -> None:
     assert cls is not None, "click knows these three shells"
     for program in PROGRAMS:
         script = cls(root, {}, program, "_KL_COMPLETE")
-        # click's bash class starts bash to ask its age first; whoever asks for the text has one.
+        # click's bash class would start bash to check its version.
         template_vars = script.source_vars()
         click.echo(script.source_template % template_vars if cls is BashComplete else script.source())

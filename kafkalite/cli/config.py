@@ -1,4 +1,4 @@
-"""``kl config``: every option there is, what it means, what it is set to here and by whom."""
+"""``kl config``: every option, its meaning, its value here and where that value comes from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _complete_options(ctx: click.Context, param: click.Parameter, incomplete: st
 
 @click.group()
 def config() -> None:
-    """Options of topics, brokers and clients."""
+    """Describe the options of topics, brokers and clients."""
 
 
 @config.command("list")
@@ -76,19 +76,17 @@ def list_options(kind: str | None) -> None:
     epilog="""\b
 Examples:
   kl config explain retention.ms
-  kl config explain retention.ms --topic events      its value there, and who set it
+  kl config explain retention.ms --topic events      its value for the topic, and the source
   kl config explain log.retention.ms -f server.toml  its value for that broker"""
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=_complete_options)
-@click.option("--topic", help="Ask the broker for its value on this topic.", shell_complete=complete_topics)
-@click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to take into account."
-)
+@click.option("--topic", help="Ask the broker for the value of this topic.", shell_complete=complete_topics)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to read.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As kl server start --set.")
 @client_options
 @output_option
 def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overrides: tuple[str, ...]) -> None:
-    """Say what options mean, what is allowed, and where their values come from."""
+    """Explain options: meaning, allowed values, and the source of the current value."""
     current = invocation.current()
     known = registries()
     documents: list[dict[str, Any]] = []
@@ -183,7 +181,7 @@ def _client_value(option: Option, current: Invocation) -> tuple[Any, str]:
     if option.name == "bootstrap.servers":
         return current.bootstrap_servers, current.bootstrap_source
     if option.name in connect.IMPATIENT:
-        return connect.IMPATIENT[option.name], "kl (a person waits)"
+        return connect.IMPATIENT[option.name], "kl (shorter for interactive use)"
     return option.default, "default"
 
 
@@ -192,7 +190,7 @@ def _topic_value(current: Invocation, topic: str, option: Option) -> tuple[Any, 
         async with connect.admin(current) as admin:
             entry = (await admin.describe_configs("topic", topic)).get(option.name)
         if entry is None:
-            raise NotFoundError(f"the broker says nothing about {option.name} of {topic!r}")
+            raise NotFoundError(f"the broker returned no value of {option.name} for topic {topic!r}")
         return entry.value, f"topic ({topic})" if entry.source == "topic" else entry.source
 
     return invocation.run_command(ask)

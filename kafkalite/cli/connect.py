@@ -1,4 +1,6 @@
-"""Clients made from an invocation: its brokers, and its -X properties given to whom they concern."""
+"""Builds clients from command-line options: bootstrap servers, and each ``-X`` property for clients that
+define it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A person waits at the prompt: without a broker the answer comes after seconds, not after Kafka's minute.
+# Without a broker, fail after seconds instead of Kafka's minute: a person is waiting.
 IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """A client's configuration by dotted names. Raises UsageError for a property no client knows."""
+    """Return a client's configuration by dotted name. Raises UsageError for a property that no client has."""
     config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
     if invocation.timeout_ms is not None:
         config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
@@ -38,7 +40,7 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
 
 
 def _check_known(name: str) -> None:
-    """-X linger.ms=20 is no mistake of ``kl consume``; -X linger.sm=20 is everybody's."""
+    """Raise UsageError unless some client has the property. ``kl consume`` ignores -X linger.ms=20."""
     from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
 
     if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:
@@ -60,7 +62,7 @@ def admin(invocation: Invocation) -> Admin:
 
 @asynccontextmanager
 async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[ClusterClient]:
-    """Requests to whichever broker, for what is about the cluster itself. Raises ConnectionFailedError."""
+    """Yield a client for requests that any broker serves. Raises ConnectionFailedError."""
     from kafkalite.client.cluster.client import ClusterClient
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
 
@@ -84,7 +86,7 @@ def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
 
 
 def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-    """As ``ask_admin``, with a client for requests that any broker answers."""
+    """Run ``question`` with a client for requests that any broker serves, within --timeout."""
     invocation = current()
 
     async def ask() -> T:
@@ -95,7 +97,7 @@ def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> 
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:
-    """``defaults`` are dotted names; -X wins over them."""
+    """Return a producer. ``defaults`` are dotted names; -X overrides them."""
     from kafkalite.client.config import PRODUCER_OPTIONS
     from kafkalite.client.producer.producer import Producer
 

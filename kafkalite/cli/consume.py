@@ -1,4 +1,4 @@
-"""``kl consume``: records of one or more topics to stdout, live or a range, in many shapes."""
+"""``kl consume``: prints the records of topics, live or in a range, in several formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLL_RECORDS: Final = 10_000
 
 
 def record_output(text: str) -> str | OffsetRange:
-    """value, json, jsonl or table. kcat and rpk give the offset range to -o: such a value is taken as one.
+    """Return the value of -o: an output format, or the offset range that kcat and rpk write there.
 
     Raises click's BadParameter.
     """
@@ -43,7 +43,7 @@ def record_output(text: str) -> str | OffsetRange:
 
 @click.command(
     epilog="""\b
-Ranges (-r), per partition; what is right of a colon is exclusive:
+Ranges (-r), per partition; the bound right of a colon is exclusive:
   start  end  :end  +10  -10  42  42:50  -10:end
   @2015-05-17T10:00:00Z  @-1h  @today:  @-1h:-30m  @2015-05-17:+1h
 
@@ -55,21 +55,19 @@ Formats (-f), kcat's letters or Python's braces:
 \b
 Examples:
   kl consume events                 from the start, then live; Ctrl-C ends
-  kl consume events -e | sort       all there is
+  kl consume events -e | sort       all records there are
   kl consume events -r -10:end      the last ten of each partition
   kl consume a -e -o jsonl | kl produce b -i jsonl
-  kl consume orders -g billing      share the work with the others of the group"""
+  kl consume orders -g billing      share the work with the other members of the group"""
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option("--topic", "topic_flags", multiple=True, hidden=True)
-@click.option("-n", "--count", type=click.IntRange(min=0), metavar="N", help="Stop after so many records.")
-@click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of what is there now.")
-@click.option("-r", "--range", "range_text", metavar="RANGE", help="Which offsets.  [default: start]")
-@click.option("--from", "from_text", metavar="TIME", help="First moment (inclusive), or start, end.")
-@click.option("--to", "to_text", metavar="TIME", help="Last moment (exclusive), or end.")
-@click.option(
-    "--from-beginning", is_flag=True, hidden=True, help="Kafka's spelling of what is the default here."
-)
+@click.option("-n", "--count", type=click.IntRange(min=0), metavar="N", help="Stop after this many records.")
+@click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the log as it is now.")
+@click.option("-r", "--range", "range_text", metavar="RANGE", help="Offsets to read.  [default: start]")
+@click.option("--from", "from_text", metavar="TIME", help="First time (inclusive), or start, end.")
+@click.option("--to", "to_text", metavar="TIME", help="Last time (exclusive), or end.")
+@click.option("--from-beginning", is_flag=True, hidden=True, help="Kafka's name for the default here.")
 @click.option(
     "-p",
     "-P",
@@ -78,17 +76,17 @@ Examples:
     multiple=True,
     type=click.IntRange(min=0),
     metavar="N",
-    help="Only this one.",
+    help="Only this partition.",
 )
 @click.option(
     "-g",
     "--group",
     metavar="GROUP",
-    help="As a member of this group: read on where it is, and commit what was printed.",
+    help="Join this group: continue at its committed offsets, and commit the records that were printed.",
     shell_complete=complete_groups,
 )
-@click.option("--read-committed", is_flag=True, help="Leave out open and aborted transactions.")
-@click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record so.")
+@click.option("--read-committed", is_flag=True, help="Skip records of open and aborted transactions.")
+@click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print each record in this format.")
 @click.option(
     "-o",
     "--output",
@@ -96,7 +94,7 @@ Examples:
     default="value",
     metavar="|".join(RECORD_OUTPUTS),
     show_default=True,
-    help="Or in one of these shapes.",
+    help="Print records in one of these formats.",
 )
 @client_options
 def consume(
@@ -118,7 +116,7 @@ def consume(
     topics = topic_names(topics, topic_flags, "kl consume")
     if isinstance(output, OffsetRange):
         if range_text is not None:
-            raise UsageError("both -o and -r hold a range; -o is the output format")
+            raise UsageError("both -o and -r give a range; -o is the output format")
         chosen, output = output, "value"
     else:
         chosen = _chosen_range(range_text, from_text, to_text)
@@ -136,8 +134,8 @@ def consume(
     else:
         if range_text or from_text or to_text or wanted:
             raise UsageError(
-                "a group goes on where it is; leave out -r, --from, --to and -p",
-                hint=f"'kl group reset-offsets {group}' moves it",
+                "a group continues at its committed offsets; leave out -r, --from, --to and -p",
+                hint=f"'kl group reset-offsets {group}' changes them",
             )
         job = GroupJob(topics, group, exit_at_end, count, current.timeout_ms, settings, printer)
     invocation.listen_to_clients()
@@ -153,7 +151,7 @@ def _chosen_range(range_text: str | None, from_text: str | None, to_text: str | 
     try:
         if range_text is not None:
             if from_text is not None or to_text is not None:
-                raise UsageError("-r says both ends; leave out --from and --to")
+                raise UsageError("-r gives both bounds; leave out --from and --to")
             return parse_range(range_text, now_ms=now_ms)
         return OffsetRange(
             START if from_text is None else parse_limit(from_text, now_ms=now_ms),
@@ -173,10 +171,10 @@ class _Job:
     settings: dict[str, Any]
     printer: Printer
     printed_count: int = 0
-    _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: what is still to be read
+    _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: spans that are not finished
 
     async def run(self, current: Invocation) -> None:
-        """Raises TimedOutError when --timeout passes before a count or an end was reached."""
+        """Raises TimedOutError when --timeout passes before the count or the end is reached."""
         await until_pipe_closes(self._run(current))
 
     async def _run(self, current: Invocation) -> None:
@@ -216,7 +214,7 @@ class _Job:
             output.flush()
 
     def _take(self, records: list[Record]) -> list[Record]:
-        """Those inside the range, no more than -n."""
+        """Return the records inside the range, at most -n in total."""
         if self.range.stop is not None:
             taken = [record for record in records if self._is_wanted(record)]
         else:
@@ -244,7 +242,9 @@ class _Job:
             consumer.pause(done)
 
     def _check_whether_short(self) -> None:
-        """Time is up. Raises TimedOutError, but an open-ended consume has simply printed what came."""
+        """Raise TimedOutError unless the range is open-ended: such a command prints what came before
+        --timeout.
+        """
         if self.count is None and self.range.stop is None:
             return
         raise timed_out(self.printed_count, self.count, self.settings)

@@ -1,4 +1,4 @@
-"""What coordinators keep, for people: the records of ``__consumer_offsets`` and ``__transaction_state``."""
+"""Decodes the records that coordinators keep in ``__consumer_offsets`` and ``__transaction_state``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 class StateEntry(NamedTuple):
-    """One record, read. ``value`` is None for a tombstone: what ``key`` names is forgotten."""
+    """One decoded record. ``value`` is None for a tombstone, which deletes ``key``."""
 
     kind: str
     key: Fields
@@ -24,12 +24,12 @@ class StateEntry(NamedTuple):
 
 
 def read_record(topic: str, record: StateRecord) -> StateEntry:
-    """What ``record`` of the internal ``topic`` says. Raises StorageError for what no known version wrote."""
+    """Decode a ``record`` of the internal ``topic``. Raises StorageError for an unknown version."""
     return _read_of_groups(record) if topic == GROUPS_TOPIC else _read_of_transactions(record)
 
 
 def as_text(fields: Mapping[str, Any] | None) -> str:
-    """``name=value name=value``; for a tombstone ``removed``."""
+    """Return ``name=value name=value``, or ``removed`` for a tombstone."""
     if fields is None:
         return "removed"
     return " ".join(f"{name}={_text(value)}" for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""``kl dev``: a broker or a small cluster to develop against, with its topics, in one command."""
+"""``kl dev``: starts a broker or a small cluster for development, with topics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker
 
 _DEFAULT_PORT: Final = 9092
-_IN_MEMORY: Final = "in memory: what it holds is gone when it stops"
+_IN_MEMORY: Final = "in memory: all data is lost when it stops"
 MAX_NODES: Final = 9
 
 
 class TopicSpec(NamedTuple):
-    """``NAME[:PARTITIONS[:REPLICAS]]``; -1 leaves the number to the broker."""
+    """``NAME[:PARTITIONS[:REPLICAS]]``; -1 selects the broker's default."""
 
     name: str
     partition_count: int
@@ -53,9 +53,9 @@ def parse_topic_spec(text: str) -> TopicSpec:
 Examples:
   kl dev                                  in memory, on localhost:9092
   kl dev --topic events:3 --topic users   with topics
-  kl dev --data ./data                    on disk, there again next time
+  kl dev --data ./data                    on disk, kept for the next start
   kl dev --port 0 --print-env             any free port; prints export lines
-  kl dev -n 3 --data ./cluster            three nodes as processes: kill one and see"""
+  kl dev -n 3 --data ./cluster            three nodes as processes: kill one and watch"""
 )
 @click.option(
     "-n",
@@ -63,27 +63,27 @@ Examples:
     type=click.IntRange(1, MAX_NODES),
     default=1,
     show_default=True,
-    help="Several nodes are processes, each broker and controller; their logs are beside their data.",
+    help="Start several nodes as processes, each broker and controller; their logs are beside their data.",
 )
 @click.option(
-    "--topic", "topics", multiple=True, metavar="NAME:P:R", help="A topic to have: partitions, replicas."
+    "--topic", "topics", multiple=True, metavar="NAME:P:R", help="A topic to create: partitions, replicas."
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep data here.  [default: in memory; of several nodes a directory that is removed]",
+    help="Keep data here.  [default: in memory; for several nodes a directory that is removed at the end]",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help=f"The first node's; the others' follow. 0: any free one.  [default: {_DEFAULT_PORT}]",
+    help=f"Port of the first node; the others follow. 0: any free port.  [default: {_DEFAULT_PORT}]",
 )
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every interface."
 )
 @click.option(
-    "--print-env", is_flag=True, help="Only 'export NAME=value' lines on stdout; the rest on stderr."
+    "--print-env", is_flag=True, help="Only 'export NAME=value' lines on stdout; other output goes to stderr."
 )
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any setting of the broker.")
 @debug_option
@@ -96,13 +96,15 @@ def dev(
     print_env: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    """Start a broker, or a cluster of several, in the foreground; Ctrl-C stops it."""
+    """Start a broker or a cluster in the foreground; Ctrl-C stops it."""
     from kafkalite.broker.config import BrokerConfig
 
     specs = [parse_topic_spec(text) for text in topics]
     settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}"}
     if nodes > 1:
-        BrokerConfig.from_settings(parse_overrides(overrides), source="--set")  # complain here, not thrice
+        BrokerConfig.from_settings(
+            parse_overrides(overrides), source="--set"
+        )  # fail here instead of in each node
         _dev_cluster(nodes, specs, data, port, _bracketed(host), parse_overrides(overrides), print_env)
         return
     if data is not None:
@@ -165,7 +167,7 @@ async def _create(servers: str, specs: list[TopicSpec]) -> None:
         for spec in specs:
             try:
                 await admin.create_topic(spec.name, spec.partition_count, spec.replication_factor)
-            except TopicAlreadyExistsError:  # --data from the last time
+            except TopicAlreadyExistsError:  # created by an earlier run with --data
                 continue
 
 

@@ -1,7 +1,7 @@
-"""``kl dev -n 3``: several nodes as processes, as docker-compose.yml has them, without docker.
+"""``kl dev -n 3``: several nodes as processes, configured as in docker-compose.yml, without docker.
 
-What makes the nodes one cluster (id, secret, ports) is written down in the data directory, so that the same
-command brings the same cluster up again.
+The identity of the cluster (id, secret, ports) is kept in the data directory, so that the same command
+starts the same cluster again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
-#: Controllers listen this far above the ports for clients.
+#: A node's controller port minus its client port.
 CONTROLLER_PORT_DISTANCE: Final = 100
 
 _CLUSTER_FILE: Final = "cluster.toml"
@@ -43,12 +43,12 @@ _LOG_LINES: Final = 15
 
 
 class NodeEndedError(KafkaliteError):
-    """A node's process ended while the cluster was coming up."""
+    """A node's process ended during the start of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is the same every time: who the cluster is, and where its nodes listen."""
+    """The identity of the cluster and the ports of its nodes. It is the same at every start."""
 
     cluster_id: str
     secret: str
@@ -57,7 +57,7 @@ class Layout:
 
 
 def new_layout(count: int, port: int) -> Layout:
-    """``port`` 0 takes any free ones."""
+    """Return a new layout. ``port`` 0 selects free ports."""
     if port:
         clients = tuple(range(port, port + count))
         controllers = tuple(each + CONTROLLER_PORT_DISTANCE for each in clients)
@@ -68,7 +68,7 @@ def new_layout(count: int, port: int) -> Layout:
 
 
 def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
-    """The directory's own, or a new one that is then the directory's own. Raises ConfigError."""
+    """Return the layout stored in the directory, or store a new one. Raises ConfigError."""
     file = directory / _CLUSTER_FILE
     if not file.exists():
         layout = new_layout(count, default_port if port is None else port)
@@ -85,13 +85,13 @@ def read_or_make_layout(directory: Path, count: int, port: int | None, default_p
         raise ConfigError(
             key="-n",
             value=count,
-            allowed=f"{len(layout.client_ports)}, as many as the cluster in {directory} has",
+            allowed=f"{len(layout.client_ports)}, the number of nodes of the cluster in {directory}",
         )
     if port is not None and port != layout.client_ports[0] and port != 0:
         raise ConfigError(
             key="--port",
             value=port,
-            allowed=f"{layout.client_ports[0]}, where the cluster in {directory} listens",
+            allowed=f"{layout.client_ports[0]}, the port of the cluster in {directory}",
         )
     return layout
 
@@ -108,7 +108,7 @@ def _as_settings(layout: Layout) -> dict[str, Any]:
 def node_settings(
     layout: Layout, node_id: int, host: str, directory: Path, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Every setting of one node, nodes counted from 1. docker-compose.yml has the same; a test compares."""
+    """Return the settings of one node, numbered from 1. A test compares them with docker-compose.yml."""
     count = len(layout.client_ports)
     voters = [f"{number}@127.0.0.1:{port}" for number, port in enumerate(layout.controller_ports, 1)]
     port = layout.client_ports[node_id - 1]
@@ -129,20 +129,20 @@ def node_settings(
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Dotted names, quoted; numbers, texts and lists of them: JSON's spelling is TOML's."""
+    """Return the settings as TOML with quoted dotted names. JSON's spelling of the values is also TOML's."""
     return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Only the owner may read it: it holds the secret."""
+    """Write a file that only its owner may read: it contains the secret."""
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         stream.write(text)
 
 
 class DevCluster:
-    """Node processes, started and stopped together. Lives in one event loop.
+    """Node processes that are started and stopped together. Lives in one event loop.
 
-    A node that ends by itself, or is killed to see what happens, is told of and not started again.
+    A node that ends on its own or is killed is reported and not restarted.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class DevCluster:
         return self.directory / f"node-{node_id}.toml"
 
     async def start(self) -> ClusterView:
-        """Every node, until the cluster is whole. Raises NodeEndedError, TimeoutError."""
+        """Start every node and wait until all are in sync. Raises NodeEndedError, TimeoutError."""
         from kafkalite.client.admin.cluster_health import RequestedState, look_from, unmet_conditions
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
@@ -198,18 +198,18 @@ class DevCluster:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is ours: we stop the nodes in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the nodes in order
             )
 
     def _ended(self, node_id: int) -> NodeEndedError:
         lines = self.log_path(node_id).read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return NodeEndedError(
-            f"node {node_id} ended while the cluster was coming up:\n" + "\n".join(lines),
-            hint=f"all it said is in {self.log_path(node_id)}",
+            f"node {node_id} ended during the start of the cluster:\n" + "\n".join(lines),
+            hint=f"its full log is {self.log_path(node_id)}",
         )
 
     async def watch(self) -> None:
-        """Tell of each node that ends; return when none is left."""
+        """Report each node that ends. Return when all have ended."""
 
         async def one(node_id: int, process: asyncio.subprocess.Process) -> None:
             status = await process.wait()
@@ -217,12 +217,12 @@ class DevCluster:
                 return
             how = f"by signal {-status}" if status < 0 else f"with exit code {status}"
             again = f"{program_name()} server start -f {self.settings_path(node_id)}"
-            click.echo(f"node {node_id} ended {how}; again: {again}", err=True)
+            click.echo(f"node {node_id} ended {how}; restart it with: {again}", err=True)
 
         await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
 
     async def stop(self) -> None:
-        """A controlled shutdown of every node; killed after STOP_LIMIT_S."""
+        """Shut every node down in order. Kill nodes that run after STOP_LIMIT_S."""
         self._is_stopping = True
         running = [process for process in self.processes.values() if process.returncode is None]
         for process in running:
@@ -239,9 +239,9 @@ class DevCluster:
 
 
 async def run(cluster: DevCluster, when_up: Any) -> None:
-    """The cluster from start to stop: by a signal, or because no node is left.
+    """Run the cluster until a signal arrives or all nodes have ended.
 
-    A second signal kills. Raises what ``start`` raises.
+    A second signal kills the nodes. Raises the same errors as ``start``.
     """
     stop = asyncio.Event()
 
@@ -283,7 +283,7 @@ async def _up(cluster: DevCluster, when_up: Any) -> None:
 
 
 class Home:
-    """Where the cluster's files are: a directory that stays, or one that is removed at the end."""
+    """The directory of the cluster's files: a given one, or a temporary one that is removed at the end."""
 
     def __init__(self, data: Path | None) -> None:
         self.is_temporary = data is None

@@ -1,4 +1,4 @@
-"""What the number ``kl`` leaves behind means, and which error leaves which."""
+"""Exit codes of ``kl``, and the mapping from errors to them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ MEANINGS: Final = {
     FAILED: "the operation failed",
     USAGE: "the command line or a setting is wrong",
     CANNOT_CONNECT: "no broker could be reached",
-    NOT_FOUND: "a topic, partition, group, record or file is not there",
-    ALREADY_EXISTS: "it exists already (0 with --if-not-exists)",
+    NOT_FOUND: "a topic, partition, group, record or file does not exist",
+    ALREADY_EXISTS: "it already exists (0 with --if-not-exists)",
     NOT_ALLOWED: "authentication or authorization refused",
-    TIMED_OUT: "timed out; also -n not reached before --timeout",
+    TIMED_OUT: "timed out, or fewer than -n records before --timeout",
     PARTIAL_FAILURE: "some of several items failed; stderr lists them",
-    CHECK_FAILED: "a check found something wrong (kl log verify)",
+    CHECK_FAILED: "a check found a problem (kl log verify)",
     INTERRUPTED: "interrupted by Ctrl-C",
 }
 
 
 class NotFoundError(KafkaliteError):
-    """What the user named is not there; for things the broker has no error code for."""
+    """An object that the user named does not exist, and the broker has no error code for it."""
 
 
 class ExistsAlreadyError(KafkaliteError):
-    """What was to be made is there."""
+    """The object to create exists already."""
 
 
 class TimedOutError(KafkaliteError):
@@ -62,15 +62,15 @@ class TimedOutError(KafkaliteError):
 
 
 class PartialFailureError(KafkaliteError):
-    """Some items of several failed; each was reported on stderr."""
+    """Some of several items failed. Each failure was reported on stderr."""
 
 
 class CheckFailedError(KafkaliteError):
-    """A check did its work and found something wrong."""
+    """A check ran and found a problem."""
 
 
 class UsageError(KafkaliteError):
-    """What was typed can't be meant."""
+    """The command line is invalid."""
 
 
 _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (

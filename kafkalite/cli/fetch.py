@@ -1,4 +1,4 @@
-"""``kl fetch``: one record by its address, Topic-Partition-Offset."""
+"""``kl fetch``: prints one record by its address, Topic-Partition-Offset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[R
 
 
 async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Record:
-    """Raises NotFoundError outside the log, and where no record has that offset."""
+    """Raises NotFoundError if the offset is outside the log or has no record."""
     (partition,) = await partitions_of(admin, [address.topic], [address.partition])
     extent = (await extents(admin, [partition]))[partition]
     if not extent.log_start_offset <= address.offset < extent.log_end_offset:
@@ -63,11 +63,11 @@ async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Re
     await consumer.seek(partition, address.offset)
     records = await consumer.get_many(1, timeout_ms=_PATIENCE_MS)
     if not records:
-        raise TimedOutError(f"no answer about {address} within {_PATIENCE_MS / 1000:g} s")
+        raise TimedOutError(f"no response for {address} within {_PATIENCE_MS / 1000:g} s")
     if records[0].offset != address.offset:
         raise NotFoundError(
             f"there is no record {address}",
-            hint=f"the next one is {records[0].address}; it was compacted away",
+            hint=f"the next record is {records[0].address}; this one was removed by compaction",
         )
     return records[0]
 

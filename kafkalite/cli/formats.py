@@ -7,9 +7,10 @@ r"""Format strings for records: kcat's letters and Python's braces. Pure: record
     %k{hex} %s{base64} %s{json} %T{iso} %T{strftime[%H:%M]}    a modifier follows its letter
     \n \t \r \0 \\ \xNN                                        escapes
 
-A format with one of these letters is kcat's: printed exactly, so end it with ``\n``. Any other is Python's:
-``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line a record; ``value``, ``key`` and
-``headers`` can be entered by ``.name`` or ``[name]`` (a JSON value's fields; a missing one is empty).
+A format with one of these letters is kcat's and printed exactly, so it should end with ``\n``. Other
+formats are Python's: ``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line per record.
+``.name`` or ``[name]`` selects a field of the JSON in ``value`` or ``key``, or a header; a missing one
+is empty.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DIRECTIVE = re.compile(r"%(%|[" + LETTERS + r"])(?:\{(hex|base64|json|iso|strft
 
 
 def unescape(text: str) -> str:
-    r"""``\n``, ``\t``, ``\xNN`` … as the characters they stand for; an unknown escape stays as it is."""
+    r"""Replace ``\n``, ``\t``, ``\xNN`` and the like by their characters. Unknown escapes stay."""
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -47,13 +48,15 @@ def unescape(text: str) -> str:
 
 
 def compile_format(text: str) -> Render:
-    """What prints a record in this format. Raises ValueError that says what is wrong and what is allowed."""
+    """Return a function that prints a record in this format. Raises ValueError, which lists what is
+    allowed.
+    """
     if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
         return _compile_letters(text)
     if "{" in text:
         return _compile_braces(text)
     raise ValueError(
-        f"format {text!r} names nothing of a record; letters: "
+        f"format {text!r} selects no field of a record; letters: "
         + " ".join(f"%{letter}" for letter in LETTERS)
         + ", or braces: "
         + " ".join(f"{{{field}}}" for field in FIELDS)
@@ -101,12 +104,12 @@ def _modified(letter: str, modifier: str) -> Render:
             case _:
                 return lambda record: _as_json(plain(record))
     raise ValueError(
-        f"%{letter} takes no {{{modifier}}}; hex, base64, json go with k s h, iso, strftime[…] with T"
+        f"%{letter} takes no {{{modifier}}}; hex, base64, json are for k s h, iso, strftime[…] for T"
     )
 
 
 def _as_json(data: bytes) -> bytes:
-    """A JSON document as it is in its shortest form; anything else as a JSON string."""
+    """Return a JSON document in its shortest form, and other data as a JSON string."""
     text = data.decode(errors="replace")
     try:
         document = json.loads(text)
@@ -176,7 +179,7 @@ def _field(record: Record, name: str) -> Any:
 
 
 def _entered(record: Record, name: str, path: list[str]) -> Any:
-    """The thing at ``path`` inside a field; the empty string where there is none."""
+    """Return the value at ``path`` inside a field, or the empty string if there is none."""
     if name == "headers":
         current: Any = _headers_mapping(record)
     else:
@@ -200,9 +203,7 @@ def _compile_braces(text: str) -> Render:
     try:
         parsed = list(Formatter().parse(text))
     except ValueError as problem:
-        raise ValueError(
-            f"format {text!r}: {problem}; write a brace of its own twice: {{{{ or }}}}"
-        ) from None
+        raise ValueError(f"format {text!r}: {problem}; write a literal brace twice: {{{{ or }}}}") from None
     for literal, field, spec, conversion in parsed:
         if literal:
             parts.append(_constant(unescape(literal).replace("%%", "%")))
@@ -222,7 +223,7 @@ def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], 
     if name not in FIELDS:
         raise ValueError(f"{{{field}}} is not a field of a record; fields: {', '.join(FIELDS)}")
     if path and name not in {"key", "value", "headers"}:
-        raise ValueError(f"{{{field}}}: only key, value and headers can be entered")
+        raise ValueError(f"{{{field}}}: only key, value and headers have fields")
 
     def render(record: Record) -> str:
         found = _entered(record, name, path) if path else _field(record, name)
@@ -230,7 +231,7 @@ def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], 
             found = repr(found)
         try:
             return format(found, spec)
-        except (ValueError, TypeError):  # a number's format on a record whose field is text or missing
+        except (ValueError, TypeError):  # a number format on a text or missing field
             return str(found)
 
     return render

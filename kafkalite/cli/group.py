@@ -1,4 +1,4 @@
-"""``kl group``: which groups there are, who reads what, how far behind, and why it is so."""
+"""``kl group``: lists and describes consumer groups, their members, lag and history."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MEMBER_COLUMNS: Final = (
     Column("epoch", "EPOCH"),
     Column("count", "PARTITIONS"),
     Column("assignment", "HOLDS"),
-    Column("awaits", "TO GIVE BACK"),
+    Column("awaits", "TO REVOKE"),
     Column("instance_id", "INSTANCE", wide=True),
     Column("target", "TARGET", wide=True),
-    Column("heartbeat_ms_ago", "HEARD OF", wide=True, show=lambda ms: f"{format_duration(ms)} ago"),
+    Column("heartbeat_ms_ago", "LAST HEARTBEAT", wide=True, show=lambda ms: f"{format_duration(ms)} ago"),
 )
 _LAG_COLUMNS: Final = (
     Column("name", "PARTITION"),
@@ -61,7 +61,7 @@ _LAG_COLUMNS: Final = (
 
 @click.group()
 def group() -> None:
-    """Look after consumer groups: members, lag, offsets, history."""
+    """Inspect consumer groups: members, lag, offsets, history."""
 
 
 # --- list ------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def list_(states: tuple[str, ...]) -> None:
         }
         for each in connect.ask_admin(lambda admin: admin.list_groups(states))
     ]
-    hint = "no groups; 'kl consume TOPIC -g GROUP' makes one"
+    hint = "no groups; 'kl consume TOPIC -g GROUP' creates one"
     print_listing(rows, _GROUP_COLUMNS, current.output, if_empty=hint)
 
 
@@ -98,7 +98,7 @@ def list_(states: tuple[str, ...]) -> None:
 @client_options
 @output_option
 def describe(name: str) -> None:
-    """Say all about GROUP: its state, its members, its lag."""
+    """Describe GROUP: its state, members and lag."""
     current = invocation.current()
 
     async def main(admin: Admin) -> tuple[GroupDescription, list[PartitionLag]]:
@@ -131,7 +131,7 @@ def _summary(described: GroupDescription, lags: Sequence[PartitionLag]) -> dict[
 
 
 def waits_for(described: GroupDescription) -> list[str]:
-    """What keeps the group from being stable, a sentence each."""
+    """Return the reasons why the group is not stable, a sentence each."""
     successors = {tp: _short(member) for member in described.members for tp in member.target}
     found: list[str] = []
     awaited: set[TopicPartition] = set()
@@ -141,12 +141,12 @@ def waits_for(described: GroupDescription) -> list[str]:
         awaited.update(member.awaited_revocation)
         what = ", ".join(map(str, member.awaited_revocation))
         waiting = sorted({successors[tp] for tp in member.awaited_revocation if tp in successors})
-        who_waits = f", which {' and '.join(waiting)} is to have" if waiting else ""
-        found.append(f"{_short(member)} has not given back {what}{who_waits}")
+        who_waits = f", assigned to {' and '.join(waiting)}" if waiting else ""
+        found.append(f"{_short(member)} has not revoked {what}{who_waits}")
     for member in described.members:
         missing = sorted(set(member.target) - set(member.assignment) - awaited)
         if missing:
-            found.append(f"{_short(member)} has not taken over {', '.join(map(str, missing))}")
+            found.append(f"{_short(member)} has not received {', '.join(map(str, missing))}")
     return found
 
 
@@ -178,7 +178,7 @@ def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
 @client_options
 @output_option
 def members(name: str) -> None:
-    """List the members of GROUP and what each holds."""
+    """List the members of GROUP and their partitions."""
     current = invocation.current()
     rows = _member_rows(connect.ask_admin(lambda admin: admin.describe_group(name)).members)
     print_listing(rows, _MEMBER_COLUMNS, current.output, if_empty=f"group {name!r} has no members now")
@@ -188,7 +188,7 @@ def members(name: str) -> None:
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> int:
-    """Records not yet committed, of the partitions with a committed offset."""
+    """Return the number of uncommitted records in partitions with a committed offset."""
     return sum(each.lag or 0 for each in lags)
 
 
@@ -223,7 +223,7 @@ Examples:
 @client_options
 @output_option
 def lag(name: str, most: int | None) -> None:
-    """How far GROUP is behind, partition by partition."""
+    """Show how far GROUP is behind, by partition."""
     current = invocation.current()
     lags = connect.ask_admin(lambda admin: admin.group_lag(name))
     print_listing(_lag_rows(lags), _LAG_COLUMNS, current.output)
@@ -242,14 +242,14 @@ def lag(name: str, most: int | None) -> None:
 @group.command(
     epilog="""\b
 Examples:
-  kl group explain billing            why it rebalanced, each time, and what it waits for now
-  kl group explain billing -o jsonl   one event a line"""
+  kl group explain billing            the cause of each rebalance, and what it is waiting for
+  kl group explain billing -o jsonl   one event per line"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @client_options
 @output_option
 def explain(name: str) -> None:
-    """Why GROUP has each of its generations, and what it waits for now."""
+    """Explain the cause of each generation of GROUP, and what it is waiting for."""
     current = invocation.current()
     described = connect.ask_admin(lambda admin: admin.describe_group(name, journal=True))
     if current.output not in {"table", "wide"}:
@@ -306,12 +306,12 @@ Examples:
   kl group watch billing --every 500ms -n 10 -o jsonl"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@click.option("--every", type=duration_ms, default="2s", show_default=True, help="How often to look.")
-@click.option("-n", "--count", type=click.IntRange(min=1), help="Look so many times, then exit.")
+@click.option("--every", type=duration_ms, default="2s", show_default=True, help="Interval.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many times.")
 @client_options
 @output_option
 def watch(name: str, every: int, count: int | None) -> None:
-    """Show GROUP's state, lag and rate of consumption again and again."""
+    """Show GROUP's state, lag and consumption rate repeatedly."""
     current = invocation.current()
 
     async def main() -> None:
@@ -361,7 +361,7 @@ def _show_look(
 @click.argument("names", metavar="GROUP…", nargs=-1, required=True, shell_complete=complete_groups)
 @client_options
 def delete(names: tuple[str, ...]) -> None:
-    """Forget groups without members, and their offsets."""
+    """Delete groups without members, and their offsets."""
     results: dict[str, BrokerError | None] = connect.ask_admin(
         lambda admin: admin.delete_groups(dict.fromkeys(names), return_exceptions=True)
     )

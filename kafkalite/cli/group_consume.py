@@ -1,4 +1,4 @@
-"""``kl consume -g``: read as a member of a group, and commit what was printed."""
+"""``kl consume -g``: reads as a member of a group, and commits the records that were printed."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 _POLL_RECORDS: Final = 10_000
 _POLL_MS: Final = 500
-#: Handing a partition over takes milliseconds, unless who has it is busy.
+#: Without a partition for this long, all of them belong to other members.
 _IDLE_S: Final = 3.0
 
 
 def patience_ms(deadline: float | None) -> int:
-    """How long the next question for records may wait; 0 or less when the monotonic ``deadline`` is over."""
+    """Return how long the next poll may take; 0 or less if the monotonic ``deadline`` has passed."""
     if deadline is None:
         return _POLL_MS
     return min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
 
 
 def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
-    """--timeout passed before ``wanted_count`` records, or the end where that is None."""
+    """Return the error of --timeout. ``wanted_count`` None: the end was not reached."""
     of = f" of {wanted_count:,}" if wanted_count is not None else ""
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
-        hint += "; records behind an open transaction wait for its end: 'kl txn list' shows it"
+        hint += "; records of an open transaction are held back until it ends: 'kl txn list' shows it"
     return TimedOutError(f"timed out after {plural(printed_count, 'record')}{of}", hint=hint)
 
 
 @dataclass(slots=True)
 class GroupJob:
-    """Reads on where the group is, from the beginning where it has committed nothing.
+    """Reads from the committed offsets of the group, or from the beginning if there are none.
 
-    What was printed and flushed is committed then: a record may be printed again after a crash, none is
-    left out.
+    Offsets are committed after their records were printed and flushed. After a crash a record may be
+    printed again; none is skipped.
     """
 
     topics: tuple[str, ...]
@@ -56,12 +56,14 @@ class GroupJob:
     settings: dict[str, Any]
     printer: Printer
     printed_count: int = 0
-    _ends: dict[TopicPartition, int] = field(default_factory=dict)  #: of what is held, as of when it came
-    _held_at: float = field(default_factory=time.monotonic)  #: when there last was a partition
+    _ends: dict[TopicPartition, int] = field(
+        default_factory=dict
+    )  #: end offsets of the assigned partitions at assignment
+    _held_at: float = field(default_factory=time.monotonic)  #: the last time with an assigned partition
     _was_idle: bool = False
 
     async def run(self, current: Invocation) -> None:
-        """Raises TimedOutError when --timeout passes before a count or an end was reached."""
+        """Raises TimedOutError when --timeout passes before the count or the end is reached."""
         await until_pipe_closes(self._run(current))
 
     async def _run(self, current: Invocation) -> None:
@@ -110,14 +112,14 @@ class GroupJob:
         return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
 
     def _is_idle(self, consumer: Consumer) -> bool:
-        """Whether no partition came to this member for so long that none will; told when it begins."""
+        """Whether this member has had no partition for _IDLE_S. Reports it once."""
         now = time.monotonic()
         if consumer.assignment():
             self._held_at = now
         is_idle = now - self._held_at > _IDLE_S
         if is_idle and not self._was_idle:
             invocation.say(
-                f"group {self.group_id!r} has no partition for this member: the others have them all"
+                f"group {self.group_id!r} has no partition for this member: others have all of them"
             )
         self._was_idle = is_idle
         return is_idle

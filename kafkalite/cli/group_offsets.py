@@ -1,4 +1,4 @@
-"""``kl group reset-offsets`` and ``commit``: where a group goes on. Nothing is changed without --execute."""
+"""``kl group reset-offsets`` and ``commit``: change committed offsets. A reset needs --execute."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ _STRATEGIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition as a strategy sees it."""
+    """The input of a strategy for one partition."""
 
     extent: Extent
     current: int | None  #: the committed offset
-    at_time: int | None  #: first offset at or after the moment asked for; None where all records are older
+    at_time: int | None  #: first offset at or after the requested time; None if all records are older
 
 
 Strategy = Callable[[TopicPartition, Place], "int | None"]
-"""Where to go; None leaves the partition alone."""
+"""Returns the new offset, or None to leave the partition alone."""
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """The one strategy that ``chosen`` names; ``offsets`` are those of a file. Raises UsageError."""
+    """Return the one strategy that ``chosen`` names; ``offsets`` come from a file. Raises UsageError."""
     given = [name for name in _STRATEGIES if chosen[name] not in (None, False)]
     flags = ", ".join("--" + name.replace("_", "-") for name in _STRATEGIES)
     if len(given) != 1:
-        raise UsageError(f"say where to go by exactly one of {flags}")
+        raise UsageError(f"give exactly one of {flags}")
     name, value = given[0], chosen[given[0]]
     match name:
         case "to_earliest":
@@ -82,18 +82,18 @@ def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]
 
 
 def within(offset: int, extent: Extent) -> int:
-    """``offset``, or the nearest one that the log has."""
+    """Return ``offset``, or the nearest one in the log."""
     return min(max(offset, extent.log_start_offset), extent.log_end_offset)
 
 
 @group.command(
     "reset-offsets",
     epilog="""\b
-Nothing is changed unless --execute is given, and then only while the group has no members.
+Nothing is changed unless --execute is given, and only while the group has no members.
 
 \b
 Examples:
-  kl group reset-offsets billing --to-earliest              what would happen, all its topics
+  kl group reset-offsets billing --to-earliest              shows the change for all its topics
   kl group reset-offsets billing --topic orders --to-datetime -1h --execute
   kl group reset-offsets billing --topic orders:0,2 --shift-by -100 --execute
   kl group reset-offsets billing --to-current --export > offsets.csv
@@ -101,13 +101,17 @@ Examples:
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P,P]", help="Only these.  [default: all]")
-@click.option("--to-earliest", is_flag=True, help="To the first record there is.")
-@click.option("--to-latest", is_flag=True, help="To the end: only what comes from now on.")
-@click.option("--to-current", is_flag=True, help="To where it is; to the end where nothing is committed.")
+@click.option("--to-earliest", is_flag=True, help="To the first record.")
+@click.option("--to-latest", is_flag=True, help="To the end of the log: only new records.")
+@click.option("--to-current", is_flag=True, help="To the committed offset; to the end if there is none.")
 @click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="To this offset.")
-@click.option("--to-datetime", metavar="TIME", help="To the first record not older (2015-05-17, -1h).")
-@click.option("--by-duration", type=duration_ms, metavar="TIME", help="So long before now (1h30m).")
-@click.option("--shift-by", type=int, metavar="N", help="So many forward, or back if negative.")
+@click.option(
+    "--to-datetime", metavar="TIME", help="To the first record at or after a time (2015-05-17, -1h)."
+)
+@click.option(
+    "--by-duration", type=duration_ms, metavar="TIME", help="To the first record of the last (1h30m)."
+)
+@click.option("--shift-by", type=int, metavar="N", help="By this many records, back if negative.")
 @click.option(
     "--from-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -115,16 +119,16 @@ Examples:
     help="topic,partition,offset lines, as --export writes them.",
 )
 @click.option("--execute", is_flag=True, help="Do it.")
-@click.option("--dry-run", is_flag=True, help="Only show it: what happens without --execute.")
+@click.option("--dry-run", is_flag=True, help="Only show the change, as without --execute.")
 @click.option("--export", is_flag=True, help="Print topic,partition,offset lines.")
 @client_options
 @output_option
 def reset_offsets(
     name: str, topics: tuple[str, ...], execute: bool, dry_run: bool, export: bool, **chosen: Any
 ) -> None:
-    """Let GROUP go on elsewhere. Shows what would change; --execute does it."""
+    """Change GROUP's committed offsets. Shows the change; --execute makes it."""
     if execute and dry_run:
-        raise UsageError("--execute and --dry-run: one of the two")
+        raise UsageError("give either --execute or --dry-run")
     current = invocation.current()
     offsets = _read_file(chosen["from_file"]) if chosen["from_file"] else {}
     strategy = strategy_of(chosen, offsets)
@@ -143,9 +147,9 @@ def reset_offsets(
     else:
         print_listing(rows, _COLUMNS, current.output)
     if not execute and not export:
-        invocation.say("nothing was changed; --execute does it")
+        invocation.say("nothing was changed; --execute makes the change")
     elif execute:
-        invocation.say(f"group {name!r} goes on there, in {plural(len(rows), 'partition')}")
+        invocation.say(f"group {name!r}: new offsets in {plural(len(rows), 'partition')}")
 
 
 def _moment(chosen: Mapping[str, Any], now_ms: int) -> int | None:
@@ -160,7 +164,7 @@ def _moment(chosen: Mapping[str, Any], now_ms: int) -> int | None:
 
 
 def _read_file(path: Path) -> dict[TopicPartition, int]:
-    """Raises UsageError for a line that is not topic,partition,offset."""
+    """Raises UsageError for a line that is not ``topic,partition,offset``."""
     offsets: dict[TopicPartition, int] = {}
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.reader(lines), 1):
@@ -188,7 +192,7 @@ async def _plan(
     partitions = await _chosen(admin, topics) if topics else sorted({*committed, *listed})
     if not partitions:
         raise NotFoundError(
-            f"group {name!r} has committed nothing", hint="name the topics to set it up for: --topic TOPIC"
+            f"group {name!r} has no committed offsets", hint="name the topics to commit for: --topic TOPIC"
         )
     known = await extents(admin, partitions)
     by_time = await offsets_at(admin, partitions, moment_ms) if moment_ms is not None else {}
@@ -201,7 +205,7 @@ async def _plan(
         offset = within(wanted, known[tp])
         if offset != wanted:
             start, end = known[tp]
-            invocation.say(f"{tp} has offsets {start} to {end}: it goes to {offset}, not {wanted}")
+            invocation.say(f"{tp} has offsets {start} to {end}: it is set to {offset}, not {wanted}")
         rows.append(
             {
                 "name": str(tp),
@@ -218,7 +222,7 @@ async def _plan(
 
 
 async def _chosen(admin: Admin, topics: Iterable[str]) -> list[TopicPartition]:
-    """``orders`` is all of it, ``orders:0,2`` two partitions of it."""
+    """Return the chosen partitions: ``orders`` is all of a topic, ``orders:0,2`` two of its partitions."""
     found: dict[TopicPartition, None] = {}
     for text in topics:
         topic, colon, numbers = text.partition(":")
@@ -237,7 +241,7 @@ async def _execute(
         await admin.alter_group_offsets(name, offsets)
     except UnknownMemberIdError as error:
         raise type(error)(
-            f"group {name!r} has members, who commit for it", hint="stop its consumers first"
+            f"group {name!r} has members, which commit their own offsets", hint="stop its consumers first"
         ) from None
 
 
@@ -249,7 +253,7 @@ Examples:
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.argument("places", metavar="TOPIC-PARTITION=OFFSET…", nargs=-1, required=True)
-@click.option("--metadata", metavar="TEXT", help="Words to keep with the offsets.")
+@click.option("--metadata", metavar="TEXT", help="Text to keep with the offsets.")
 @client_options
 def commit(name: str, places: tuple[str, ...], metadata: str | None) -> None:
     """Commit these offsets for GROUP, while it has no members."""

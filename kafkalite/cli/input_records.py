@@ -1,7 +1,7 @@
-"""What ``kl produce`` reads, cut into blocks for ``send_many``. Pure: bytes in, blocks out.
+"""Parses the input of ``kl produce`` into blocks for ``send_many``. Pure: bytes in, blocks out.
 
-A block is a run of records for one topic and partition, in columns. Within a partition, blocks and records
-keep the order of the input.
+A block is a run of records for one topic and partition, in columns. Within a partition, blocks and
+records keep the order of the input.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ INPUT_FORMATS: Final = ("lines", "json", "jsonl", "raw")
 
 
 class InputError(ValueError):
-    """A piece of input that is no record; says where it stands."""
+    """Input that is not a record, with its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns of equal length; None where every record has none (or, for timestamps, the present moment)."""
+    """Columns of equal length. None: no record has a value (timestamps: all records get the current time)."""
 
     topic: str
     partition: int | None
@@ -36,11 +36,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RecordDefaults:
-    """What the command line says about every record."""
+    """The fields that the command line sets for every record."""
 
-    topic: str | None  #: None takes each line's own
+    topic: str | None  #: None: each line names its topic
     partition: int | None = None
-    any_partition: bool = False  #: forget the partitions that jsonl lines name
+    any_partition: bool = False  #: ignore the partitions in jsonl lines
     key: bytes | None = None
     key_separator: bytes | None = None
     headers: Headers = ()
@@ -48,7 +48,7 @@ class RecordDefaults:
 
 
 class RecordReader:
-    """Feed chunks of one file; ``finish`` at its end gives what was left. Raises InputError."""
+    """Takes the chunks of one file; ``finish`` returns the rest at the end of the file. Raises InputError."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class RecordReader:
         self._parse_timestamp = parse_timestamp
         self._pending: list[
             bytes
-        ] = []  # pieces without a newline; joined once, so a long line costs its length
+        ] = []  # pieces without a newline, joined once: linear in the length of a line
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:
-        """Blocks of the whole lines so far, at most ``max_records`` records a time."""
+        """Yield blocks of the complete lines so far, at most ``max_records`` records at a time."""
         if self._how in {"raw", "json"} or b"\n" not in chunk:
             self._pending.append(chunk)
             return
@@ -105,7 +105,7 @@ class RecordReader:
     def _columns(self, texts: list[bytes]) -> Block:
         defaults = self._defaults
         if defaults.topic is None:
-            raise InputError("only -i json and -i jsonl know their topic; name it: kl produce TOPIC")
+            raise InputError("only -i json and -i jsonl carry a topic; name it: kl produce TOPIC")
         keys: list[bytes | None] | None = None
         values: list[bytes | None]
         if defaults.key_separator is not None and self._how == "lines":
@@ -136,7 +136,7 @@ class RecordReader:
                 raise InputError(f"{self._source}:{number}: {_in_words(problem)}") from None
 
     def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
-        """JSON arrays of records, or records one after another."""
+        """Parse JSON arrays of records, or concatenated records."""
         drafts: list[Draft] = []
         try:
             text = data.decode()
@@ -158,7 +158,7 @@ class RecordReader:
         for draft in drafts:
             topic = defaults.topic or draft.topic
             if topic is None:
-                raise InputError(f'{self._source}: a record names no "topic"; name it: kl produce TOPIC')
+                raise InputError(f'{self._source}: a record has no "topic"; name it: kl produce TOPIC')
             partition = defaults.partition
             if partition is None and not defaults.any_partition:
                 partition = draft.partition

@@ -1,7 +1,7 @@
-"""What one run of ``kl`` was told that holds for every command: where the brokers are, how to talk to them.
+"""Options that every command takes: brokers, client properties, timeout, output format.
 
-The options may stand before or after the command (``kl -b host topic list``, ``kl topic list -b host``); both
-write into one ``Invocation``, the later one wins.
+They may stand before or after the command (``kl -b host topic list``, ``kl topic list -b host``). Both
+write into one ``Invocation``; the later one wins.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP_SERVERS: Final = "localhost:9092"
 BOOTSTRAP_VARIABLE: Final = "KL_BOOTSTRAP_SERVERS"
-PROGRAM_VARIABLE: Final = "KL_PROGRAM"  #: how the user calls kl, set by the scripts of a checkout
+PROGRAM_VARIABLE: Final = (
+    "KL_PROGRAM"  #: the name under which the user calls kl, set by the scripts of a checkout
+)
 OutputFormat = Literal["table", "wide", "name", "json", "jsonl", "yaml"]
 OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
 
 
 def program_name() -> str:
-    """What to type for ``kl`` here, quoted for a shell."""
+    """Return the command that calls ``kl`` here, quoted for a shell."""
     return shlex.quote(os.environ.get(PROGRAM_VARIABLE, "kl"))
 
 
@@ -57,7 +59,7 @@ def current() -> Invocation:
     return click.get_current_context().ensure_object(Invocation)
 
 
-# --- the options every command takes ---------------------------------------------------------------
+# --- options of every command ----------------------------------------------------------------------
 
 
 def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -78,7 +80,7 @@ def _remember_properties(ctx: click.Context, parameter: click.Parameter, values:
 
 
 def duration_ms(text: str) -> int:
-    """``10s``, ``1h30m`` -> milliseconds. Raises click's BadParameter."""
+    """Parse ``10s`` or ``1h30m`` into milliseconds. Raises click's BadParameter."""
     try:
         return parse_duration(text)
     except ValueError as problem:
@@ -102,7 +104,7 @@ def debug_option(function: F) -> F:
 
 
 def client_options(function: F) -> F:
-    """-b, -X, --timeout, --debug: for every command that talks to a broker."""
+    """Add -b, -X, --timeout and --debug: for every command that talks to a broker."""
     return _apply(
         function,
         click.option(
@@ -111,9 +113,9 @@ def client_options(function: F) -> F:
             metavar="HOST:PORT,…",
             expose_value=False,
             callback=_remember("bootstrap"),
-            help=f"Brokers to ask first.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
+            help=f"First brokers to ask.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
         ),
-        click.option(  # Kafka's scripts have the singular
+        click.option(  # the name in Kafka's scripts
             "--bootstrap-server", expose_value=False, hidden=True, callback=_remember("bootstrap")
         ),
         click.option(
@@ -138,7 +140,7 @@ def client_options(function: F) -> F:
 
 
 def output_option(function: F) -> F:
-    """-o for commands that print a listing."""
+    """Add -o: for commands that print a listing."""
     return click.option(
         "-o",
         "--output",
@@ -149,7 +151,7 @@ def output_option(function: F) -> F:
     )(function)
 
 
-# --- running what talks ----------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------------
 
 
 def now_ms() -> int:
@@ -159,7 +161,7 @@ def now_ms() -> int:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = None) -> T:
-    """Run a coroutine on a fresh event loop, uvloop's where it is installed.
+    """Run a coroutine on a new event loop, uvloop's if it is installed.
 
     Raises TimedOutError when ``timeout_ms`` passes first, KeyboardInterrupt on Ctrl-C after clean-up.
     """
@@ -192,25 +194,27 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
 
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """``run`` for what talks to brokers, bounded by the invocation's --timeout."""
+    """Run a coroutine that talks to brokers, limited by the invocation's --timeout."""
     listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
 
 
 def listen_to_clients() -> None:
-    """Show the client library's warnings to the person."""
+    """Print the client library's warnings on stderr."""
     from kafkalite.cli.client_warnings import install
 
     install(debug=current().debug)
 
 
 def say(message: str) -> None:
-    """One line to the person, on stderr."""
+    """Print one line on stderr."""
     click.echo(f"kl: {message}", err=True)
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask on stderr. Raises KafkaliteError with the message ``refusal`` unless the answer is yes."""
+    """Ask for confirmation on stderr. Raises KafkaliteError with the message ``refusal`` unless it is
+    given.
+    """
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")

@@ -1,4 +1,4 @@
-"""A click group that knows its commands by name and one-liner, and imports one when it is used."""
+"""A click group that lists its commands without importing them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """``lazy`` maps a name to where its command lives. Help lists it without an import."""
+    """A group whose ``lazy`` mapping locates each command by name. A command is imported when it runs."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

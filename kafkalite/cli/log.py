@@ -1,7 +1,7 @@
-"""``kl log``: look into log files, offline; no broker is needed, and none is disturbed.
+"""``kl log``: inspects log files offline, without a broker.
 
-A PATH is a data directory, one log's directory in it, or one file. Nothing is locked or changed, so the files
-of a running broker may be looked at too; its last batch may then be half there.
+A PATH is a data directory, a log's directory in it, or a file. No file is locked or changed, so the
+files of a running broker can be inspected too; its last batch may then be incomplete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEGMENT_COLUMNS: Final = (
 
 
 def _unless_none(number: int | None) -> str:
-    """Ids, epochs and sequences: -1 is none."""
+    """Show an id, epoch or sequence; -1 means none."""
     return "-" if number is None or number < 0 else str(number)
 
 
@@ -93,7 +93,7 @@ _VERDICT_COLUMNS: Final = (
 
 @click.group()
 def log() -> None:
-    """Look into segment files, without a broker. Nothing is changed."""
+    """Inspect segment files without a broker. Nothing is changed."""
 
 
 def _path_argument(function: F) -> F:
@@ -103,7 +103,7 @@ def _path_argument(function: F) -> F:
 
 
 def _log_directories(path: Path) -> list[Path]:
-    """``path`` itself if it is a log's directory, else those in it. Raises NotFoundError."""
+    """Return ``path`` itself if it is a log's directory, else the logs in it. Raises NotFoundError."""
     from kafkalite.storage import layout
 
     if not path.exists():
@@ -114,19 +114,19 @@ def _log_directories(path: Path) -> list[Path]:
     if not found and not (path / layout.NODE_FILE).exists():
         raise NotFoundError(
             f"{path} holds no log",
-            hint="a log's directory is named <topic id>-<partition>; give it, or what it is in",
+            hint="a log's directory is named <topic id>-<partition>; give it, or its parent",
         )
     return found
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Segment files of these kinds: ``path`` itself, or all below it in the order of their offsets."""
+    """Return segment files with these suffixes: ``path`` itself, or all below it in offset order."""
     from kafkalite.storage import layout
 
     if path.is_file():
         name = layout.parse_segment_file_name(path.name)
         if name is None or name.suffix not in suffixes:
-            raise UsageError(f"{path} is no {' or '.join(suffixes)} file of a segment")
+            raise UsageError(f"{path} is not a {' or '.join(suffixes)} file of a segment")
         return [path]
     return [
         each
@@ -137,7 +137,7 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _home(directory: Path) -> tuple[str, int]:
-    """The topic (its id where partition.json does not tell) and partition of a log's directory."""
+    """Return the topic (its id if partition.json is unreadable) and partition of a log's directory."""
     from kafkalite.storage import layout
     from kafkalite.storage.checkpoints import decode_partition_topic
 
@@ -159,7 +159,7 @@ def _home(directory: Path) -> tuple[str, int]:
 @output_option
 @debug_option
 def segments(paths: tuple[Path, ...]) -> None:
-    """List segments: which topic and partition, from which offset on, how large."""
+    """List segments: topic, partition, base offset, size."""
     from kafkalite.storage import layout
 
     rows: list[dict[str, Any]] = []
@@ -195,20 +195,26 @@ def _size(path: Path) -> int:
 Examples:
   kl log dump data                               every batch of every log
   kl log dump data/0f…-0/00000000000000000000.log -o wide
-  kl log dump data/0f…-0 --records -o jsonl      records, as 'kl produce -i jsonl' takes them
+  kl log dump data/0f…-0 --records -o jsonl      records in the format of 'kl produce -i jsonl'
   kl log dump data/0f…-0 -f '%o %k %s\\n'
-  kl log dump data --decode                      what coordinators of groups and transactions keep
+  kl log dump data --decode                      the records of group and transaction coordinators
 
 \b
-KIND: data, transactional, gap (of compaction: RECORDS counts none of its offsets);
+KIND: data, transactional, gap (of compaction: RECORDS does not count its offsets);
 commit and abort end the transaction of PRODUCER in this partition."""
 )
 @_path_argument
-@click.option("--records", is_flag=True, help="The records in the batches.")
+@click.option("--records", is_flag=True, help="Print the records in the batches.")
 @click.option(
-    "-f", "--format", "text_format", metavar="FORMAT", help="Print each record so (as kl consume -f)."
+    "-f",
+    "--format",
+    "text_format",
+    metavar="FORMAT",
+    help="Print each record in this format (as kl consume -f).",
 )
-@click.option("--decode", is_flag=True, help=f"The records of {GROUPS_TOPIC} and {TRANSACTIONS_TOPIC}, read.")
+@click.option(
+    "--decode", is_flag=True, help=f"Decode the records of {GROUPS_TOPIC} and {TRANSACTIONS_TOPIC}."
+)
 @click.option("--no-verify", is_flag=True, help="Do not check CRCs and offsets.")
 @output_option
 @debug_option
@@ -222,7 +228,7 @@ def dump(
     output = invocation.current().output
     if decode:
         if records or text_format is not None:
-            raise UsageError("--decode prints records its own way: leave out --records and --format")
+            raise UsageError("--decode has its own format: leave out --records and --format")
         print_listing(_state_rows(files), _STATE_COLUMNS, output, name_key="kind")
         return
     if records or text_format is not None:
@@ -268,7 +274,7 @@ _KINDS_OF_RECORDS: Final = ("data", "transactional")
 
 
 def _kind(file: Path, position: int, header: BatchHeader) -> tuple[str, int | None]:
-    """data, transactional, commit, abort or gap; and of a marker its coordinator's epoch."""
+    """Return data, transactional, commit, abort or gap; and the coordinator epoch of a marker."""
     from kafkalite.records.control import parse_marker
     from kafkalite.records.gaps import is_gap
 
@@ -290,7 +296,7 @@ def _bytes_at(file: Path, position: int, header: BatchHeader) -> bytes:
 
 
 def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The records of coordinators in ``files``, and the ends of transactions among them."""
+    """Yield the coordinator records in ``files``, and the transaction markers between them."""
     from kafkalite.coordination import StateRecord
     from kafkalite.records.batch import RecordBatch
     from kafkalite.storage.disk import RealFileSystem
@@ -325,13 +331,13 @@ def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 yield place | row | entry._asdict()
     if not is_any:
         raise NotFoundError(
-            f"no log of {GROUPS_TOPIC} or {TRANSACTIONS_TOPIC} there",
-            hint="--decode reads what coordinators keep; --records prints the records of other topics",
+            f"there is no log of {GROUPS_TOPIC} or {TRANSACTIONS_TOPIC}",
+            hint="--decode prints coordinators' records; --records prints the records of other topics",
         )
 
 
 def _dump_records(files: Iterable[Path], printer: Printer) -> None:
-    """Records of intact batches; a batch that is not is told on stderr."""
+    """Print the records of intact batches. Damaged batches are reported on stderr."""
     from kafkalite.records.batch import RecordBatch
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import iter_batches
@@ -375,7 +381,7 @@ def index(paths: tuple[Path, ...]) -> None:
             found = read_index(RealFileSystem(), str(file))
             if not found.is_whole:
                 invocation.say(
-                    f"{file}: no intact block from byte {found.valid_bytes} on; it will be rebuilt"
+                    f"{file}: no intact block from byte {found.valid_bytes} on; the index will be rebuilt"
                 )
             kind = "offset" if name.suffix == layout.OFFSET_INDEX_SUFFIX else "time"
             rows += [
@@ -400,9 +406,10 @@ def index(paths: tuple[Path, ...]) -> None:
 @output_option
 @debug_option
 def verify(paths: tuple[Path, ...]) -> None:
-    """Check every batch, index entry and small file; exit code 9 when something is damaged.
+    """Check every batch, index entry and small file; exit code 9 if any is damaged.
 
-    A torn tail at the very end and a short index are told but are no damage: a start repairs them.
+    A torn tail at the very end and a short index are reported but are not damage: the next start
+    repairs them.
     """
     from kafkalite.storage import layout
     from kafkalite.storage.disk import RealFileSystem

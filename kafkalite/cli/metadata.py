@@ -1,4 +1,4 @@
-"""``kl metadata``: the cluster's metadata as a tree of paths, its changes as they come, and its quorum."""
+"""``kl metadata``: the cluster's metadata as a tree of paths, its changes, and its quorum."""
 
 from __future__ import annotations
 
@@ -33,30 +33,28 @@ _COLUMNS: Final = (Column("path", "PATH"), Column("value", "VALUE"))
 
 @click.group()
 def metadata() -> None:
-    """Look into the cluster's metadata."""
+    """Inspect the cluster's metadata."""
 
 
 def _path(text: str) -> str:
-    """``topics/events/`` -> ``/topics/events``"""
+    """Turn ``topics/events/`` into ``/topics/events``."""
     return ROOT + text.strip("/")
 
 
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """What is at ``path``. Raises NotFoundError."""
+    """Return the node at ``path`` and its children. Raises NotFoundError."""
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
         answer: DescribeMetadataResponse = (await client.call(request)).message
     except InvalidRequestError as error:
-        raise NotFoundError(
-            f"there is nothing at {path}", hint="'kl metadata ls /' shows where things are"
-        ) from error
+        raise NotFoundError(f"there is nothing at {path}", hint="'kl metadata ls /' lists the top") from error
     return answer
 
 
 def _value(node: MetadataNode) -> Any:
-    """JSON's value; None of a mere directory."""
+    """Return the decoded JSON value, or None for a directory."""
     return json.loads(node.value) if node.value else None
 
 
@@ -71,7 +69,7 @@ Examples:
 @client_options
 @output_option
 def ls(path: str) -> None:
-    """List what is below a path."""
+    """List the children of a path."""
     current = invocation.current()
     wanted = _path(path)
 
@@ -97,7 +95,7 @@ Examples:
 @client_options
 @output_option
 def cat(paths: tuple[str, ...]) -> None:
-    """Print the value at a path, as JSON unless -o says otherwise."""
+    """Print the value at a path, as JSON unless -o selects another format."""
     current = invocation.current()
 
     async def main(client: ClusterClient) -> list[tuple[str, MetadataNode]]:
@@ -126,7 +124,7 @@ Examples:
 @client_options
 @output_option
 def tail(path: str, count: int | None) -> None:
-    """Print changes at a path and below as they are committed: + new, ~ changed, - gone."""
+    """Print changes at and below a path as they are committed: + new, ~ changed, - removed."""
     current = invocation.current()
     wanted = _path(path)
     is_json = current.output in {"json", "jsonl"}
@@ -147,9 +145,9 @@ def tail(path: str, count: int | None) -> None:
 
 
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
-    """Every path below ``path`` with its value, and the metadata offset they are of.
+    """Return the metadata offset, and the value of every path below ``path`` at that offset.
 
-    With ``after_offset`` it waits until the log has passed it.
+    With ``after_offset``, wait until the log has passed it.
     """
     answer = await _at(
         client, path, after_offset=after_offset, max_wait_ms=_POLL_MS if after_offset >= 0 else 0
@@ -167,7 +165,9 @@ async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[tuple[str, str, str]]:
-    """(sign, path, value) of each difference, by path: ``+`` new, ``~`` changed, ``-`` gone. Pure."""
+    """Return (sign, path, value) of each difference, by path: ``+`` new, ``~`` changed, ``-`` removed.
+    Pure.
+    """
     found = []
     for path in sorted(before.keys() | now.keys()):
         if path not in now:
@@ -198,11 +198,11 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
 
 
 @metadata.command()
-@click.option("--check", is_flag=True, help="Exit code 9 without a leader, or with a voter not heard of.")
+@click.option("--check", is_flag=True, help="Exit code 9 if there is no leader, or a voter is silent.")
 @client_options
 @output_option
 def quorum(check: bool) -> None:
-    """Show the controllers: who leads, how far each is."""
+    """Show the controllers: the leader, and the offset of each."""
     current = invocation.current()
     seen = connect.ask_cluster(look_at_quorum)
     document = quorum_document(seen)

@@ -1,4 +1,4 @@
-"""Which partitions of which topics, and which of their offsets, a command means: asked of the brokers."""
+"""Asks brokers for the partitions of topics and for their offsets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Extent(NamedTuple):
-    """Where a partition's records stand: [log_start_offset, log_end_offset)."""
+    """The offsets of a partition: [log_start_offset, log_end_offset)."""
 
     log_start_offset: int
     log_end_offset: int
 
 
 class Span(NamedTuple):
-    """What to read of one partition: ``first_offset`` inclusive, ``stop_offset`` exclusive or None."""
+    """The range to read of one partition: ``first_offset`` inclusive, ``stop_offset`` exclusive or None."""
 
     first_offset: int
     stop_offset: int | None
@@ -30,9 +30,9 @@ class Span(NamedTuple):
 async def partitions_of(
     admin: Admin, topics: Sequence[str], wanted: Iterable[int] = ()
 ) -> list[TopicPartition]:
-    """Every partition of ``topics``, or of each those in ``wanted``.
+    """Return every partition of ``topics``, or those numbered in ``wanted`` of each topic.
 
-    Raises UnknownTopicOrPartitionError for a topic, NotFoundError for a partition that is not there.
+    Raises UnknownTopicOrPartitionError for a missing topic, NotFoundError for a missing partition.
     """
     chosen = sorted(set(wanted))
     found: list[TopicPartition] = []
@@ -54,7 +54,7 @@ async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[To
 async def offsets_at(
     admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
-    """The first offset whose timestamp is not less, by partition; None where all records are older."""
+    """Return the first offset at or after ``timestamp_ms`` by partition; None if all records are older."""
     found = await admin.list_offsets(partitions, timestamp_ms)
     return {
         partition: None if found[partition].offset == NO_OFFSET else found[partition].offset
@@ -65,7 +65,7 @@ async def offsets_at(
 async def spans(
     admin: Admin, partitions: Sequence[TopicPartition], wanted: OffsetRange
 ) -> dict[TopicPartition, Span]:
-    """A range as offsets of each partition, at this moment."""
+    """Resolve a range to the current offsets of each partition."""
     known = await extents(admin, partitions)
     by_time = {moment: await offsets_at(admin, partitions, moment) for moment in wanted.timestamps_ms}
 

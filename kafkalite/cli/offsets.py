@@ -1,4 +1,4 @@
-"""``kl offsets``: where each partition begins and ends, or stood at a moment."""
+"""``kl offsets``: prints the first and next offsets of partitions, or the offsets at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Examples:
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option("--topic", "topic_flags", multiple=True, hidden=True)
-@click.option("--at", "at_text", metavar="TIME", help="Offsets at a moment.")
+@click.option("--at", "at_text", metavar="TIME", help="Offsets at a time.")
 @click.option("--earliest", "which", flag_value="earliest", help="Only the first offsets.")
 @click.option("--latest", "which", flag_value="latest", help="Only the next offsets.")
 @client_options
@@ -47,7 +47,7 @@ def offsets(
     """Print the offsets of TOPICS' partitions."""
     topics = topic_names(topics, topic_flags, "kl offsets")
     if at_text is not None and which is not None:
-        raise UsageError(f"--at and --{which} exclude each other")
+        raise UsageError(f"give either --at or --{which}")
     try:
         at_ms = None if at_text is None else parse_time(at_text.removeprefix("@"), now_ms=invocation.now_ms())
     except ValueError as problem:

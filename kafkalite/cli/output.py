@@ -1,4 +1,4 @@
-"""Listings as table, wide, name, json, jsonl or yaml. The format never depends on where stdout leads."""
+"""Prints listings as table, wide, name, json, jsonl or yaml, whether stdout is a terminal or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Column:
 
 
 def coloured(stream: Any) -> bool:
-    """Whether a person looks at ``stream`` and has not said NO_COLOR."""
+    """Whether ``stream`` is a terminal and colours are not disabled by NO_COLOR."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -62,7 +62,7 @@ def print_listing(
 
 
 def print_document(document: Mapping[str, Any], output: str) -> None:
-    """One thing: ``name: value`` lines, or json, jsonl, yaml."""
+    """Print one object: ``name: value`` lines, or json, jsonl, yaml."""
     match output:
         case "json":
             text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -100,7 +100,7 @@ def _cell(value: Any) -> str:
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Columns two spaces apart, numbers to the right: easy on the eye, and on awk."""
+    """Return columns two spaces apart with right-aligned numbers, easy to read and to split with awk."""
     if not rows:
         return ""
     numeric = [
@@ -126,7 +126,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """1536 -> ``1.5 KiB``."""
+    """Turn 1536 into ``1.5 KiB``."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:
@@ -143,9 +143,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that at least ``percent`` of all do not exceed (nearest rank).
+    """Return the smallest sample that at least ``percent`` percent of all samples do not exceed (nearest
+    rank).
 
-    Raises ValueError when there are none.
+    Raises ValueError if there are none.
     """
     if not samples:
         raise ValueError("no samples")
@@ -154,7 +155,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def show_ms(seconds: float) -> str:
-    """0.00123 -> ``1.23 ms``; below a tenth of a millisecond in µs."""
+    """Turn 0.00123 into ``1.23 ms``; values below a tenth of a millisecond are in µs."""
     if seconds < 0.0001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,6 +1,7 @@
-"""``kl pipeline``: Spark pipelines declared in a file: run, list, validate; warm-up.
+"""``kl pipeline``: runs, lists and validates Spark pipelines declared in files.
 
-What runs them is ``sparkbridge.pipelines``, of the extra ``spark``: it is looked for when a command needs it.
+The work is done by ``sparkbridge.pipelines``, part of the extra ``spark``, which is imported when a
+command needs it.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _FILE: Final = click.Path(path_type=Path)
 
 
 def part(name: str) -> Any:
-    """A module of sparkbridge.pipelines. Raises UsageError when that is not installed."""
+    """Return a module of sparkbridge.pipelines. Raises UsageError if it is not installed."""
     if find_spec("sparkbridge") is None:
         raise UsageError(
-            "pipelines need Spark's part of kafkalite", hint='pip install "kafkalite[cli,spark]"'
+            "pipelines need the extra 'spark' of kafkalite", hint='pip install "kafkalite[cli,spark]"'
         )
     try:
         return import_module(f"sparkbridge.pipelines.{name}")
@@ -68,18 +69,18 @@ def pipeline() -> None:
 # --- list ------------------------------------------------------------------------------------------
 
 
-@pipeline.command("list", short_help="Those that come with kafkalite, and those of a directory.")
+@pipeline.command("list", short_help="List the shipped pipelines, or those of a directory.")
 @click.argument("directory", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @invocation.debug_option
 @output_option
 def list_(directory: Path | None) -> None:
-    """List the pipelines of DIRECTORY; those that come with kafkalite, and those of this one."""
+    """List the pipelines of DIRECTORY; without it, the shipped ones and those of the current directory."""
     files = part("files")
     shipped = files.shipped()
     directories = [directory] if directory else [each for each in (shipped, Path()) if each is not None]
     found = dict.fromkeys(path.resolve() for each in directories for path in files.find(each))
     rows = [_row(files.read(path)) for path in found]
-    none = f"no pipeline in {directory or 'this directory'}"
+    none = f"no pipelines in {directory or 'this directory'}"
     print_listing(rows, _COLUMNS, invocation.current().output, if_empty=none)
 
 
@@ -103,7 +104,7 @@ def _row(file: Any) -> dict[str, Any]:
 
 
 def shown_path(path: Path) -> Path:
-    """From here, when it is below here."""
+    """Return the path relative to the current directory if it is below it."""
     with contextlib.suppress(ValueError):
         return path.resolve().relative_to(Path.cwd())
     return path
@@ -112,13 +113,13 @@ def shown_path(path: Path) -> Path:
 # --- validate --------------------------------------------------------------------------------------
 
 
-@pipeline.command(short_help="Every mistake in a file, with its line; without Spark.")
+@pipeline.command(short_help="Report every mistake in a file, without Spark.")
 @click.argument("paths", nargs=-1, required=True, type=_FILE, metavar="FILE…")
-@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As of run.")
+@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As for run.")
 @invocation.debug_option
 @output_option
 def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Look for mistakes in pipelines' files, without Spark and without a broker."""
+    """Report mistakes in pipeline files, without Spark and without a broker."""
     files = part("files")
     output = invocation.current().output
     rows: list[dict[str, Any]] = []
@@ -132,11 +133,11 @@ def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     if output not in {"table", "wide"}:
         print_listing(rows, _PROBLEM_COLUMNS, output, name_key="file")
     if wrong:
-        raise CheckFailedError(f"{wrong} of {plural(len(paths), 'file')} can't run")
+        raise CheckFailedError(f"{wrong} of {plural(len(paths), 'file')} cannot run")
 
 
 def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
-    """The file, with --set. Raises NotFoundError, UsageError for one that makes no sense."""
+    """Read the file and apply --set. Raises NotFoundError, and UsageError for an unreadable one."""
     try:
         return files.read(path, overrides)
     except FileNotFoundError as problem:
@@ -146,7 +147,7 @@ def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
 
 
 def _nearest(files: Any, path: Path) -> str:
-    """What to try instead of a file that is not there: the pipeline of about that name, or the list."""
+    """Return a hint for a missing file: the pipeline with the most similar name, or the list."""
     from difflib import get_close_matches
 
     if path.is_dir() and files.find(path):
@@ -181,21 +182,29 @@ Examples:
   kl pipeline run orders.toml --master spark://master:7077"""
 )
 @click.argument("path", type=_FILE, metavar="FILE")
-@click.option("--demo", is_flag=True, help="Run over the file's own [demo] input, and check the outcome.")
+@click.option("--demo", is_flag=True, help="Run on the file's own [demo] input, and check the result.")
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Which Spark.")
 @click.option(
     "--once",
     "--available-now",
     "once",
     is_flag=True,
-    help="Stop at what is there now, whatever the file's trigger.",
+    help="Stop at the end of the input as it is now, whatever the file's trigger.",
 )
-@click.option("--trigger", metavar="TIME", help="Instead of the file's: '5 seconds', or available-now.")
-@click.option("--checkpoint", metavar="DIR", help="Instead of the file's.")
-@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Instead of the file's.")
-@click.option("--check/--no-check", default=True, show_default=True, help="The file's [check], at the end.")
+@click.option(
+    "--trigger", metavar="TIME", help="Overrides the file's trigger: '5 seconds', or available-now."
+)
+@click.option("--checkpoint", metavar="DIR", help="Overrides the file's checkpoint.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides a value in the file."
+)
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Run the file's [check] at the end."
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("--spark-log", type=click.Path(path_type=Path), metavar="FILE", help="Keep what Spark prints.")
+@click.option(
+    "--spark-log", type=click.Path(path_type=Path), metavar="FILE", help="Write Spark's output to a file."
+)
 @client_options
 @click.option(
     "-o",
@@ -203,7 +212,7 @@ Examples:
     type=click.Choice(["table", "json", "jsonl"]),
     expose_value=False,
     callback=lambda context, parameter, value: _remember_output(context, value),
-    help="jsonl has a line for each batch, too.  [default: table]",
+    help="jsonl also has a line per batch.  [default: table]",
 )
 def run(
     path: Path,
@@ -253,7 +262,7 @@ def execute(
     has_checks: bool = True,
     spark_log: Path | None = None,
 ) -> Any:
-    """The runner's report. Raises KafkaliteError."""
+    """Run the pipeline and return the runner's report. Raises KafkaliteError."""
     runner = part("runner")
     with tempfile.TemporaryDirectory(prefix="kafkalite-spark-") as directory:
         log = spark_log or Path(directory) / "spark.log"
@@ -281,13 +290,13 @@ def execute(
                 return run_it(spark, file, setting, has_checks=has_checks, listener=listener, **extra)
         except KafkaliteError as error:
             if spark_log is not None and error.hint == part("spark_errors").SEE_LOG:
-                error.hint = f"{spark_log} has what Spark says about it"
+                error.hint = f"{spark_log} has Spark's messages"
             raise
 
 
 def _hint_at_warm_up(master: str) -> None:
     if part("runner").is_local(master) and _fast_start().can_make_class_archive():
-        invocation.say("Spark starts here in half the time after, once: kl pipeline warm-up")
+        invocation.say("to start Spark in half the time, run once: kl pipeline warm-up")
 
 
 def _fast_start() -> Any:
@@ -305,7 +314,7 @@ def _check_writable(log: Path | None) -> None:
     try:
         log.open("a").close()
     except OSError as problem:
-        raise UsageError(f"--spark-log {log} can't be written: {problem.strerror}") from None
+        raise UsageError(f"--spark-log {log} cannot be written: {problem.strerror}") from None
 
 
 def _valid_file(path: Path, overrides: tuple[str, ...]) -> Any:
@@ -335,7 +344,7 @@ def _trigger(text: str | None, once: bool) -> str:
 
 @contextlib.contextmanager
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
-    """The brokers to talk to; of a demo that was told none, a broker that lives as long as the demo."""
+    """Yield the bootstrap servers: the given ones, or for a demo those of an embedded broker."""
     if not is_demo or current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return
@@ -345,7 +354,7 @@ def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def own_broker() -> Iterator[str]:
-    """The bootstrap servers of a broker in memory, in the thread of this process's clients."""
+    """Yield the bootstrap servers of a broker in memory, on the thread of this process's clients."""
     from kafkalite.broker.broker import Broker
     from kafkalite.loop_thread import shared_loop_thread
 
@@ -376,21 +385,21 @@ def _setting(
         if file.pipeline.demo is None:
             raise NotFoundError(
                 f"{shown_path(file.path)} has no [demo]",
-                hint='[demo] load = "load.py:load" makes input, see docs/pipelines.md',
+                hint='[demo] load = "load.py:load" creates input, see docs/pipelines.md',
             )
         return stack.enter_context(part("runner").demo_setting(servers))
     if checkpoint is None and file.pipeline.checkpoint:
         checkpoint = file.locate(file.pipeline.checkpoint)
     if checkpoint is None and not all(sink.console for sink in file.pipeline.sinks):
         raise UsageError(
-            "where does the pipeline keep how far it is?",
+            "the pipeline has no checkpoint directory",
             hint='--checkpoint DIR, or checkpoint = "DIR" in [pipeline]',
         )
     return part("engine").Setting(servers, checkpoint, trigger)
 
 
 def _check_topics(current: invocation.Invocation, declared: Any) -> None:
-    """Ask the brokers before Spark starts. Raises ConnectionFailedError, NotFoundError."""
+    """Check the topics before Spark starts. Raises ConnectionFailedError, NotFoundError."""
     from difflib import get_close_matches
 
     from kafkalite.cli import connect
@@ -412,9 +421,11 @@ def _check_topics(current: invocation.Invocation, declared: Any) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Gives whether Ctrl-C or SIGTERM came; the second time KeyboardInterrupt is raised at once.
+    """Yield a function that returns whether Ctrl-C or SIGTERM came. The second signal raises
+    KeyboardInterrupt.
 
-    pyspark's own handler would fail the query, and an exception amid a call to the JVM breaks that call.
+    pyspark's own handler would fail the query, and an exception during a call to the JVM breaks that
+    call.
     """
     has_come = False
 
@@ -429,7 +440,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
     try:
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: whoever is there looks after signals
+    except ValueError:  # not in the main thread, which handles signals
         yield is_asked
         return
     try:
@@ -442,22 +453,22 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 # --- warm-up ---------------------------------------------------------------------------------------
 
 
-@pipeline.command("warm-up", short_help="Once: halve the time in which Spark starts here.")
+@pipeline.command("warm-up", short_help="Make Spark start in half the time.")
 @invocation.debug_option
 def warm_up() -> None:
-    """Keep the Java classes that Spark loads, so that local runs start in half the time.
+    """Cache the Java classes that Spark loads, so that local runs start in half the time.
 
-    Takes half a minute and 200 MB, in ~/.cache/kafkalite/spark or where KAFKALITE_SPARK_CACHE says; the
-    directory may be removed at any time. A new Java or pyspark wants it again.
+    Takes half a minute and 200 MB, in ~/.cache/kafkalite/spark or in KAFKALITE_SPARK_CACHE. The
+    directory may be removed at any time. Repeat it after an update of Java or pyspark.
     """
     part("runner").require_spark()
     fast_start = _fast_start()
     archive = fast_start.class_archive()
     if archive is not None:
-        write(f"{archive} is there.\n")
+        write(f"{archive} exists already.\n")
         return
-    invocation.say("starting Spark once, to keep its classes ...")
+    invocation.say("starting Spark once to cache its classes ...")
     began_s = time.monotonic()
     archive = fast_start.make_class_archive()
     size_mb = archive.stat().st_size / 1_000_000
-    write(f"{archive}: {size_mb:,.0f} MB, made in {time.monotonic() - began_s:.0f} s.\n")
+    write(f"{archive}: {size_mb:,.0f} MB, created in {time.monotonic() - began_s:.0f} s.\n")

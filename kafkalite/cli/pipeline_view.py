@@ -1,4 +1,4 @@
-"""What ``kl pipeline run`` shows: a line of progress, the rows of console sinks, the end."""
+"""Output of ``kl pipeline run``: a progress line, the rows of console sinks, the final report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS: Final = (
 
 
 class Watcher:
-    """Told of everything while a pipeline runs. On a terminal one line on stderr is painted over and over."""
+    """Receives every event of a running pipeline. On a terminal it repaints one line on stderr."""
 
     def __init__(self, output: str = "table", *, is_quiet: bool = False, stream: Any = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -38,7 +38,7 @@ class Watcher:
         self._is_quiet = is_quiet
         self._painted_at = 0.0
         self._width = 0
-        self.rows: list[dict[str, Any]] = []  #: of console sinks, where the document at the end has them
+        self.rows: list[dict[str, Any]] = []  #: rows of console sinks, kept for the final document
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +53,7 @@ class Watcher:
             self._paint(text)
 
     def begin(self, text: str) -> None:
-        """As ``say``; a line of its own where nothing is painted, so that a log is not silent for long."""
+        """Paint a step, or print it as a line if nothing is painted, so that a log is not silent for long."""
         if self._is_painted:
             self._paint(text)
         elif not self._is_quiet:
@@ -85,7 +85,7 @@ class Watcher:
             self._paint(import_module("sparkbridge.pipelines.progress").line_of(run.tallies))
 
     def on_rows(self, shown: Any) -> None:
-        """Rows of a console sink: a listing; for machines an object each, in json kept for the end."""
+        """Print rows of a console sink: a table, an object per line (jsonl), or kept for the end (json)."""
         self._wipe()
         if self._output in {"json", "jsonl"}:
             documents = [
@@ -117,7 +117,7 @@ class Watcher:
 
 
 def _cell(value: str | None) -> str:
-    """On one line, and nothing that a terminal would obey."""
+    """Return the value on one line, without control characters."""
     if value is None:
         return "NULL"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
@@ -138,7 +138,7 @@ def _batch_row(query: Any, batch: Any) -> dict[str, Any]:
 
 
 def report_row(report: Any) -> dict[str, Any]:
-    """For machines."""
+    """Return the report as a JSON document."""
     return {
         "pipeline": report.run.pipeline.name,
         "was_stopped": report.was_stopped,
@@ -165,7 +165,7 @@ def _query_rows(report: Any) -> list[dict[str, Any]]:
 
 
 def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """``rows`` are those of console sinks, for the one document that is json."""
+    """Print the report. ``rows`` of console sinks are part of the json document."""
     if output == "json":
         write(json.dumps({**report_row(report), "rows": list(rows)}, indent=2, ensure_ascii=False) + "\n")
         return
@@ -175,8 +175,8 @@ def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = (
     print_listing(_query_rows(report), _COLUMNS, output)
     for each in report.run.queries:
         if each.tally.late:
-            text = f"{each.tally.late:,} rows were left out: older than the watermark"
-            click.echo(f"kl: {each.tally.name}: {text} (counted after a first grouping)", err=True)
+            text = f"{each.tally.late:,} rows were dropped: older than the watermark"
+            click.echo(f"kl: {each.tally.name}: {text} (counted after the first aggregation)", err=True)
     for finding in report.findings:
         write(f"check: {finding.text if finding.holds and finding.text != 'holds' else _told(finding)}\n")
     if report.was_stopped:

@@ -1,4 +1,4 @@
-"""How ``kl consume`` and ``kl fetch`` print records: value, json, jsonl, table, or a format. Pure."""
+"""Prints records for ``kl consume`` and ``kl fetch``: value, json, jsonl, table, or a format. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_VALUE: Final = 100
 
 
 class Printer(Protocol):
-    """Bytes to print before, for and after a run of records."""
+    """Returns the bytes to print before, for and after the records."""
 
     def head(self) -> bytes: ...
 
@@ -26,7 +26,7 @@ class Printer(Protocol):
 
 
 class _PerRecord:
-    """No head, no tail."""
+    """A printer without head and tail."""
 
     def head(self) -> bytes:
         return b""
@@ -36,7 +36,7 @@ class _PerRecord:
 
 
 class ValuePrinter(_PerRecord):
-    """The value and a newline; a null value is an empty line."""
+    """Prints the value and a newline; a null value is an empty line."""
 
     def body(self, records: Sequence[Record]) -> bytes:
         return b"".join([(record.value or b"") + b"\n" for record in records])
@@ -48,7 +48,7 @@ class JsonlPrinter(_PerRecord):
 
 
 class JsonPrinter:
-    """One array of the same objects that jsonl has, one on a line."""
+    """Prints one array of the objects that jsonl has, one per line."""
 
     def __init__(self) -> None:
         self._is_first = True
@@ -68,7 +68,7 @@ class JsonPrinter:
 
 
 class TablePrinter:
-    """For eyes: long keys and values are cut, what is no text is shown as Python would."""
+    """Prints a table. Long keys and values are cut, binary data is shown with Python's escapes."""
 
     _LINE: Final = "{:<20}  {:>9}  {:>10}  {:<24}  {:<20}  {}"
 
@@ -104,7 +104,7 @@ class FormatPrinter(_PerRecord):
 
 
 def for_eyes(data: bytes | None, most: int) -> str:
-    """At most ``most`` printable characters; ``-`` for null."""
+    """Return at most ``most`` printable characters; ``-`` for null."""
     if data is None:
         return "-"
     text = data[: 4 * most + 4].decode("utf-8", "backslashreplace")

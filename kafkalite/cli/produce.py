@@ -1,4 +1,4 @@
-"""``kl produce``: lines, JSON or whole files into a topic."""
+"""``kl produce``: sends lines, JSON or whole files to a topic."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from kafkalite.client.producer.producer import Producer
 
 _BLOCK_RECORDS: Final = 10_000
-_IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit is on its way
-_BURSTS_PER_SECOND: Final = 20  # how finely --rate spreads records
+_IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit request is outstanding
+_BURSTS_PER_SECOND: Final = 20  # granularity of --rate
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_rate(text: str) -> float:
-    """``100/s``, ``100``, ``6000/min`` -> records a second. Raises click's BadParameter."""
+    """Parse ``100/s``, ``100`` or ``6000/min`` into records per second. Raises click's BadParameter."""
     count, _, unit = text.partition("/")
     try:
         rate = float(count) / _PER_SECOND[unit.strip() or "s"]
@@ -54,7 +54,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """``name=value``; a lone ``name`` has a null value."""
+    """Parse ``name=value``; a ``name`` alone has a null value."""
     name, equals, value = text.partition("=")
     if not name:
         raise UsageError(f"header {text!r} has no name; write -H name=value")
@@ -72,9 +72,9 @@ Examples:
   kl produce photos -i raw -k cat.jpg cat.jpg           the whole file is one value
 
 \b
--i jsonl and -i json take records as 'kl consume -o jsonl' prints them:
+-i jsonl and -i json accept records as 'kl consume -o jsonl' prints them:
   {"key":"k","value":"v","headers":[["h","1"]],"timestamp":1431857103000,"partition":0}
-Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is null."""
+Binary data is {"b64":"…"}; only "value" is required, and may be null."""
 )
 @click.argument("topic", required=False, shell_complete=complete_topics)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
@@ -96,7 +96,7 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
 @click.option(
     "-p", "--partition", type=click.IntRange(min=0), metavar="N", help="The partition of every record."
 )
-@click.option("--any-partition", is_flag=True, help="Forget the partitions that json lines name.")
+@click.option("--any-partition", is_flag=True, help="Ignore the partitions in JSON lines.")
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="An empty key or value is null.")
 @click.option(
     "-z",
@@ -104,17 +104,19 @@ Bytes that are no text stand as {"b64":"…"}; only "value" is required, null is
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     help="Codec.  [default: none]",
 )
-@click.option("--acks", type=click.Choice(["0", "1", "all"]), help="What to wait for.  [default: all]")
+@click.option(
+    "--acks", type=click.Choice(["0", "1", "all"]), help="Acknowledgements to wait for.  [default: all]"
+)
 @click.option(
     "--txn",
     "transactional_id",
     is_flag=False,
     flag_value="",
     metavar="[ID]",
-    help="All in one transaction: every record, or none. ID fences an earlier run under it.",
+    help="Send all records in one transaction, or none. An ID fences an earlier run with the same ID.",
 )
-@click.option("--rate", type=parse_rate, metavar="N/s", help="At most so many records a second.")
-@click.option("--progress", is_flag=True, help="A progress bar, when stderr is a terminal.")
+@click.option("--rate", type=parse_rate, metavar="N/s", help="At most this many records per second.")
+@click.option("--progress", is_flag=True, help="Show a progress bar if stderr is a terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @click.option("--dry-run", is_flag=True, help="Read and check the input, send nothing.")
 @client_options
@@ -137,7 +139,7 @@ def produce(
     quiet: bool,
     dry_run: bool,
 ) -> None:
-    """Send records to TOPIC from stdin or FILES; with TOPIC '-' each json line names its own."""
+    """Send records to TOPIC from stdin or FILES; with TOPIC '-' each JSON line names its own."""
     if topic_flag is not None:
         files = (Path(topic), *files) if topic else files
         topic = topic_flag
@@ -165,7 +167,7 @@ def produce(
         dry_run=dry_run,
     )
     if not files and not quiet and sys.stdin.isatty():
-        invocation.say("type a record a line; Ctrl-D ends")
+        invocation.say("type one record per line; Ctrl-D ends")
     settings = {"compression.type": compression, "acks": acks}
     if transactional_id is not None:
         settings["transactional.id"] = transactional_id or f"kl-{system_rng().randbytes(8).hex()}"
@@ -183,7 +185,8 @@ def produce(
 def _of_transaction(error: BaseException) -> KafkaliteError:
     cause = error.message if isinstance(error, KafkaliteError) else str(error)
     return KafkaliteError(
-        f"the transaction was aborted, and nobody reads any of it: {cause}", hint=getattr(error, "hint", "")
+        f"the transaction was aborted, and none of its records can be read: {cause}",
+        hint=getattr(error, "hint", ""),
     )
 
 
@@ -201,7 +204,7 @@ class _Job:
     dry_run: bool
     sent_count: int = 0
     failed_count: int = 0
-    fate: str = "acknowledged"  #: of what was sent
+    fate: str = "acknowledged"  #: of the sent records
     topics: set[str] = field(default_factory=set)
 
     async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
@@ -218,16 +221,16 @@ class _Job:
                 await self._send_in_transaction(producer, bar)
         except InputError as problem:
             if self.fate == "aborted":
-                hint = "the transaction was aborted: nothing of it can be read"
+                hint = "the transaction was aborted: none of its records can be read"
             else:
                 sent = plural(self.sent_count, "record")
-                hint = f"the {sent} before it went through" if self.sent_count else ""
+                hint = f"the {sent} before it were acknowledged" if self.sent_count else ""
             raise KafkaliteError(str(problem), hint=hint) from None
         finally:
             bar.close()
 
     async def _send_in_transaction(self, producer: Producer, bar: Progress) -> None:
-        """All records or none: what was sent before a failure is aborted."""
+        """Send all records or none: on a failure the transaction is aborted."""
         self.fate = "aborted"
         try:
             async with producer.transaction():
@@ -238,7 +241,7 @@ class _Job:
                 raise
             name = producer.config.transactional_id
             raise RequestTimeoutError(
-                error.message, hint=f"whether it was committed is not known: 'kl txn describe {name}' tells"
+                error.message, hint=f"whether it was committed is unknown: see 'kl txn describe {name}'"
             ) from error
         except PartialFailureError as failure:
             raise _of_transaction(failure.__cause__ or failure) from failure
@@ -270,7 +273,7 @@ class _Job:
             bar.advance_records(sum(len(block.values) for block in blocks))
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
-        """Count what went through; a first failure ends the job."""
+        """Count the acknowledged records. The first failure ends the job."""
         failures: list[BaseException] = []
         for block, outcome in zip(blocks, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -328,7 +331,7 @@ class _Job:
         verb = "would go" if self.dry_run else self.fate
         if verb == "aborted":
             invocation.say(
-                f"{plural(self.sent_count, 'record')} sent to {where} and aborted: nobody reads them"
+                f"{plural(self.sent_count, 'record')} sent to {where} and aborted: they cannot be read"
             )
             return
         rate = f", {self.sent_count / seconds:,.0f}/s" if seconds > 0.5 and self.sent_count > 1 else ""

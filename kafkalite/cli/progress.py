@@ -1,4 +1,4 @@
-"""Progress on stderr, when a person looks at it; silence otherwise. rich is imported with the first bar."""
+"""A progress bar on stderr if that is a terminal. rich is imported with the first bar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """The silent one."""
+    """Prints nothing."""
 
     def advance_bytes(self, count: int) -> None:
         pass
@@ -27,7 +27,7 @@ class NoProgress:
 
 
 class _Bar:
-    """Bytes of the input when their total is known, else records; records and their rate beside it."""
+    """Shows bytes if their total is known, else records; with the record count beside it."""
 
     def __init__(self, stream: Any, title: str, total_bytes: int | None, total_records: int | None) -> None:
         from rich.console import Console
@@ -72,7 +72,7 @@ class _Bar:
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """A bar on ``stream`` if that is a terminal and rich is installed."""
+    """Return a bar on ``stream`` if that is a terminal and rich is installed."""
     if not stream.isatty():
         return NoProgress()
     try:

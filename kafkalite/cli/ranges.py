@@ -1,4 +1,4 @@
-"""The language of offset ranges: ``start``, ``:end``, ``-10``, ``42:50``, ``@-1h``, ``@T1:T2``. Pure.
+"""The grammar of offset ranges: ``start``, ``:end``, ``-10``, ``42:50``, ``@-1h``, ``@T1:T2``. Pure.
 
 ::
 
@@ -6,8 +6,8 @@
            | "@" time [ ":" [time | "end"] ] | "@:" time in times; the right one is exclusive
     bound  = "start" | "end" | N | "+N" | "-N"           +N: N after the log start; -N: N before the log end
 
-A lone ``+10`` or ``42`` goes on for ever, ``:end`` stops at the log end of the moment the range was resolved.
-Both times may be relative to now (``-1h``); a right-hand ``+5m`` counts from the left one.
+A single ``+10`` or ``42`` never ends; ``:end`` stops at the log end at the time of resolution. Both
+times may be relative to now (``-1h``); a right-hand ``+5m`` is relative to the left one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """``first`` is inclusive; ``stop`` is exclusive, None for "and whatever comes later"."""
+    """``first`` is inclusive; ``stop`` is exclusive, or None for a range that never ends."""
 
     first: Bound
     stop: Bound | None = None
 
     @property
     def timestamps_ms(self) -> tuple[int, ...]:
-        """The moments the broker must be asked about before ``resolve``."""
+        """The timestamps whose offsets ``resolve`` needs."""
         sides = (self.first, self.stop)
         return tuple(side.number for side in sides if side is not None and side.anchor is Anchor.TIME)
 
@@ -62,7 +62,7 @@ END: Final = Bound(Anchor.END)
 
 
 def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> OffsetRange:
-    """Raises ValueError that names what is allowed."""
+    """Raises ValueError, which shows examples."""
     cleaned = text.strip()
     if cleaned.startswith("@"):
         found = _time_range(cleaned[1:], now_ms, zone)
@@ -78,7 +78,7 @@ def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Offset
 
 
 def parse_limit(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Bound:
-    """The value of ``--from`` or ``--to``: ``start``, ``end``, or a time with or without ``@``."""
+    """Parse the value of ``--from`` or ``--to``: ``start``, ``end``, or a time with or without ``@``."""
     cleaned = text.strip()
     if cleaned in {"start", "end"}:
         return START if cleaned == "start" else END
@@ -96,7 +96,9 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """A lone time wins over a pair, so ``@09:30`` is half past nine; then the leftmost colon that fits."""
+    """Parse one time before trying a pair, so that ``@09:30`` is half past nine; then split at the first
+    colon that fits.
+    """
     whole = _time(text, now_ms, zone)
     if whole is not None:
         return OffsetRange(Bound(Anchor.TIME, whole))
@@ -135,9 +137,10 @@ def _time(text: str, now_ms: int, zone: tzinfo | None) -> int | None:
 def resolve(
     bound: Bound, *, log_start_offset: int, log_end_offset: int, offset_at: Mapping[int, int | None]
 ) -> int:
-    """The offset a bound means in one partition, within [log_start_offset, log_end_offset].
+    """Return the offset of a bound in one partition, within [log_start_offset, log_end_offset].
 
-    ``offset_at`` maps each asked-for timestamp to the first offset not older, None when there is none.
+    ``offset_at`` maps each timestamp to the first offset at or after it, or None if all records are
+    older.
     """
     match bound.anchor:
         case Anchor.START:

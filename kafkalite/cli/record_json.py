@@ -1,17 +1,18 @@
-"""Records as JSON and back, exactly: what ``kl consume -o jsonl`` prints, ``kl produce -i jsonl`` takes.
+"""Records as JSON and back without loss: ``kl consume -o jsonl`` prints them, ``kl produce -i jsonl``
+reads them.
 
-One object a record::
+One object per record::
 
     {"topic":"t","partition":0,"offset":7,"timestamp":1431857103000,
      "key":"k","value":"text","headers":[["name","value"]]}
 
-Bytes that are UTF-8 stand as a string; any other bytes as ``{"b64":"..."}``; null is ``null``. Headers are
-pairs, because their order counts and a name may repeat. So a stream that was consumed and is produced again
-is the same in keys, values, headers, timestamps and partitions; ``offset`` is ignored on the way in.
+UTF-8 bytes are a string, other bytes are ``{"b64":"..."}``, null is ``null``. Headers are pairs,
+because their order matters and a name may repeat. A stream that is consumed and produced again keeps
+its keys, values, headers, timestamps and partitions; ``offset`` is ignored on input.
 
-For people who write such lines by hand: only ``value`` is required, a key or value may be any other JSON (it
-is stored in its shortest form), headers may be an object, and a timestamp may be a string that
-``kl offsets --at`` would take.
+Lines written by hand need only ``value``. A key or value may be any JSON, which is stored in its
+shortest form; headers may be an object, and a timestamp may be a string that ``kl offsets --at``
+accepts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KNOWN = frozenset(FIELDS)
 
 
 class Draft(NamedTuple):
-    """A record to be produced. None: not given (topic, partition, timestamp) or null (key, value)."""
+    """A record to produce. None: not given (topic, partition, timestamp) or null (key, value)."""
 
     topic: str | None
     partition: int | None
@@ -64,12 +65,12 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def to_line(record: Record) -> bytes:
-    """One line of jsonl, with its newline."""
+    """Return one line of jsonl with its newline."""
     return _encode(to_document(record)).encode() + b"\n"
 
 
 def decode_bytes(document: Any, what: str) -> bytes | None:
-    """The reverse of ``encode_bytes``, and any other JSON in its shortest form. Raises ValueError."""
+    """Reverse ``encode_bytes``, and return any other JSON in its shortest form. Raises ValueError."""
     if document is None:
         return None
     if isinstance(document, str):
@@ -95,7 +96,7 @@ def _headers(document: Any) -> Headers:
 
 
 def from_document(document: Any, parse_timestamp: Callable[[str], int]) -> Draft:
-    """A decoded line -> a record to produce. Raises ValueError that says what is wrong with it."""
+    """Turn a decoded line into a record to produce. Raises ValueError, which explains the mistake."""
     if not isinstance(document, dict):
         raise ValueError(f"a record is a JSON object with the fields {', '.join(FIELDS)}")
     unknown = document.keys() - _KNOWN

@@ -1,4 +1,4 @@
-"""``kl server``: a broker as a service, and the formatting of its data directory."""
+"""``kl server``: runs a broker as a service, and formats its data directory."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _load(file: Path | None, overrides: tuple[str, ...], data: Path | None) -> S
 
 @server.command(
     epilog="""\b
-Settings have Kafka's names. Flags win over the environment (KAFKALITE_LOG_RETENTION_MS),
-that over the file, that over the defaults; 'kl config explain NAME' says which it was.
+Settings have Kafka's names. Flags override the environment (KAFKALITE_LOG_RETENTION_MS),
+which overrides the file, which overrides the defaults; 'kl config explain NAME' shows the source.
 
 \b
 Examples:
   kl server start --data /var/lib/kafkalite
   kl server start -f kafkalite.toml --set listeners=0.0.0.0:9092 --log-format json
-  kl server start -f kafkalite.toml --rejoin      once, with the disk that replaced a lost one"""
+  kl server start -f kafkalite.toml --rejoin      once, after a disk was replaced"""
 )
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
@@ -61,7 +61,7 @@ Examples:
     show_default=True,
     envvar="KL_LOG_FORMAT",
     show_envvar=True,
-    help="Of the log lines, on stderr.",
+    help="Format of the log lines on stderr.",
 )
 @click.option(
     "--log-level",
@@ -74,8 +74,8 @@ Examples:
 @click.option(
     "--rejoin",
     is_flag=True,
-    help="This node's disk was replaced: take part again, with what the others have. "
-    "Same as --set controller.quorum.rejoin=true; for one start.",
+    help="This node's disk was replaced: copy the data from the other nodes and rejoin. "
+    "Same as --set controller.quorum.rejoin=true, for one start.",
 )
 @debug_option
 def start(
@@ -86,14 +86,14 @@ def start(
     log_level: str,
     rejoin: bool,
 ) -> None:
-    """Run a node in the foreground. SIGTERM and Ctrl-C stop it in order: a controlled shutdown."""
+    """Run a node in the foreground. SIGTERM and Ctrl-C shut it down in order."""
     if rejoin:
         overrides = (*overrides, "controller.quorum.rejoin=true")
     settings = _load(file, overrides, data)
     if settings.config.log_dirs is None:
         raise UsageError(
-            "where shall the data go? Give --data DIRECTORY, or log.dirs in the file",
-            hint="a broker in memory, to develop against, is 'kl dev'",
+            "no data directory: give --data DIRECTORY, or log.dirs in the file",
+            hint="'kl dev' starts a broker in memory",
         )
     from kafkalite.cli.server_logging import configure
 
@@ -116,8 +116,8 @@ def start(
 @click.option(
     "--node-id", type=click.IntRange(min=0), metavar="N", help="This node's number.  [default: node.id]"
 )
-@click.option("--if-not-formatted", is_flag=True, help="A directory that is formatted already is no error.")
-@click.option("--dry-run", is_flag=True, help="Say what would be formatted, touch nothing.")
+@click.option("--if-not-formatted", is_flag=True, help="Accept a directory that is already formatted.")
+@click.option("--dry-run", is_flag=True, help="Show the result, change nothing.")
 @debug_option
 @output_option
 def format_directory(
@@ -129,19 +129,21 @@ def format_directory(
     if_not_formatted: bool,
     dry_run: bool,
 ) -> None:
-    """Make a data directory: cluster id, node id, directory id. Once; a strange one is refused later."""
+    """Create a data directory: cluster id, node id, directory id. A broker refuses another node's
+    directory.
+    """
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.log_store import format_data_dir, read_identity
 
     config = _load(file, overrides, data).config
     if config.log_dirs is None:
-        raise UsageError("which directory? Give --data DIRECTORY, or log.dirs in the file")
+        raise UsageError("no data directory: give --data DIRECTORY, or log.dirs in the file")
     filesystem = RealFileSystem()
     identity = read_identity(filesystem, config.log_dirs)
     if identity is not None and not if_not_formatted:
         raise ExistsAlreadyError(
-            f"{config.log_dirs} is formatted already, for node {identity.node_id}",
-            hint="use it as it is (--if-not-formatted), or choose another",
+            f"{config.log_dirs} is already formatted, for node {identity.node_id}",
+            hint="use it as it is (--if-not-formatted), or choose another directory",
         )
     document: dict[str, Any] = {"path": config.log_dirs}
     if dry_run:
@@ -169,9 +171,9 @@ def format_directory(
 
 
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
-    """Run a broker until SIGTERM, SIGINT or its own failure; then stop it in order.
+    """Run a broker until SIGTERM, SIGINT or its own failure, then stop it in order.
 
-    A second signal does not wait for the order. Raises what made the broker fail.
+    A second signal exits at once. Raises the error that made the broker fail.
     """
     import asyncio
 
@@ -186,7 +188,7 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
-        with suppress(NotImplementedError):  # an event loop without signals: Ctrl-C still cancels us
+        with suppress(NotImplementedError):  # no signals on this event loop: Ctrl-C still cancels the task
             loop.add_signal_handler(number, on_signal)
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -208,7 +210,7 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 
 
 async def _start(broker: Broker, stopped: asyncio.Future[Any]) -> Broker | None:
-    """The broker, running; None when a signal came while it still waited for the others of its cluster."""
+    """Start the broker and return it; None if a signal came while it waited for its cluster."""
     import asyncio
 
     starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())

@@ -1,7 +1,7 @@
-"""Logging of a server process: structured lines on standard error, readable or JSON. Only the CLI calls it.
+"""Logging of a server process: structured lines on stderr, readable or JSON.
 
-Everything else logs through the standard library. Values from outside are escaped (S13): control characters
-of a client id or a topic name never reach a terminal or start a line of their own.
+Other modules log through the standard library. Values from outside are escaped (S13): control
+characters of a client id or a topic name neither reach a terminal nor start a new line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LogFormat = Literal["console", "json"]
 
 
 def configure(level: str = "info", log_format: LogFormat | None = None, stream: TextIO | None = None) -> None:
-    """Send every log record of the process to ``stream``, standard error by default.
+    """Send every log record of the process to ``stream``, by default stderr.
 
-    ``log_format`` None: console on a terminal, JSON elsewhere. Replaces what was configured before.
+    ``log_format`` None: console on a terminal, JSON elsewhere. Replaces any earlier configuration.
     """
     out = sys.stderr if stream is None else stream
     is_terminal = out.isatty()
@@ -52,7 +52,7 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: the Fields that a record carries become keys of the event."""
+    """Turn the Fields of a record into keys of the event: a structlog processor."""
     record: logging.LogRecord | None = event.get("_record")
     arguments = event.pop("positional_args", None)
     if record is not None and isinstance(arguments, tuple):

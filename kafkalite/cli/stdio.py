@@ -1,7 +1,7 @@
-"""stdin and stdout beside an event loop: reads that can be cancelled, a pipe that may close.
+"""stdin and stdout beside an event loop: reads that can be cancelled, a pipe whose reader may close it.
 
-Reads of pipes and terminals happen on a daemon thread, because neither may be made non-blocking (the shell
-shares them) and a thread of the loop's own executor would keep Ctrl-C waiting for the next line.
+Pipes and terminals are read on a daemon thread: they must not be made non-blocking, since the shell
+shares them, and a thread of the loop's executor would delay Ctrl-C until the next line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLOSED: Final = "stdout was closed"
 
 
 async def file_chunks(path: Path) -> AsyncIterator[bytes]:
-    """The bytes of a file, or of stdin for ``-``, as they come. Raises OSError."""
+    """Yield the bytes of a file, or of stdin for ``-``, as they arrive. Raises OSError."""
     if str(path) != "-":
         with path.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -54,7 +54,7 @@ async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
                 loop.call_soon_threadsafe(chunks.put_nowait, item)
                 if not isinstance(item, bytes) or not item:
                     return
-        except RuntimeError:  # the loop was closed while we waited for a line
+        except RuntimeError:  # the loop was closed during the read
             return
 
     threading.Thread(target=read, name="kl-stdin", daemon=True).start()
@@ -69,7 +69,7 @@ async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 class Output:
-    """Bytes to stdout, one flush a batch. Raises BrokenPipeError once the reader is gone."""
+    """Writes to stdout, with one flush per batch. Raises BrokenPipeError when the reader is gone."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -83,9 +83,10 @@ class Output:
 
 
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work``, but only as long as somebody reads our stdout, even when there is nothing to write.
+    """Run ``work`` until the reader of stdout is gone, even while there is nothing to write.
 
-    ``kl consume events | head -1`` ends with head, not with the next event. Raises BrokenPipeError then.
+    ``kl consume events | head -1`` ends with head, not with the next event. Raises BrokenPipeError
+    then.
     """
     import asyncio
 
@@ -101,7 +102,7 @@ async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _watch_stdout(on_closed: Callable[[], object]) -> None:
-    """Call back on the loop once the reader of stdout is gone, if stdout is a pipe or socket."""
+    """Call ``on_closed`` on the loop when the reader of stdout is gone, if stdout is a pipe or socket."""
     import asyncio
 
     descriptor = sys.stdout.fileno()
@@ -116,7 +117,7 @@ def _watch_stdout(on_closed: Callable[[], object]) -> None:
         poller = select.poll()
         poller.register(descriptor, 0)  # errors and hang-ups are always reported
         poller.poll()
-        with suppress(RuntimeError):  # the command is over
+        with suppress(RuntimeError):  # the command has ended
             loop.call_soon_threadsafe(on_closed)
 
     threading.Thread(target=watch, name="kl-stdout", daemon=True).start()

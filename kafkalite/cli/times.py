@@ -1,6 +1,6 @@
-"""Times as people type them. Pure: the present moment and the zone are arguments.
+"""Parses the times that people type. Pure: the current time and the time zone are arguments.
 
-A time without a zone is local time, as ``date`` and ``journalctl --since`` have it.
+A time without a zone is local time, as in ``date`` and ``journalctl --since``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TIME_EXAMPLES: Final = "2015-05-17, 2015-05-17T10:05:03Z, 1431857103, -1h, today
 
 
 def parse_time(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
-    """A moment -> milliseconds since the Unix epoch.
+    """Parse a time into milliseconds since the Unix epoch.
 
-    RFC 3339, dates, ``09:30`` (today), epoch seconds or milliseconds, ``-1h`` and ``+5m`` from now, ``now``,
-    ``today``, ``yesterday``, ``tomorrow``. ``zone`` None is the system's. Raises ValueError.
+    RFC 3339, dates, ``09:30`` (today), epoch seconds or milliseconds, ``-1h`` and ``+5m`` from now,
+    ``now``, ``today``, ``yesterday``, ``tomorrow``. ``zone`` None is the system's. Raises ValueError.
     """
     cleaned = text.strip()
     if cleaned[:1] in {"-", "+"}:
@@ -65,7 +65,7 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Milliseconds since the epoch -> RFC 3339 in UTC; ``-`` for no timestamp or one outside the calendar."""
+    """Turn milliseconds since the epoch into RFC 3339 in UTC; ``-`` for none, or one outside the calendar."""
     if timestamp_ms < 0:
         return "-"
     try:

@@ -34,7 +34,9 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Act on every name. One failure of one name is raised as it is; of several names, in sum."""
+    """Act on every name. A failure of the only name is raised; failures of several are reported and
+    counted.
+    """
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -75,8 +77,8 @@ Examples:
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
 )
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no error.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check it, create nothing.")
+@click.option("--if-not-exists", is_flag=True, help="Accept a topic that already exists.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check the request, create nothing.")
 @client_options
 def create(
     names: tuple[str, ...],
@@ -107,7 +109,7 @@ def create(
             except TopicAlreadyExistsError:
                 if not if_not_exists:
                     raise
-                invocation.say(f"topic {name} exists already")
+                invocation.say(f"topic {name} already exists")
                 return
             verb = "would be created" if dry_run else "created"
             click.echo(f"{name}: {verb}, {plural(created.num_partitions, 'partition')}")
@@ -121,7 +123,7 @@ def create(
 
 
 @topic.command("list")
-@click.option("--internal", is_flag=True, help="Also the brokers' own: __consumer_offsets and its like.")
+@click.option("--internal", is_flag=True, help="Include internal topics such as __consumer_offsets.")
 @client_options
 @output_option
 def list_topics(internal: bool) -> None:
@@ -151,24 +153,24 @@ def list_topics(internal: bool) -> None:
     epilog="""\b
 Examples:
   kl topic describe events
-  kl topic describe events -o wide       epochs and segments, too
+  kl topic describe events -o wide       with epochs and segments
   kl topic describe --under-replicated   of all topics, the partitions that lack in-sync replicas
-  kl topic describe --leaderless         those that nobody leads"""
+  kl topic describe --leaderless         those without a leader"""
 )
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
 @click.option("--topic", "flags", multiple=True, hidden=True)
-@click.option("--all-configs", is_flag=True, help="Every setting in force, not only the topic's own.")
+@click.option("--all-configs", is_flag=True, help="Every effective setting, not only the topic's own.")
 @click.option(
     "--under-replicated",
     "--under-replicated-partitions",
     is_flag=True,
-    help="Only partitions that lack in-sync replicas; of all topics unless some are named.",
+    help="Only partitions that lack in-sync replicas; of all topics unless topics are named.",
 )
 @click.option(
     "--leaderless",
     "--unavailable-partitions",
     is_flag=True,
-    help="Only partitions that nobody leads; of all topics unless some are named.",
+    help="Only partitions without a leader; of all topics unless topics are named.",
 )
 @client_options
 @output_option
@@ -179,7 +181,7 @@ def describe(
     under_replicated: bool,
     leaderless: bool,
 ) -> None:
-    """Say all about topics: settings, partitions, replicas, offsets, sizes."""
+    """Describe topics: settings, partitions, replicas, offsets, sizes."""
     problems = [
         name
         for name, wanted in (("under_replicated", under_replicated), ("leaderless", leaderless))
@@ -221,11 +223,11 @@ Examples:
     "--partitions",
     type=click.IntRange(min=1),
     metavar="N",
-    help="The new number, above the present one.",
+    help="The new number, above the current one.",
 )
 @click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Back to the broker's value.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check it, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
 @client_options
 def alter(
     name: str | None,
@@ -242,7 +244,7 @@ def alter(
         **dict.fromkeys(unset),
     }
     if partitions is None and not changes:
-        raise UsageError("change what? Give -c NAME=VALUE, --unset NAME or -p COUNT")
+        raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME or -p COUNT")
     current = invocation.current()
     invocation.run_command(lambda: _alter(current, wanted, partitions, changes, dry_run=dry_run))
 
@@ -264,7 +266,9 @@ async def _alter(
         if partitions is not None:
             await admin.create_partitions(name, partitions, validate_only=dry_run)
             click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")
-            invocation.say("records with a key may now go to another partition than those before them")
+            invocation.say(
+                "records with a key may now go to another partition than earlier records with that key"
+            )
 
 
 # --- delete ----------------------------------------------------------------------------------------
@@ -273,8 +277,8 @@ async def _alter(
 @topic.command()
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
 @click.option("--topic", "flags", multiple=True, hidden=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is no error.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--if-exists", is_flag=True, help="Accept a topic that does not exist.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
 @client_options
 def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
@@ -303,7 +307,7 @@ def _report_missing(missing: dict[str, KafkaliteError], wanted_count: int) -> No
 async def _weigh(
     current: Invocation, names: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """What would be lost, by topic; and the topics that are not there."""
+    """Return what would be lost, by topic, and the error of each missing topic."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
     async with connect.admin(current) as admin:

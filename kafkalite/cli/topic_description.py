@@ -1,4 +1,4 @@
-"""All about one topic, gathered from every broker that answers: settings, partitions, replicas, sizes."""
+"""Describes a topic from the responses of all brokers: settings, partitions, replicas, sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.cluster.client import ClusterClient
 
-#: A broker that does not tell its sizes in time is left out: the others' are told.
+#: The sizes of a broker that does not respond in time are omitted.
 _LOG_DIRS_TIMEOUT_MS: Final = 2_000
 
 
 def _shown_lag(lag: dict[str, int]) -> str:
-    """``3:120`` of the followers that are behind, in records; ``0`` when none is."""
+    """Return ``3:120`` for each follower that is behind, in records; ``0`` if none is."""
     return ",".join(f"{node_id}:{records}" for node_id, records in lag.items() if records) or "0"
 
 
@@ -41,7 +41,7 @@ _PARTITION_COLUMNS: Final = (
 )
 
 Logs = dict[tuple[int, int], LogDirPartition]
-"""{(node id, partition): what that broker says about its replica}"""
+"""{(node id, partition): that broker's description of its replica}"""
 
 
 async def description(admin: Admin, client: ClusterClient, name: str, *, all_configs: bool) -> dict[str, Any]:
@@ -80,7 +80,7 @@ async def _topic(client: ClusterClient, name: str) -> TopicMetadata:
 
 
 async def _logs(client: ClusterClient, name: str) -> Logs:
-    """What each live broker says about its replicas; whoever does not answer is not in it."""
+    """Return the replicas of each live broker. Brokers that do not respond are omitted."""
 
     import asyncio
 
@@ -99,7 +99,7 @@ async def _logs(client: ClusterClient, name: str) -> Logs:
 
 
 def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> dict[str, Any]:
-    """One row: sizes are the leader's, the lag of each follower is counted from the leader's end. Pure."""
+    """Return one row: the leader's sizes, and each follower's lag behind the leader's log end. Pure."""
     own = {
         node_id: logs[node_id, state.partition]
         for node_id in state.replicas

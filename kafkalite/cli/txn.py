@@ -1,4 +1,4 @@
-"""``kl txn``: which transactions are open, since when, and how to end one that nobody ends."""
+"""``kl txn``: lists, describes and aborts transactions, and finds hanging ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STATES: Final = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
 _OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
-#: transaction.max.timeout.ms of the brokers by default: no coordinator leaves one open for longer.
+#: Default of transaction.max.timeout.ms: no coordinator leaves a transaction open for longer.
 LONGEST_MS: Final = 900_000
 
 _COLUMNS: Final = (
@@ -58,14 +58,20 @@ _HANGING_COLUMNS: Final = (
 
 @click.group()
 def txn() -> None:
-    """Look after transactions: open ones, stuck ones."""
+    """Inspect and abort transactions."""
 
 
 @txn.command("list")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
 )
-@click.option("--open-for", type=duration_ms, default="0", metavar="TIME", help="Only those open so long.")
+@click.option(
+    "--open-for",
+    type=duration_ms,
+    default="0",
+    metavar="TIME",
+    help="Only those open for at least this long.",
+)
 @client_options
 @output_option
 def list_(states: tuple[str, ...], open_for: int) -> None:
@@ -91,13 +97,13 @@ def list_(states: tuple[str, ...], open_for: int) -> None:
 @client_options
 @output_option
 def describe(name: str) -> None:
-    """Say all about one transactional id, or about a transaction group by its application id."""
+    """Describe a transactional id, or a transaction group by its application id."""
     current = invocation.current()
 
     async def main(admin: Admin) -> TransactionDescription | TransactionGroupDescription:
         try:
             return await admin.describe_transaction(name)
-        except InvalidTxnStateError:  # the name of a group
+        except InvalidTxnStateError:  # the name is an application id
             return await admin.describe_transaction_group(name)
 
     described: Any = connect.ask_admin(main)
@@ -151,17 +157,17 @@ def _print_group(described: TransactionGroupDescription, output: str) -> None:
 Examples:
   kl txn abort billing-1            its open transaction; its producer is fenced
   kl txn abort --hanging orders-0 --producer 17 --start-offset 42
-                                    one that 'kl txn find-hanging' found"""
+                                    one found by 'kl txn find-hanging'"""
 )
 @click.argument(
     "name", metavar="[TRANSACTIONAL_ID]", required=False, shell_complete=complete_transactional_ids
 )
-@click.option("--hanging", metavar="TOPIC-PARTITION", help="The partition in which it hangs.")
+@click.option("--hanging", metavar="TOPIC-PARTITION", help="The partition of a hanging transaction.")
 @click.option("--producer", "producer_id", type=int, metavar="ID", help="Its producer id.")
 @click.option("--start-offset", type=int, metavar="N", help="Its first offset.")
 @client_options
 def abort(name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None) -> None:
-    """Abort an open transaction, and fence who wrote it."""
+    """Abort an open transaction, and fence its producer."""
     where = _hanging(name, hanging, producer_id, start_offset)
 
     async def main(admin: Admin) -> None:
@@ -173,7 +179,7 @@ def abort(name: str | None, hanging: str | None, producer_id: int | None, start_
 
     connect.ask_admin(main)
     invocation.say(
-        f"{name!r} has nothing open any more, and its producer is fenced"
+        f"{name!r} has no open transaction now, and its producer is fenced"
         if where is None
         else f"aborted in {where[0]}"
     )
@@ -184,25 +190,27 @@ async def _abort(admin: Admin, name: str) -> None:
         await admin.abort_transaction(name)
     except InvalidTxnStateError:
         raise InvalidTxnStateError(
-            f"{name!r} is the application of a transaction group, whose writers are ended by batches",
-            hint="TransactionGroup.finish() decides a batch; writers that nobody decides are aborted when"
-            f" their time is over; 'kl txn describe {name}' shows them",
+            f"{name!r} is the application of a transaction group, whose writers end with their batch",
+            hint="TransactionGroup.finish() decides a batch; undecided writers are aborted in time;"
+            f" 'kl txn describe {name}' shows them",
         ) from None
 
 
 def _hanging(
     name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None
 ) -> tuple[TopicPartition, int, int] | None:
-    """Which hanging transaction is meant; None: that of a transactional id. Raises UsageError."""
+    """Return the hanging transaction to abort, or None for that of a transactional id. Raises UsageError."""
     if hanging is None:
         if name is None:
-            raise UsageError("which one? Give a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")
+            raise UsageError("no transaction given: name a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")
         return None
     topic, _, partition = hanging.rpartition("-")
     if name is not None or not topic or not partition.isdigit():
-        raise UsageError("--hanging takes TOPIC-PARTITION, and no TRANSACTIONAL_ID beside it")
+        raise UsageError("--hanging takes TOPIC-PARTITION, without a TRANSACTIONAL_ID")
     if producer_id is None or start_offset is None:
-        raise UsageError("--hanging wants --producer and --start-offset, as 'kl txn find-hanging' shows them")
+        raise UsageError(
+            "--hanging needs --producer and --start-offset, as 'kl txn find-hanging' prints them"
+        )
     return TopicPartition(topic, int(partition)), producer_id, start_offset
 
 
@@ -214,14 +222,14 @@ Examples:
 @click.argument("name", metavar="APPLICATION_ID", shell_complete=complete_transactional_ids)
 @client_options
 def retire(name: str) -> None:
-    """Let a transaction group be forgotten that has done its last batch.
+    """Let the brokers forget a transaction group whose last batch is done.
 
-    The brokers keep the last batch of every application, so that it is not written twice when its driver
-    comes back. One that is retired is forgotten when nobody has used it for transactional.id.expiration.ms.
+    The brokers keep the last batch of every application, so that a restarted driver does not write it
+    twice. A retired application is forgotten after transactional.id.expiration.ms without use.
     """
 
     last = connect.ask_admin(lambda admin: admin.retire_transaction_group(name))
-    invocation.say(f"{name!r} is retired: batch {last} was its last, and is forgotten in its time")
+    invocation.say(f"{name!r} is retired: batch {last} was its last; the brokers will forget it")
 
 
 @txn.command("find-hanging")
@@ -231,12 +239,12 @@ def retire(name: str) -> None:
     type=duration_ms,
     default=f"{LONGEST_MS}ms",
     metavar="TIME",
-    help="Only those without a write for so long.  [default: 15m]",
+    help="Only those without a write for this long.  [default: 15m]",
 )
 @client_options
 @output_option
 def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
-    """Find transactions that are open in a partition and known to no coordinator."""
+    """Find transactions that are open in a partition but unknown to every coordinator."""
     current = invocation.current()
 
     async def main(admin: Admin) -> tuple[list[HangingTransaction], int]:
@@ -262,6 +270,6 @@ def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
     if rows and current.output in {"table", "wide"}:
         first = found[0]
         invocation.say(
-            f"to end the first: kl txn abort --hanging {first.partition} --producer"
+            f"to abort the first: kl txn abort --hanging {first.partition} --producer"
             f" {first.producer.producer_id} --start-offset {first.producer.transaction_start_offset}"
         )

@@ -1,4 +1,4 @@
-"""``kl version``: what runs here."""
+"""``kl version``: prints the versions of kafkalite and its dependencies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS: Final = ("uvloop", "msgpack", "crc32c", "cramjam", "structlog", "click",
 @output_option
 @debug_option
 def version() -> None:
-    """Print the versions of kafkalite, Python and what they use."""
+    """Print the versions of kafkalite, Python and the dependencies."""
     document = {"kafkalite": __version__, "python": f"{platform.python_version()} on {platform.system()}"}
     for part in _PARTS:
         try:

@@ -1,1 +1,1 @@
-"""Bytes to messages and back: framing, the msgpack codec, typed messages, sans-IO connections. Pure."""
+"""Bytes to messages and back: frames, the msgpack codec, typed messages, sans-IO connections. Pure."""

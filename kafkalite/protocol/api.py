@@ -1,6 +1,6 @@
-"""Which requests there are: key, versions, and the two structs of each.
+"""The APIs: key, versions, and the request and response struct of each.
 
-Keys are Kafka's where Kafka has the API.
+Keys are Kafka's if Kafka has the API.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ApiKey(enum.IntEnum):
     RETIRE_TXN_GROUP = 1012
 
 
-#: Spoken between the nodes of a cluster, on a connection that has proved to know its secret (S10).
+#: Used between nodes, only on a connection that has proved to know the cluster's secret (S10).
 CLUSTER_APIS: Final = frozenset(
     {
         ApiKey.ALTER_PARTITION,
@@ -237,5 +237,5 @@ API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {api.request: api.key fo
 
 
 def supported_ranges() -> list[metadata.ApiVersionRange]:
-    """What this build speaks, as an ApiVersions answer tells it, by ascending key."""
+    """Return the versions of this build as an ApiVersions response lists them, by ascending key."""
     return [metadata.ApiVersionRange(int(key), *APIS[key][3:]) for key in sorted(APIS)]

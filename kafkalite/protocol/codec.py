@@ -1,20 +1,20 @@
-"""Typed structs to msgpack and back. The only module that knows the msgpack library.
+"""Typed structs to msgpack and back. The only module that uses the msgpack library.
 
-Writing is one call: a ``Struct`` is the tuple it travels as. Reading trusts nothing. For each struct a
-*plan* is compiled from its type hints, the first time it is met, in two forms that accept the same bytes:
+Writing is one call: a ``Struct`` is the tuple that is sent. Reading trusts nothing. For each struct a
+*plan* is compiled from its type hints at the first use, in two forms that accept the same bytes:
 
 ``check(value)``
-    Takes what msgpack unpacked as a whole and checks every type. Generated source, for the small envelopes
-    that are nearly all of the traffic: of at most ``SMALL_ENVELOPE_BYTES``, so whatever the bytes claim,
-    unpacking them costs a bounded amount of memory.
+    Takes the value that msgpack unpacked and checks every type. Generated source, for envelopes of at most
+    ``SMALL_ENVELOPE_BYTES``, nearly all of the traffic: unpacking them costs a bounded amount of memory,
+    whatever the bytes claim.
 
 ``read(stream)``
-    Walks a larger envelope with the struct as its guide. Every count is compared with the bytes that are
-    left, at the least size of one element, before anything is allocated for it; and nothing is
-    unpacked that the struct has no place for. An envelope that is refused has then cost at most what its
-    valid beginning is worth, never what its headers claim (CVE-2026-111108 in Kafka is that mistake).
+    Reads a larger envelope field by field. Every count is compared with the remaining bytes, divided by the
+    smallest size of an element, before anything is allocated, and nothing is unpacked that the struct has no
+    field for. A refused envelope has then cost at most what its valid beginning is worth, never what its
+    headers claim (CVE-2026-111108 in Kafka).
 
-Only RemoteProtocolError comes out of reading, and LocalProtocolError out of writing.
+Reading raises only RemoteProtocolError, writing only LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kafkalite.limits import MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST, MAX_N
 from kafkalite.protocol.structs import Struct
 
 SMALL_ENVELOPE_BYTES: Final = 512
-MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself can't say anything below -2**63
+MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself has no smaller number than -2**63
 
 _NIL: Final = 0xC0
 
@@ -40,37 +40,37 @@ M = TypeVar("M", bound=Struct)
 
 
 class RequestHead(Struct):
-    """A request envelope whose body is not decoded yet: which struct it is depends on key and version."""
+    """A request envelope with an undecoded body, whose struct depends on key and version."""
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
-    body: Any  #: for ``decode_body``, and good for one call
+    body: Any  #: for one call of ``decode_body``
 
 
 class ResponseHead(Struct):
     correlation_id: int
     throttle_ms: int
-    body: Any  #: for ``decode_body`` or ``decode_response_body``, and good for one call
+    body: Any  #: for one call of ``decode_body`` or ``decode_response_body``
 
 
 # --- writing -----------------------------------------------------------------------------------------
 
 
 def encode(value: Any) -> bytes:
-    """A message, or a tuple of leaves and messages, as msgpack. Raises LocalProtocolError."""
+    """Return a message, or a tuple of leaves and messages, as msgpack. Raises LocalProtocolError."""
     try:
         return msgpack.packb(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError) as error:
-        raise LocalProtocolError(f"can't encode {type(value).__name__}: {error}") from error
+        raise LocalProtocolError(f"cannot encode {type(value).__name__}: {error}") from error
 
 
 # --- reading -----------------------------------------------------------------------------------------
 
 
 def decode_request_head(envelope: Buffer) -> RequestHead:
-    """``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError."""
+    """Read ``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError."""
     key, version, correlation_id, client_id, body = _open(
         envelope, 5, "request envelope", MAX_ITEMS_PER_REQUEST
     )
@@ -89,7 +89,7 @@ def decode_request_head(envelope: Buffer) -> RequestHead:
 
 
 def decode_response_head(envelope: Buffer) -> ResponseHead:
-    """``[correlation_id, throttle_ms, body]``. Raises RemoteProtocolError."""
+    """Read ``[correlation_id, throttle_ms, body]``. Raises RemoteProtocolError."""
     correlation_id, throttle_ms, body = _open(envelope, 3, "response envelope", sys.maxsize)
     if type(correlation_id) is not int or type(throttle_ms) is not int or throttle_ms < 0:
         raise RemoteProtocolError(
@@ -100,7 +100,7 @@ def decode_response_head(envelope: Buffer) -> ResponseHead:
 
 
 def decode_body(cls: type[M], body: Any) -> M:
-    """The body of a head as ``cls``, every type checked. Raises RemoteProtocolError."""
+    """Return the body of a head as ``cls``, with every type checked. Raises RemoteProtocolError."""
     plan = _PLANS.get(cls) or plan_for(cls)
     if type(body) is not Stream:
         return plan.check(body)  # type: ignore[no-any-return]
@@ -109,7 +109,7 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M | Struct:
-    """As ``decode_body``; but an array of two is an ``error_cls``: the whole request failed."""
+    """As ``decode_body``, but return an array of two as ``error_cls``: the request failed as a whole."""
     if type(body) is not Stream:
         failed = type(body) is list and len(body) == 2
         return decode_body(error_cls if failed else cls, body)
@@ -117,12 +117,12 @@ def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M 
 
 
 def decode(cls: type[M], data: Buffer) -> M:
-    """One message standing alone as ``cls``. Raises RemoteProtocolError."""
+    """Return a single message as ``cls``. Raises RemoteProtocolError."""
     return decode_body(cls, _unpack(data) if len(data) <= SMALL_ENVELOPE_BYTES else Stream(data))
 
 
 def _open(envelope: Buffer, width: int, what: str, max_items: int) -> list[Any]:
-    """The envelope's fields; the last one, the body, unpacked or as a Stream that stands before it."""
+    """Return the envelope's fields; the last one, the body, is unpacked or a Stream at its start."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
         stream = Stream(envelope, max_items)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))
@@ -143,12 +143,14 @@ def _unpack(data: Buffer) -> Any:
 def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        raise ValueError("a map holds a key twice")
+        raise ValueError("a map contains a key twice")
     return unique
 
 
 class Stream:
-    """Reads one envelope front to back, an element at a time, each count checked against what is left."""
+    """Reads one envelope front to back, an element at a time, and checks each count against the remaining
+    bytes.
+    """
 
     __slots__ = ("_data", "_end", "_items_left", "_unpacker", "value")
 
@@ -163,11 +165,11 @@ class Stream:
             max_ext_len=0,
         )
         self._unpacker.feed(data)
-        #: The next element, whole: a leaf or a struct of leaves; it can't claim more than those hold.
+        #: Returns the next element, a leaf or a struct of leaves, which cannot claim more than those hold.
         self.value: Callable[[], Any] = self._unpacker.unpack
 
     def guarded(self, read: Callable[[Stream], Any]) -> Any:
-        """``read(self)`` with msgpack's own exceptions made ours."""
+        """Return ``read(self)``, with msgpack's exceptions turned into RemoteProtocolError."""
         try:
             return read(self)
         except (ValueError, TypeError, RecursionError, msgpack.OutOfData, msgpack.UnpackException) as error:
@@ -176,12 +178,14 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """The leaves of an envelope of ``width`` fields, and this stream, standing before the last."""
+        """Return the leaves of an envelope of ``width`` fields, and this stream positioned at the last
+        one.
+        """
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
     def count(self, least_bytes: int, where: str) -> int:
-        """The length of the array that comes next, whose elements have at least ``least_bytes`` each."""
+        """Return the length of the next array, whose elements have at least ``least_bytes`` bytes each."""
         return self._plausible(self._unpacker.read_array_header(), least_bytes, where)
 
     def map_count(self, where: str) -> int:
@@ -206,7 +210,7 @@ class Stream:
         return bool(position < self._end and self._data[position] == _NIL)
 
     def next_is_pair(self) -> bool:
-        """Whether an array of two elements comes next, in any of msgpack's three spellings of its header."""
+        """Whether the next element is an array of two, in any of msgpack's three encodings of its header."""
         at = self._unpacker.tell()
         head = bytes(self._data[at : at + 5])
         return head.startswith((b"\x92", b"\xdc\0\2", b"\xdd\0\0\0\2"))
@@ -217,7 +221,7 @@ class Stream:
             raise RemoteProtocolError(f"{left} bytes follow the end of {where}")
 
 
-# --- plans: what a field may hold ---------------------------------------------------------------------
+# --- plans --------------------------------------------------------------------------------------------
 
 
 class Plan(Struct):
@@ -228,13 +232,13 @@ class Plan(Struct):
 
 
 class _Shape(Struct):
-    """What one field, element or struct may hold."""
+    """The allowed values of one field, element or struct."""
 
     check: Callable[[Any], Any]  #: unpacked value -> final value
     read: Callable[[Stream], Any]  #: the stream's next element -> final value
-    least_bytes: int  #: of its shortest encoding
-    depth: int  #: arrays and maps inside one another
-    wrong: str  #: of a leaf: the Python expression over ``{v}`` that is true of a wrong value; else empty
+    least_bytes: int  #: size of its shortest encoding
+    depth: int  #: of nested arrays and maps
+    wrong: str  #: for a leaf: a Python expression over ``{v}`` that is true for a wrong value; else empty
 
 
 _PLANS: dict[type[Struct], Plan] = {}
@@ -250,7 +254,8 @@ def _not_integers(value: Any) -> bool:
     return False
 
 
-# The types that are tested in place: an expression over ``{v}`` that is true of a wrong value, and its words.
+# Types that are checked inline: an expression over ``{v}`` that is true for a wrong value, and its
+# description.
 _LEAVES: Final[dict[Any, tuple[str, str]]] = {
     int: (f"(type({{v}}) is not int or {{v}} > {MAX_INT})", "a signed 64-bit integer"),
     bool: ("type({v}) is not bool", "a boolean"),
@@ -261,7 +266,7 @@ _LEAVES: Final[dict[Any, tuple[str, str]]] = {
 
 
 def plan_for(cls: type[Struct]) -> Plan:
-    """The plan of ``cls``, compiled at the first call."""
+    """Return the plan of ``cls``, which is compiled at the first call."""
     plan = _PLANS.get(cls)
     if plan is None:
         shape = _struct(cls)
@@ -277,7 +282,7 @@ def plan_for(cls: type[Struct]) -> Plan:
 
 
 def _shape(hint: Any, where: str) -> _Shape:
-    """The shape of a type hint. ``where`` is ``Struct.field``, for error messages."""
+    """Return the shape of a type hint. ``where`` is ``Struct.field``, for error messages."""
     if hint in _LEAVES:
         return _leaf(*_LEAVES[hint], where)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -292,7 +297,7 @@ def _shape(hint: Any, where: str) -> _Shape:
 
 
 def _leaf(wrong: str, words: str, where: str) -> _Shape:
-    is_wrong: Callable[[Any], bool] = eval(  # noqa: S307 - the text is ours
+    is_wrong: Callable[[Any], bool] = eval(  # noqa: S307 - the text is generated here
         "lambda v: " + wrong.format(v="v"), {"not_integers": _not_integers}
     )
 
@@ -346,10 +351,10 @@ def _string_map(where: str) -> _Shape:
 
     def read(stream: Stream) -> dict[str, str]:
         count = stream.map_count(where)
-        # A dict evaluates each key before its value, the order in which they stand in the stream.
+        # A dict evaluates each key before its value, which is their order in the stream.
         entries = {text.read(stream): text.read(stream) for _ in range(count)}
         if len(entries) != count:
-            raise RemoteProtocolError(f"{where}: a key stands twice")
+            raise RemoteProtocolError(f"{where}: a duplicate key")
         return entries
 
     return _Shape(check, read, 1, 1, "")
@@ -384,8 +389,8 @@ def _reader(
 
 
 def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[Any], Any]:
-    """The generated function from an unpacked row to an instance."""
-    # Of a struct of an integer and a list of structs, the source is:
+    """Return the generated function that turns an unpacked row into an instance."""
+    # For a struct of an integer and a list of structs, the source is:
     #
     #     def check(row):
     #         if type(row) is not list or len(row) != 2:
@@ -433,7 +438,7 @@ def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[An
 
 
 def _kind(value: Any) -> str:
-    """What a wrong value is, in few words whatever its size."""
+    """Describe a wrong value in a few words, whatever its size."""
     match value:
         case None:
             return "nil"

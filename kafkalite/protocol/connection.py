@@ -3,19 +3,20 @@
 The shell owns the socket and does, for each read::
 
     buffer = connection.get_buffer(hint)      # receive into it
-    events = connection.buffer_updated(n)     # then act on each, in order
+    events = connection.buffer_updated(n)     # then handle each, in order
 
-and writes, in order, whatever ``send``, ``send_error`` and ``handshake`` return.
+and writes, in order, the buffers that ``send``, ``send_error`` and ``handshake`` return.
 
-The rules both ends live by:
+Both ends follow these rules:
 
-* The first request is ApiVersions, version 0; until it has arrived, the server's limits are those of
-  ``limits.MAX_*_BEFORE_HANDSHAKE`` and it takes nothing else. A client sends nothing else before the answer.
-* Every request gets exactly one answer, ``acks=0`` included, and a server answers in the order of arrival.
-* An answer whose body is ``[error_code, error_message]`` says that the request as a whole failed.
-* A request the server can't understand inside a sound frame is answered with a named error, and the
-  connection goes on. Where the boundary of a frame itself is lost, the connection is over; the server may
-  say why in an error answer with correlation id -1.
+* The first request is ApiVersions, version 0. Until it arrives, the server applies
+  ``limits.MAX_*_BEFORE_HANDSHAKE`` and accepts nothing else. A client sends nothing else before the response.
+* Every request gets exactly one response, also with ``acks=0``, and a server responds in the order of
+  arrival.
+* A response whose body is ``[error_code, error_message]`` means that the request failed as a whole.
+* A server answers a request that it cannot decode inside a valid frame with a named error, and the connection
+  continues. If the boundary of a frame is lost, the connection ends; the server may send the reason in an
+  error response with correlation id -1.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ NO_CORRELATION_ID: Final = -1
 
 
 class Request(Struct):
-    """A request understood."""
+    """A decoded request."""
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
-    message: Any  #: of the api's request type
-    payload: memoryview  #: writable, over a buffer of its own
+    message: Any  #: of the API's request type
+    payload: memoryview  #: writable, in a buffer of its own
 
 
 class BadRequest(Struct):
-    """A request to be answered with ``send_error(bad, bad.error_code, bad.error_message)``.
+    """A request to answer with ``send_error(bad, bad.error_code, bad.error_message)``.
 
-    ``fatal``: close after answering; nothing more will be read.
+    ``fatal``: close the connection afterwards; nothing more will be read.
     """
 
     correlation_id: int
@@ -78,7 +79,7 @@ class BadRequest(Struct):
 
 
 class Response(Struct):
-    """An answer. ``message`` is of the response type of the request's api, or a RequestError."""
+    """A response. ``message`` has the response type of the request's API, or is a RequestError."""
 
     correlation_id: int
     throttle_ms: int
@@ -87,16 +88,17 @@ class Response(Struct):
 
 
 class RequestError(Struct):
-    """The request as a whole failed. ``error_code`` is never 0."""
+    """The request failed as a whole. ``error_code`` is never 0."""
 
     error_code: int
     error_message: str | None
 
 
 class ServerConnection:
-    """The server's end.
+    """The server's end of a connection.
 
-    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) hold once the client has sent ApiVersions.
+    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent
+    ApiVersions.
     """
 
     __slots__ = ("_is_open", "_max_envelope_bytes", "_max_payload_bytes", "_reader", "has_handshake")
@@ -119,15 +121,16 @@ class ServerConnection:
         return f"<ServerConnection {state}>"
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes of the stream belong: writable, at least one byte long."""
+        """Return a writable buffer of at least one byte for the next bytes of the stream."""
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
-        """``byte_count`` bytes were written to the last ``get_buffer()``: the requests they complete.
+        """Return the requests completed by ``byte_count`` bytes that were written to the last
+        ``get_buffer()``.
 
-        Raises RemoteProtocolError when the stream makes no sense any more; close then. When whole requests
-        stand before the damage they are returned, and behind them, in place of the exception, a fatal
-        BadRequest whose correlation id is NO_CORRELATION_ID.
+        Raises RemoteProtocolError if the stream is damaged; close the connection then. If complete
+        requests precede the damage, they are returned, followed by a fatal BadRequest with
+        NO_CORRELATION_ID in place of the exception.
         """
         events: list[Request | BadRequest] = []
         self._reader.received(byte_count)
@@ -142,7 +145,9 @@ class ServerConnection:
         return events
 
     def eof(self) -> None:
-        """The client sends no more. Raises RemoteProtocolError when that cuts a frame off."""
+        """Handle the end of the client's stream. Raises RemoteProtocolError if it is in the middle of a
+        frame.
+        """
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -154,9 +159,9 @@ class ServerConnection:
         *,
         throttle_ms: int = 0,
     ) -> list[Buffer]:
-        """The buffers of the answer to ``request``, to be written in order.
+        """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is for how long this answer was held back. Raises LocalProtocolError.
+        ``throttle_ms`` is how long this response was delayed. Raises LocalProtocolError.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
@@ -164,8 +169,8 @@ class ServerConnection:
     def send_error(
         self, request: Request | BadRequest, error_code: int, error_message: str | None = None
     ) -> list[Buffer]:
-        """The buffers of an answer that says: the request as a whole failed."""
-        assert error_code != ErrorCode.NONE, "an error answer needs an error"
+        """Return the buffers of a response that fails the request as a whole."""
+        assert error_code != ErrorCode.NONE, "an error response needs an error code"
         if error_message is not None:
             error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
         error = RequestError(int(error_code), error_message)
@@ -206,7 +211,7 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The client's end: numbers the requests, and knows for each answer what it answers."""
+    """The client's end: numbers the requests, and matches responses to them."""
 
     __slots__ = ("_awaited", "_next_id", "_reader", "_versions", "client_id")
 
@@ -229,7 +234,7 @@ class ClientConnection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests await their answer."""
+        """The number of requests without a response."""
         return len(self._awaited)
 
     @property
@@ -238,43 +243,46 @@ class ClientConnection:
         return self._versions is not None
 
     def version_of(self, api_key: int) -> int | None:
-        """The version spoken with this server, or None when there is no common one."""
+        """Return the version spoken with this server, or None if there is no common one."""
         return None if self._versions is None else self._versions.get(api_key)
 
     def handshake(
         self, software_name: str = "kafkalite", software_version: str = ""
     ) -> tuple[int, list[Buffer]]:
-        """The ApiVersions request that opens the connection: (correlation id, buffers to write)."""
+        """Return the ApiVersions request that opens the connection: (correlation id, buffers to write)."""
         message = ApiVersionsRequest(software_name, software_version)
         return self._request(APIS[ApiKey.API_VERSIONS], 0, message, ())
 
     def send(self, message: Struct, payload_parts: Iterable[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """The request as (correlation id, buffers to write in order), in the negotiated version.
+        """Return the request as (correlation id, buffers to write in order), in the negotiated version.
 
-        Raises LocalProtocolError before the handshake is answered, when the server speaks no version of this
-        api that we do, and when a limit or a type is broken; nothing is then awaited.
+        Raises LocalProtocolError before the handshake is complete, if the server has no common version
+        of this API, and for a violated limit or type; no response is expected then.
         """
         api = APIS[API_KEY_BY_REQUEST[type(message)]]
         if self._versions is None:
-            raise LocalProtocolError(f"{api.key.name} can't be sent before ApiVersions is answered")
+            raise LocalProtocolError(f"{api.key.name} cannot be sent before the ApiVersions response")
         version = self._versions.get(api.key)
         if version is None:
-            raise LocalProtocolError(f"the broker speaks no version of {api.key.name} that we do")
+            raise LocalProtocolError(f"the broker supports no common version of {api.key.name}")
         return self._request(api, version, message, payload_parts)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes of the stream belong: writable, at least one byte long."""
+        """Return a writable buffer of at least one byte for the next bytes of the stream."""
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, byte_count: int) -> list[Response]:
-        """``byte_count`` bytes were written to the last ``get_buffer()``: the answers they complete.
+        """Return the responses completed by ``byte_count`` bytes that were written to the last
+        ``get_buffer()``.
 
-        Raises RemoteProtocolError; close then, and count what is in flight as not answered.
+        Raises RemoteProtocolError; close the connection then, and fail all requests in flight.
         """
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
     def eof(self) -> None:
-        """The server sends no more. Raises RemoteProtocolError when that cuts a frame off."""
+        """Handle the end of the server's stream. Raises RemoteProtocolError if it is in the middle of a
+        frame.
+        """
         if self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -293,15 +301,15 @@ class ClientConnection:
         api = self._awaited.pop(head.correlation_id, None)
         if api is None and head.correlation_id == NO_CORRELATION_ID:
             farewell = codec.decode_body(RequestError, head.body)
-            raise RemoteProtocolError(f"the broker refused what it was sent: {farewell.error_message}")
+            raise RemoteProtocolError(f"the broker refused the request: {farewell.error_message}")
         if api is None:
             raise RemoteProtocolError(
-                f"an answer to a request never sent: correlation id {head.correlation_id}"
+                f"a response to an unknown request: correlation id {head.correlation_id}"
             )
         message = codec.decode_response_body(api.response, RequestError, head.body)
         if type(message) is RequestError:
             if message.error_code == ErrorCode.NONE:
-                raise RemoteProtocolError(f"{api.key.name} was answered with an error without a code")
+                raise RemoteProtocolError(f"{api.key.name} received an error response without a code")
         elif type(message) is ApiVersionsResponse and message.error_code == ErrorCode.NONE:
             self._versions = _common_versions(message)
         _match_payload(message, frame.payload)
@@ -317,12 +325,12 @@ def _bad(
 
 
 def _damage(error: RemoteProtocolError) -> BadRequest:
-    """What to tell a client whose stream makes no sense any more."""
+    """Return the error to send to a client whose stream is damaged."""
     return BadRequest(NO_CORRELATION_ID, int(ErrorCode.INVALID_REQUEST), error.message, -1, -1, True)
 
 
 def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:
-    """For each api both sides know, the highest version both speak."""
+    """Return the highest common version of each API that both sides know."""
     common = {}
     for offered in answer.apis:
         api = APIS.get(offered.api_key)
@@ -333,7 +341,7 @@ def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:
     return common
 
 
-#: The parts of a message that tell, each with its ``length_bytes``, how the payload is divided.
+#: The parts of a message whose ``length_bytes`` divide the payload.
 _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
     ProduceRequest: attrgetter("partitions"),
     FetchResponse: attrgetter("partitions"),
@@ -343,7 +351,7 @@ _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
 
 
 def _match_payload(message: Struct, payload: memoryview) -> None:
-    """Check that the lengths the body tells are those of the payload. Raises RemoteProtocolError."""
+    """Check that the lengths in the body add up to the payload. Raises RemoteProtocolError."""
     told = 0
     parts = _PARTS.get(type(message))
     if parts is not None:
@@ -357,6 +365,6 @@ def _match_payload(message: Struct, payload: memoryview) -> None:
                 raise RemoteProtocolError(f"a negative length: {length_bytes}")
             told += length_bytes
     elif type(message) is EnvelopeRequest or type(message) is EnvelopeResponse:
-        return  # the payload as a whole is one encoded body
+        return  # the whole payload is one encoded body
     if told != len(payload):
-        raise RemoteProtocolError(f"the body tells of {told} bytes of payload, the frame has {len(payload)}")
+        raise RemoteProtocolError(f"the body announces {told} bytes of payload, the frame has {len(payload)}")

@@ -1,4 +1,4 @@
-"""Framing: where one message ends and the next begins. Bytes in, frames out; no sockets.
+"""Framing: the boundaries of messages in a stream. Bytes in, frames out; no sockets.
 
 ::
 
@@ -8,12 +8,12 @@
     |u32 be  |u32 be  | msgpack      | raw record batches  |
     +--------+--------+--------------+---------------------+
 
-A frame is received in at most two places. Small ones gather in a staging buffer of fixed size, many per read.
-What does not fit there gets a buffer of exactly its own size, and the transport is handed that buffer, so
-a payload arrives where it will be checked, and written to disk from, without a copy in Python.
+A frame is received in at most two places. Small frames gather in a staging buffer of fixed size, many
+per read. A larger part gets a buffer of exactly its size, which is handed to the transport, so a
+payload arrives without a copy in the memory where it is checked and from which it is written to disk.
 
-Both lengths are judged before a byte of the frame is kept. The exact buffers are zero pages until bytes
-arrive: a peer that announces 100 MiB and sends nothing costs address space, not memory.
+Both lengths are checked before a byte of the frame is kept. The exact buffers are zero pages until
+bytes arrive: a peer that announces 100 MiB and sends nothing costs address space, not memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PA
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.structs import Struct
 
-# Two hundred requests of the usual 80 bytes. Of a payload that goes on in its own buffer, what came with
-# the header is copied: never more than this.
+# Two hundred requests of the usual 80 bytes. Of a payload with its own buffer, the bytes that arrived with
+# the header are copied: at most this many.
 STAGING_BYTES: Final = 16 * KIB
 
 _HEADER: Final = Layout(">II")
@@ -39,16 +39,16 @@ assert _HEADER.size == FRAME_HEADER_BYTES
 
 
 class Frame(Struct):
-    """One frame's two parts, each in memory of its own: nothing received later overwrites them."""
+    """The two parts of a frame, each in its own memory, which later frames do not overwrite (S17)."""
 
     envelope: Buffer
     payload: memoryview  #: writable
 
 
 def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[Buffer]:
-    """The buffers to send in order: one of header and envelope, then the parts as they came.
+    """Return the buffers to send in order: one of header and envelope, then the payload parts.
 
-    Raises LocalProtocolError when a length is over its limit.
+    Raises LocalProtocolError if a length exceeds its limit.
     """
     parts = list(payload_parts)
     payload_bytes = sum(part.nbytes if type(part) is memoryview else len(part) for part in parts)
@@ -60,8 +60,9 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """Lends its bytes out. Nothing to close: from Python 3.13 on, a collector that meets one in a cycle
-    would close it while it is lent out, and report the refusal."""
+    """Lends its bytes to a memoryview. Does nothing on close: from Python 3.13 on the garbage collector
+    closes one in a cycle while it is lent out, and reports the error.
+    """
 
     __slots__ = ()
 
@@ -70,7 +71,7 @@ class _Lender(BytesIO):
 
 
 def untouched_buffer(size_bytes: int) -> memoryview:
-    """A writable buffer of zeros that takes memory only as it is written to.
+    """Return a writable buffer of zeros that uses memory only as it is written to.
 
     ``bytearray(n)`` writes its zeros; ``bytes(n)`` comes from calloc, whose large blocks are pages that
     the kernel supplies at the first write. BytesIO lends such a ``bytes`` out for writing.
@@ -79,16 +80,16 @@ def untouched_buffer(size_bytes: int) -> memoryview:
 
 
 class FrameReader:
-    """Turns what a transport receives into frames.
+    """Turns received bytes into frames.
 
-    For each read: take ``get_buffer()``, fill a beginning of it, tell how much with ``received(n)``, then
-    call ``next_frame()`` until it returns None. ``buffer_updated`` does the last two at once.
+    For each read: take ``get_buffer()``, fill its beginning, report the count with ``received(n)``,
+    then call ``next_frame()`` until it returns None. ``buffer_updated`` does the last two at once.
 
-    The limits are inclusive, and may be changed between two frames. After a RemoteProtocolError the stream
-    has no frame boundary any more: close the connection.
+    The limits are inclusive and may be changed between two frames. After a RemoteProtocolError the
+    frame boundary is lost: close the connection.
 
-    Invariant: once ``next_frame`` returned None, either a target is being filled and the staging buffer is
-    empty, or the staging buffer holds the beginning of a frame and has room for one more byte of it.
+    Invariant: once ``next_frame`` returned None, either a target is being filled and the staging buffer
+    is empty, or the staging buffer holds the beginning of a frame and has room for one more byte of it.
     """
 
     __slots__ = (
@@ -116,7 +117,7 @@ class FrameReader:
         self._staging = memoryview(bytearray(staging_bytes))
         self._start = 0
         self._end = 0
-        # The exactly sized buffer being filled: of an envelope while _envelope is None, else of a payload.
+        # The exactly sized buffer being filled: for an envelope while _envelope is None, else for a payload.
         self._target: memoryview | None = None
         self._filled = 0
         self._envelope: Buffer | None = None
@@ -124,19 +125,20 @@ class FrameReader:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether an end of the stream now would cut a frame off."""
+        """Whether the stream is in the middle of a frame."""
         return self._target is not None or self._end > self._start
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes of the stream belong: writable, at least one byte long."""
+        """Return a writable buffer of at least one byte for the next bytes of the stream."""
         if self._target is not None:
             return self._target[self._filled :]
         return self._staging[self._end :]
 
     def buffer_updated(self, byte_count: int) -> list[Frame]:
-        """``byte_count`` bytes were written to the last ``get_buffer()``; the frames they complete.
+        """Return the frames completed by ``byte_count`` bytes that were written to the last
+        ``get_buffer()``.
 
-        Raises RemoteProtocolError; the frames completed before the offending one are lost with it.
+        Raises RemoteProtocolError, which also loses the frames completed before the invalid one.
         """
         self.received(byte_count)
         frames = []
@@ -151,7 +153,7 @@ class FrameReader:
             self._end += byte_count
 
     def next_frame(self) -> Frame | None:
-        """The next complete frame, or None when more bytes are needed. Raises RemoteProtocolError."""
+        """Return the next complete frame, or None if more bytes are needed. Raises RemoteProtocolError."""
         if self._target is not None:
             return self._finish_target()
         start = self._start + FRAME_HEADER_BYTES
@@ -197,7 +199,7 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Begin a buffer of that size with what the staging buffer holds of it, which is less."""
+        """Start a buffer of that size with the bytes of it in the staging buffer, which are fewer."""
         self._target = untouched_buffer(size_bytes)
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging[self._start : self._end]
@@ -215,7 +217,7 @@ class FrameReader:
         return frame
 
     def _make_room(self, size_bytes: int) -> None:
-        """Let the staging buffer hold ``size_bytes`` from the start of the unfinished frame."""
+        """Make room in the staging buffer for ``size_bytes`` from the start of the unfinished frame."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start + size_bytes > len(self._staging):

@@ -1,12 +1,12 @@
-"""What every request, response and event is made of: a frozen record that costs nothing to send.
+"""The base of every request, response and event: a frozen record that msgpack writes without a conversion.
 
-A ``Struct`` is declared like a frozen dataclass and is, underneath, a tuple of its fields in declaration
-order. So msgpack writes one as the array it is on the wire without a conversion in Python, a decoded row
-becomes one at C speed, and declaring one costs microseconds, where a dataclass costs a millisecond: a client
-that imports forty of them starts in time.
+A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order.
+msgpack writes it as the array on the wire, a decoded row becomes a Struct at C speed, and declaring one
+takes microseconds instead of a dataclass's millisecond, which matters to a client that imports forty of
+them.
 
-It differs from a plain tuple where a tuple would surprise: structs of two types are never equal, and a
-struct without fields is true.
+It differs from a plain tuple where a tuple would be surprising: structs of two types are never equal,
+and a struct without fields is true.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class StructType(type):
 
 
 class Struct(tuple[Any, ...], metaclass=StructType):
-    """The base of every struct. Build one with its fields by position or by name; all are required."""
+    """The base of every struct. Takes its fields by position or by name; all are required."""
 
     _fields: ClassVar[tuple[str, ...]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        # The first instance compiles a constructor with the right signature and puts it in this one's place.
+        # The first instance compiles a constructor with the right signature, which replaces this one.
         constructor = _compile_constructor(cls)
         cls.__new__ = constructor  # type: ignore[method-assign]
         instance: Self = constructor(cls, *args, **kwargs)
         return instance
 
     def _replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed. Raises TypeError for a name that is no field."""
+        """Return a copy with some fields changed. Raises TypeError for an unknown field."""
         cls = type(self)
         fields: dict[str, Any] = dict(zip(cls._fields, self, strict=True))
         return cls(**{**fields, **changes})
@@ -81,7 +81,7 @@ class Struct(tuple[Any, ...], metaclass=StructType):
 
 
 def _compile_constructor(cls: type[Struct]) -> Any:
-    """``__new__(cls, first, second, ...)`` for the fields of ``cls``, generated as dataclasses do theirs."""
+    """Generate ``__new__(cls, first, second, ...)`` for the fields of ``cls``, as dataclasses do."""
     parameters = "".join(f", {field}" for field in cls._fields)
     values = "".join(f"{field}, " for field in cls._fields)
     scope: dict[str, Any] = {"_new": _new, "__name__": cls.__module__}

@@ -1,5 +1,5 @@
-"""Record batches: bytes to columns and back, compression, and which partition a key belongs to.
+"""Record batches: bytes to columns and back, compression, and partitioning by key.
 
-Knows nothing of files, sockets, brokers or time. ``header`` is what brokers need, ``builder`` what
-producers need, ``batch`` what consumers need.
+Independent of files, sockets, brokers and time. ``header`` is for brokers, ``builder`` for producers,
+``batch`` for consumers.
 """

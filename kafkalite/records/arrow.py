@@ -1,8 +1,9 @@
-"""Record batches to and from Arrow. This and ``arrow_keys`` alone import pyarrow: import them lazily.
+"""Record batches to and from Arrow. Only this module and ``arrow_keys`` import pyarrow: import them
+lazily.
 
-What is taken over and what is copied: the bytes of keys and values are never copied in either direction,
-nor are their validity bitmaps. Offsets (4 bytes per record) are, because Arrow wants them aligned in
-memory and a msgpack body does not align anything.
+The bytes of keys and values and their validity bitmaps are never copied, in either direction. Offsets
+(4 bytes per record) are copied, because Arrow needs them aligned in memory and a msgpack body aligns
+nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def is_array(values: object) -> bool:
 
 
 def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
-    """(count, column) per chunk of an Arrow array of bytes or text; None where all are null.
+    """Return (count, column) per chunk of an Arrow array of bytes or text; None if all are null.
 
-    Raises RecordError for an array of anything else.
+    Raises RecordError for an array of another type.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -64,7 +65,7 @@ def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
         if len(chunks) > 1 and values.nbytes <= MAX_PAYLOAD_BYTES:
             chunks = [
                 values.combine_chunks()
-            ]  # one more copy, but far cheaper than joining offsets in Python
+            ]  # an extra copy, but far cheaper than joining offsets in Python
     return [(len(chunk), _binary_column(chunk)) for chunk in chunks if len(chunk)]
 
 
@@ -72,11 +73,11 @@ def _binary_column(array: Any) -> BinaryColumn | None:
     if array.null_count == len(array):
         return None
     try:
-        array.validate(full=True)  # or a batch that nobody can read would be stored
+        array.validate(full=True)  # an invalid array would become an unreadable batch
         if array.type not in (pa.binary(), pa.string()):
             array = array.cast(pa.binary())
     except pa.ArrowException as error:
-        raise RecordError(f"an Arrow array of {array.type} can't be keys or values: {error}") from error
+        raise RecordError(f"an Arrow array of {array.type} cannot be keys or values: {error}") from error
     count = len(array)
     validity, offsets, data = array.buffers()
     ends = memoryview(offsets)[4 * array.offset : 4 * (array.offset + count + 1)]
@@ -94,17 +95,17 @@ def _validity(array: Any, bitmap: Any) -> memoryview | None:
         return None
     size_bytes = (len(array) + 7) // 8
     if array.offset % 8:
-        # The first bit lies inside a byte: let Arrow move all of them.
+        # The first bit is inside a byte: let Arrow shift all of them.
         return memoryview(pc.is_valid(array).buffers()[1])[:size_bytes]
     first = array.offset // 8
     return memoryview(bitmap)[first : first + size_bytes]
 
 
 def timestamps(values: Any) -> tuple[memoryview, int, int]:
-    """(milliseconds as int64, the least, the largest) of an Arrow array of integers or timestamps,
-    which is not empty.
+    """Return (milliseconds as int64, minimum, maximum) of a non-empty Arrow array of integers or
+    timestamps.
 
-    Raises RecordError for nulls and for an array of anything else.
+    Raises RecordError for nulls and for an array of another type.
     """
     if values.null_count:
         raise RecordError("a timestamp is null", hint="fill nulls with -1, which means none")
@@ -116,19 +117,19 @@ def timestamps(values: Any) -> tuple[memoryview, int, int]:
             values = pc.cast(values, options=pc.CastOptions(unit, allow_time_truncate=True))
         numbers = values.cast(pa.int64())
     except pa.ArrowException as error:
-        raise RecordError(f"an Arrow array of {values.type} can't be timestamps: {error}") from error
+        raise RecordError(f"an Arrow array of {values.type} cannot be timestamps: {error}") from error
     bounds = pc.min_max(numbers)
     view = memoryview(numbers.buffers()[1])[8 * numbers.offset : 8 * (numbers.offset + len(numbers))]
     return view.cast("B").cast("q"), bounds["min"].as_py(), bounds["max"].as_py()
 
 
 def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """As ``columns.timestamp_parts``, of what ``timestamps`` gave."""
+    """As ``columns.timestamp_parts``, for the result of ``timestamps``."""
     numbers = pa.Array.from_buffers(pa.int64(), len(timestamps_ms), [None, pa.py_buffer(timestamps_ms)])
     try:
         deltas = pc.subtract_checked(numbers, pa.scalar(base_timestamp_ms, pa.int64()))
     except pa.ArrowException as error:
-        raise RecordError(f"timestamps too far from each other for one batch: {error}") from error
+        raise RecordError(f"the timestamps are too far apart for one batch: {error}") from error
     size_bytes = 8 * len(deltas)
     if widest_delta_ms <= MAX_NARROW_DELTA_MS:
         deltas, size_bytes = deltas.cast(pa.int32()), 4 * len(deltas)
@@ -136,10 +137,10 @@ def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_de
 
 
 def header_lists(values: Any) -> list[Headers] | None:
-    """Each record's headers from an Arrow array of lists of (name, value), or of maps.
+    """Return each record's headers from an Arrow array of lists of (name, value), or of maps.
 
-    A null list is as an empty one; None when no record has any. Raises RecordError for an array of anything
-    else, and for a null name.
+    A null list counts as empty; None if no record has any. Raises RecordError for an array of another
+    type, and for a null name.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -162,7 +163,7 @@ def header_lists(values: Any) -> list[Headers] | None:
         )
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise RecordError(
-            f"an Arrow array of {values.type} can't be headers: {error}",
+            f"an Arrow array of {values.type} cannot be headers: {error}",
             hint="they are list<struct<name: string, value: binary>>",
         ) from error
     if max(lengths) > MAX_HEADERS_PER_RECORD:
@@ -177,9 +178,9 @@ def header_lists(values: Any) -> list[Headers] | None:
 
 
 def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | None) -> pa.RecordBatch:
-    """The columns of those names, or all, as Arrow has them. A record without headers has null there.
+    """Return the named columns, or all, as an Arrow batch. The headers of a record without any are null.
 
-    Raises CorruptBatchError for columns that don't hold together, RecordError for a name that there isn't.
+    Raises CorruptBatchError for inconsistent columns, RecordError for an unknown name.
     """
     count = header.record_count
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -197,11 +198,11 @@ def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | N
     try:
         return pa.RecordBatch.from_arrays([makers[name]() for name in names], schema=schema)
     except pa.ArrowException as error:
-        raise CorruptBatchError(f"the columns of the batch don't hold together: {error}") from error
+        raise CorruptBatchError(f"the columns of the batch are inconsistent: {error}") from error
 
 
 def _count_up(count: int) -> pa.Array:
-    """0, 1, 2 … below ``count``."""
+    """Return 0, 1, 2 … below ``count``."""
     return _counted(max(1 << (count - 1).bit_length(), 1024))[:count]
 
 

@@ -1,7 +1,7 @@
-"""The partitions of whole Arrow arrays of keys: as ``partitioners`` choose them, many keys at a time.
+"""Partitions of whole Arrow arrays of keys, as ``partitioners`` choose them, many keys at a time.
 
-Each different key is hashed once. Keys of as many words are hashed together, word by word, by Arrow's
-kernels over 32-bit integers, which wrap as Kafka's do; where they are few, one by one.
+Each distinct key is hashed once. Keys with the same number of words are hashed together, word by word,
+by Arrow's kernels over 32-bit integers, which wrap as Kafka's do; a few keys are hashed one by one.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ _TWO: Final = pa.scalar(2, pa.int32())
 _ZEROS: Final = pa.array([bytes(count) for count in range(_WORD_BYTES)], pa.binary())
 _NOTHING: Final = pa.scalar(b"", pa.binary())
 
-#: Below this, to hash one by one is faster than to call some twenty kernels.
+#: Below this, hashing one by one is faster than calling some twenty kernels.
 _MIN_TOGETHER: Final = 64
-#: Above this a key has so many words that the kernels gain little.
+#: Above this number of words the kernels gain little.
 _MAX_WORDS: Final = 64
 
 
 def partitions_of_keys(keys: Any, partition_count: int) -> Any:
-    """The partition of each key of a binary or string array, as int32: what ``partition_for_key`` gives.
+    """Return the partition of each key of a binary or string array as int32, as ``partition_for_key``
+    does.
 
-    Null where the key is null: such records are the caller's to spread. Raises RecordError for an array of
-    anything else.
+    A null key has a null partition, which the caller chooses. Raises RecordError for an array of
+    another type.
     """
     try:
         if isinstance(keys, pa.ChunkedArray):
             keys = keys.combine_chunks()
         encoded = keys.cast(pa.binary()).dictionary_encode()
     except (pa.ArrowException, AttributeError) as error:
-        raise RecordError(f"{getattr(keys, 'type', type(keys))} can't be keys: {error}") from error
+        raise RecordError(f"{getattr(keys, 'type', type(keys))} cannot be keys: {error}") from error
     return _partitions(encoded.dictionary, partition_count).take(encoded.indices)
 
 
 def _partitions(keys: Any, partition_count: int) -> Any:
-    """Of keys none of which is null."""
+    """As ``partitions_of_keys``, for keys without nulls."""
     if len(keys) < _MIN_TOGETHER:
         return _one_by_one(keys, partition_count)
     lengths = pc.binary_length(keys)
@@ -77,7 +78,7 @@ def _of_one_size(keys: Any, lengths: Any, word_count: int, partition_count: int)
 
 
 def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
-    """The hash of each key, as uint32; the last of the ``word_count`` words may be a part of one."""
+    """Return the hash of each key as uint32; the last of the ``word_count`` words may be incomplete."""
     missing = pc.bit_wise_and(pc.negate(lengths.cast(pa.int32())), pa.scalar(_WORD_BYTES - 1, pa.int32()))
     bounds = pc.min_max(missing)
     if bounds["max"].as_py():  # zeros complete the last word
@@ -101,13 +102,13 @@ def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
 
 
 def _mixed(hashed: Any, k: Any) -> Any:
-    """The hash after one more whole word."""
+    """Return the hash after one more complete word."""
     k = pc.multiply(k, _M)
     k = pc.multiply(pc.bit_wise_xor(k, pc.shift_right(k, _R)), _M)
     return pc.bit_wise_xor(pc.multiply(hashed, _M), k)
 
 
 def _column(words: memoryview, number: int, word_count: int) -> Any:
-    """Word ``number`` of each key."""
+    """Return word ``number`` of each key."""
     column = words[number::word_count].tobytes()
     return pa.Array.from_buffers(_UINT32, len(column) // _WORD_BYTES, [None, pa.py_buffer(column)])

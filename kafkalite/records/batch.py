@@ -1,8 +1,8 @@
-"""Read record batches: a view over the bytes of one, its columns as lists, as records, as Arrow.
+"""Reads record batches: a view over the bytes, its columns as lists, as records, as Arrow.
 
-Nothing in the bytes is believed before it is checked. Whatever they hold, only CorruptBatchError and
-BatchTooLargeError come out of here, and no more than ``MAX_DECOMPRESSED_BYTES`` is unpacked. Checks
-are per column, not per record; they are part of the figures in ``python -m benchmarks records``.
+Nothing in the bytes is trusted before it is checked. Whatever they contain, only CorruptBatchError and
+BatchTooLargeError are raised, and at most ``MAX_DECOMPRESSED_BYTES`` are unpacked. Checks are per
+column, not per record; ``python -m benchmarks records`` includes them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Columns:
-    """The records of one batch, column by column; item i of each belongs to record i.
+    """The records of one batch, column by column; item i of each column belongs to record i.
 
-    ``timestamps`` is one number of milliseconds when all are equal; ``keys`` and ``headers`` are None
-    when no record has any.
+    ``timestamps`` is one number of milliseconds if all are equal; ``keys`` and ``headers`` are None if
+    no record has any.
     """
 
     offsets: range
@@ -49,10 +49,10 @@ class Columns:
 
 
 class RecordBatch:
-    """One batch over its bytes, which must not change meanwhile; they are not copied before they are read.
+    """One batch as a view of its bytes, which must not change; they are not copied before they are read.
 
-    Raises CorruptBatchError when ``buffer`` is not exactly one batch, or its CRC-32C is wrong. ``check_crc``
-    may be False for bytes that were checked already.
+    Raises CorruptBatchError if ``buffer`` is not exactly one batch, or its CRC-32C is wrong.
+    ``check_crc`` may be False for bytes that were already checked.
     """
 
     __slots__ = ("_body", "_buffer", "header")
@@ -64,7 +64,7 @@ class RecordBatch:
 
     @classmethod
     def checked(cls, header: BatchHeader, buffer: memoryview) -> RecordBatch:
-        """The batch of which ``check`` has returned ``header``, without looking again."""
+        """Return the batch for which ``check`` returned ``header``, without checking it again."""
         batch = cls.__new__(cls)
         batch.header = header
         batch._buffer = buffer
@@ -80,12 +80,12 @@ class RecordBatch:
         return self.header.record_count
 
     def __iter__(self) -> Iterator[Record]:
-        """The records, with topic "" and partition -1: a batch does not know where it is stored."""
+        """Iterate over the records, with topic "" and partition -1, which a batch does not contain."""
         return iter(self.records("", -1))
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole batch as it is stored, header included."""
+        """The size of the batch as stored, including its header."""
         return len(self._buffer)
 
     @property
@@ -94,7 +94,7 @@ class RecordBatch:
         return self._buffer
 
     def columns(self) -> Columns:
-        """Every column in Python's own objects. Raises CorruptBatchError, BatchTooLargeError."""
+        """Return every column as Python objects. Raises CorruptBatchError, BatchTooLargeError."""
         header, body = self.header, self.view()
         count = header.record_count
         return Columns(
@@ -106,12 +106,12 @@ class RecordBatch:
         )
 
     def keys(self) -> list[bytes | None] | None:
-        """The keys alone; None when no record has one. Raises as ``columns``."""
+        """Return only the keys; None if no record has one. Raises as ``columns``."""
         body = self.view()
         return None if body.keys is None else body.keys.decode()
 
     def records(self, topic: str, partition: int, *, from_offset: int | None = None) -> list[Record]:
-        """The records from ``from_offset`` on (inclusive; all by default). Raises as ``columns``."""
+        """Return the records from ``from_offset`` on (inclusive; all by default). Raises as ``columns``."""
         columns = self.columns()
         offsets: Sequence[int] = columns.offsets
         skipped = 0 if from_offset is None else max(from_offset - self.header.base_offset, 0)
@@ -133,11 +133,12 @@ class RecordBatch:
         return _make_records(rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
-        """Columns offset, timestamp (milliseconds, UTC), key, value, headers, or those of them named.
+        """Return the columns offset, timestamp (milliseconds, UTC), key, value, headers, or the named
+        ones.
 
-        A null key or value is null, and so are the headers of a record that has none. Keys and values stay
-        where they are in this batch's buffer (or in the one it was unpacked to), which lives as long as
-        the result. Raises as ``columns()``, and RecordError for an unknown name.
+        A null key or value is null, and so are the headers of a record without any. Keys and values
+        stay in this batch's buffer (or in the one it was unpacked to), which lives as long as the
+        result. Raises as ``columns()``, and RecordError for an unknown name.
         """
         from kafkalite.records import arrow
 
@@ -146,18 +147,18 @@ class RecordBatch:
     def _timestamps(self, body: BodyView) -> int | list[int]:
         header = self.header
         if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            return header.max_timestamp_ms  # KIP-32: it is every record's
+            return header.max_timestamp_ms  # KIP-32: the same for every record
         if body.timestamp_deltas is None:
             return header.base_timestamp_ms
         return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
 
     def view(self) -> BodyView:
-        """The body, unpacked and its columns found; kept for the next call."""
+        """Return the unpacked body with its columns located; kept for the next call."""
         if self._body is None:
             header = self.header
             if not header.is_columnar:
                 raise RecordError(
-                    f"record batch at offset {header.base_offset} holds Kafka's rows, not columns",
+                    f"record batch at offset {header.base_offset} has Kafka's rows, not columns",
                     hint="it was written by a client of Kafka's protocol; this version does not read it",
                 )
             body = self._buffer[HEADER_BYTES:]
@@ -172,11 +173,11 @@ class RecordBatch:
 
 
 def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
-    """A Record of each row: what ``map(Record._make, rows)`` makes, without a Python function around each.
+    """Return a Record for each row, as ``map(Record._make, rows)`` without a Python function around each.
 
-    The garbage collector pauses: every few hundred new tuples it would look for cycles among all of them,
-    find none, and double the time. It is only paused where it was running, and started again at once, so
-    that two threads in here can't leave it stopped.
+    The garbage collector is paused: every few hundred new tuples it would search all of them for
+    cycles, find none, and double the time. It is paused only if it was running, and resumed at once, so
+    two threads cannot leave it stopped.
     """
     make = partial(map, tuple.__new__, repeat(Record))
     if not gc.isenabled():
@@ -189,12 +190,14 @@ def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
 
 
 def iter_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
-    """The batches that lie back to back in ``buffer``. Raises CorruptBatchError at the first that is none."""
+    """Yield the batches that are back to back in ``buffer``. Raises CorruptBatchError at the first invalid
+    one.
+    """
     view = memoryview(buffer)
     position = 0
     while position < len(view):
         length_bytes = total_length(view, position)
         if not length_bytes or length_bytes > len(view) - position:
-            raise CorruptBatchError(f"no whole record batch at position {position} of {len(view)} bytes")
+            raise CorruptBatchError(f"no complete record batch at position {position} of {len(view)} bytes")
         yield RecordBatch(view[position : position + length_bytes], check_crc=check_crc)
         position += length_bytes

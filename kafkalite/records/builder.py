@@ -1,8 +1,8 @@
-"""Build record batches: one record at a time, from lists, from Arrow.
+"""Builds record batches: one record at a time, from lists, or from Arrow.
 
-``build_batch`` makes a batch of lists in one call. ``RecordBatchBuilder`` gathers what arrives in pieces:
-single records wait in plain lists, whole columns are joined at once and kept as chunks, and ``build``
-joins everything into one writable buffer, body, header and CRC.
+``build_batch`` turns lists into a batch in one call. ``RecordBatchBuilder`` gathers records that arrive
+in pieces: single records wait in plain lists, whole columns are joined at once and kept as chunks, and
+``build`` joins all into one writable buffer with header and CRC.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ from kafkalite.records.header import (
 if TYPE_CHECKING:
     import pyarrow
 
-#: What a record costs beside its own bytes: an offset for its key, one for its value, a timestamp.
+#: The size of a record beside its own bytes: an offset for its key, one for its value, a timestamp.
 _RECORD_OVERHEAD_BYTES: Final = 4 + 4 + 4
-#: The header, and what msgpack says around the columns.
+#: The header, and msgpack's bytes around the columns.
 _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
 
 
 class _Timestamps(NamedTuple):
-    """Timestamps and their bounds, both inclusive. ``values`` is None when all are the same; a memoryview
-    of int64 lies in an Arrow array."""
+    """Timestamps and their inclusive bounds. ``values`` is None if all are equal; a memoryview of int64 is
+    in an Arrow array.
+    """
 
     values: list[int] | memoryview | None
     lowest_ms: int
@@ -70,7 +71,7 @@ class _Timestamps(NamedTuple):
 
 @dataclass(slots=True)
 class _Chunk:
-    """Records that came together. ``headers`` is one item per record, or None."""
+    """Records that were added together. ``headers`` has one item per record, or is None."""
 
     count: int
     timestamps: _Timestamps
@@ -88,10 +89,12 @@ class _Chunk:
 class RecordBatchBuilder:
     """Gathers records and builds a batch of them.
 
-    ``level`` is the codec's own, None for its default. A refused record or column leaves the builder as it
-    was. ``build`` changes nothing: it may be called again, say with another sequence.
+    ``level`` is the codec's compression level, None for its default. A refused record or column leaves
+    the builder unchanged. ``build`` changes nothing: it may be called again, for example with another
+    sequence.
 
-    Invariant: ``_keys`` and ``_headers`` are no longer than ``_values``; what they lack at the end is null.
+    Invariant: ``_keys`` and ``_headers`` are no longer than ``_values``; what they lack at the end is
+    null.
     """
 
     __slots__ = (
@@ -133,12 +136,12 @@ class RecordBatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """About as many bytes as the batch will have uncompressed."""
+        """The approximate uncompressed size of the batch."""
         singles_bytes = self._single_bytes + len(self._values) * _RECORD_OVERHEAD_BYTES
         return _BATCH_OVERHEAD_BYTES + self._chunks_bytes + singles_bytes
 
     def clear(self) -> None:
-        """Forget every record; codec, level and timestamp type stay."""
+        """Remove all records; codec, level and timestamp type stay."""
         self._chunks: list[_Chunk] = []
         self._chunks_bytes = 0
         self._chunks_count = 0
@@ -158,8 +161,8 @@ class RecordBatchBuilder:
         timestamp_ms: int = NO_TIMESTAMP,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Add one record. Raises RecordError for a value, key, timestamp or headers that can't be one."""
-        # The commonest record, bytes without key and headers, takes the shortest way.
+        """Add one record. Raises RecordError for an invalid value, key, timestamp or header."""
+        # The most common record, bytes without key and headers, takes the shortest path.
         if type(value) is bytes:
             value_bytes = len(value)
         else:
@@ -194,9 +197,9 @@ class RecordBatchBuilder:
         timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
         headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
     ) -> None:
-        """Add many records: one of each iterable per record, or one timestamp for all.
+        """Add many records: one item of each iterable per record, or one timestamp for all.
 
-        Raises RecordError when the lengths differ or one of them can't be a record; nothing is added then.
+        Raises RecordError if the lengths differ or an item is invalid; nothing is added then.
         """
         chunk = _chunk(values, keys, timestamps_ms, headers)
         if chunk is not None:
@@ -209,12 +212,14 @@ class RecordBatchBuilder:
         timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
         headers: pyarrow.Array | pyarrow.ChunkedArray | None = None,
     ) -> None:
-        """Add the records of Arrow arrays: binary, string, their large and view kinds, or fixed-size binary.
+        """Add the records of Arrow arrays: binary, string, their large and view kinds, or fixed-size
+        binary.
 
-        Buffers are taken over without a copy until ``build`` joins them, so they must not change before.
-        Timestamps may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.
-        Headers are lists of structs of a name (or key) and a value, or maps; a null list is none at all.
-        Raises RecordError for other types, for null timestamps, null names of headers, and differing lengths.
+        Buffers are not copied until ``build`` joins them, so they must not change before. Timestamps
+        may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.
+        Headers are lists of structs of a name (or key) and a value, or maps; a null list means none.
+        Raises RecordError for other types, for null timestamps, null names of headers, and differing
+        lengths.
         """
         from kafkalite.records import arrow
 
@@ -249,7 +254,7 @@ class RecordBatchBuilder:
         self._chunks_count += chunk.count
 
     def _singles(self) -> _Chunk | None:
-        """The records that came one at a time since the last chunk."""
+        """Return the records that were added one at a time since the last chunk."""
         count = len(self._values)
         if not count:
             return None
@@ -272,10 +277,10 @@ class RecordBatchBuilder:
         leader_epoch: int = NO_EPOCH,
         transactional: bool = False,
     ) -> bytearray:
-        """The batch of all records so far, in a buffer of its own that a leader may stamp in place.
+        """Return the batch of all records so far, in a buffer of its own that a leader may stamp in place.
 
         ``transactional``: it is part of the producer's open transaction.
-        Raises RecordError when there is no record, BatchTooLargeError when the batch breaks a limit.
+        Raises RecordError if there is no record, BatchTooLargeError if the batch exceeds a limit.
         """
         singles = self._singles()
         chunks = self._chunks if singles is None else [*self._chunks, singles]
@@ -310,10 +315,10 @@ def build_batch(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """One batch of whole columns: the fastest way from lists to bytes.
+    """Build one batch from whole columns: the fastest way from lists to bytes.
 
-    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. One not
-    sealed has no CRC yet: ``stamp_producer`` will write it.
+    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. An
+    unsealed batch has no CRC yet; ``stamp_producer`` will write it.
     """
     chunk = _chunk(values, keys, timestamps_ms, headers)
     if chunk is None:
@@ -334,7 +339,7 @@ def build_batch(
 def _chunk(
     values: Iterable[Any], keys: Iterable[Any] | None, timestamps_ms: int | Iterable[int], headers: Any
 ) -> _Chunk | None:
-    """The chunk of these columns, checked; None when there is no record."""
+    """Return the checked chunk of these columns; None if there is no record."""
     value_list = values if isinstance(values, list | tuple) else list(values)
     count = len(value_list)
     key_column = None
@@ -358,7 +363,7 @@ def _same_count(name: str, column: BinaryColumn | None, actual: int, expected: i
 
 
 def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Timestamps:
-    """Raises RecordError for what can't be ``count`` timestamps."""
+    """Raises RecordError unless the argument is ``count`` valid timestamps."""
     try:
         if isinstance(timestamps_ms, int):
             timestamps = _Timestamps(None, timestamps_ms, timestamps_ms)
@@ -376,7 +381,7 @@ def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Time
 
 
 def _arrow_timestamps(array: Any, count: int) -> _Timestamps:
-    """As ``_checked_timestamps``, of an Arrow array, in no list."""
+    """As ``_checked_timestamps`` for an Arrow array, without a list."""
     from kafkalite.records import arrow
 
     _same_count("timestamps", None, len(array), count)
@@ -389,7 +394,7 @@ def _arrow_timestamps(array: Any, count: int) -> _Timestamps:
 
 
 def _bounded(values: list[int]) -> _Timestamps:
-    """``values``, at least one, with their bounds."""
+    """Return ``values``, at least one, with their bounds."""
     lowest_ms, highest_ms = min(values), max(values)
     if lowest_ms == highest_ms and type(lowest_ms) is int:
         return _Timestamps(None, lowest_ms, highest_ms)
@@ -397,7 +402,7 @@ def _bounded(values: list[int]) -> _Timestamps:
 
 
 def _merge(chunks: list[_Chunk]) -> _Chunk:
-    """All chunks as one; the only one as it is."""
+    """Join all chunks; a single one is returned as it is."""
     if len(chunks) == 1:
         return chunks[0]
     timestamps: list[int] = []
@@ -427,7 +432,7 @@ def _build(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """Header and body joined once into the buffer that goes out, then sealed with the CRC."""
+    """Join header and body once into the final buffer, then seal it with the CRC."""
     if chunk.count > MAX_RECORDS_PER_BATCH:
         raise _too_many_records(chunk.count)
     timestamps, lowest_ms, highest_ms = chunk.timestamps
@@ -443,7 +448,7 @@ def _build(
     if body_bytes > MAX_PAYLOAD_BYTES - HEADER_BYTES:
         raise BatchTooLargeError(f"a batch of {body_bytes} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
     if codec is not Codec.NONE and body_bytes > MAX_DECOMPRESSED_BYTES:
-        codec = Codec.NONE  # a reader would refuse to unpack it
+        codec = Codec.NONE  # readers refuse to unpack more
     if codec is not Codec.NONE:
         body = [compress(codec, b"".join(body), level)]
         body_bytes = len(body[0])
@@ -484,7 +489,7 @@ def _timestamp_parts(
 
 
 def _own_bytes(value: Any) -> bytes | None:
-    """``value`` as bytes that nobody else can change. Raises RecordError."""
+    """Return ``value`` as bytes that the caller cannot change. Raises RecordError."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -496,12 +501,14 @@ def _own_bytes(value: Any) -> bytes | None:
 
 
 def _headers_bytes(headers: Headers) -> int:
-    """About as many bytes as ``headers`` take."""
+    """Return the approximate size of ``headers``."""
     return sum(len(name) + len(value or b"") + 8 for name, value in headers)
 
 
 def _bad_timestamp(timestamp_ms: object) -> RecordError:
-    return RecordError(f"timestamp {timestamp_ms!r} is no whole number of milliseconds from -1 to 2**63 - 1")
+    return RecordError(
+        f"timestamp {timestamp_ms!r} is not a whole number of milliseconds from -1 to 2**63 - 1"
+    )
 
 
 def _too_many_records(count: int) -> BatchTooLargeError:

@@ -1,8 +1,9 @@
 """CRC-32C, the checksum of a record batch, bound once.
 
-The package ``crc32c`` asks ``importlib.metadata`` for its own version and builds its command line when
-imported, which takes 40 ms; its extension alone takes half of one. So the extension is loaded without
-the package around it; where it does not lie beside the package, the package is imported as usual.
+On import the package ``crc32c`` looks up its own version with ``importlib.metadata`` and builds its
+command line, which takes 40 ms; its extension module alone takes half a millisecond. So the extension
+is loaded without the package around it. If it is not beside the package, the package is imported as
+usual.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def _load() -> Crc32c:
 
 
 def _load_extension() -> object | None:
-    """The extension module, also put where the package would find it; None when it is elsewhere."""
+    """Load the extension module, also under the name the package uses; None if it is not beside the
+    package.
+    """
     package = PathFinder.find_spec("crc32c")
     if package is None or package.submodule_search_locations is None:
         return None

@@ -1,26 +1,26 @@
 """The body of a batch: four columns, from Python lists to bytes and back.
 
-The body is one msgpack array of four; its integers inside are little-endian, as Arrow has them::
+The body is one msgpack array of four; integers inside its columns are little-endian, as in Arrow::
 
     [ timestamps, keys, values, headers ]
 
     timestamps  nil: every record has the base timestamp. Or bin: per record its signed difference to
-                the base timestamp, 4 or 8 bytes wide (told by the length)
+                the base timestamp, 4 or 8 bytes wide (given by the length)
     keys        nil: every key is null. Or [offsets, data, validity]
                     offsets   bin, count + 1 int32: record i has data[offsets[i]:offsets[i + 1]].
                               The first is 0, the last is len(data), none is less than the one before
                     data      bin, the bytes of all, joined
                     validity  nil: none is null. Or bin, (count + 7) // 8 bytes: bit i, from the lowest
-                              bit of the first byte, is 0 when record i's is null
+                              bit of the first byte, is 0 if record i's is null
     values      as keys
     headers     nil: no record has any. Or an array of one array of [name, value] per record; the name
                 is str, the value bin or nil
 
-Only headers are left to msgpack. The rest is three kinds of item, told apart by hand, so that a reader
-knows where each column lies in the batch and takes it from there without a copy.
+Only headers are decoded by msgpack. The rest is three kinds of item, decoded by hand, so that a reader
+locates each column in the batch and uses it there without a copy.
 
-Everything here works on whole columns at the speed of C loops (map, accumulate, struct); a loop per
-record in Python would cost more than all the rest. Figures: ``python -m benchmarks records``.
+All functions work on whole columns at the speed of C loops (map, accumulate, struct); a loop per record
+in Python would cost more than everything else. Figures: ``python -m benchmarks records``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kafkalite.limits import MAX_HEADERS_PER_RECORD
 from kafkalite.model import NO_TIMESTAMP, Headers
 from kafkalite.records.header import MAX_INT64, Buffer
 
-# msgpack's first bytes that a body may hold outside its headers.
+# The first bytes of msgpack items that a body may contain outside its headers.
 NIL: Final = b"\xc0"
 ARRAY_OF_3: Final = b"\x93"
 ARRAY_OF_4: Final = b"\x94"
@@ -56,10 +56,10 @@ _FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 _INT32: Final = struct.Struct("<i")
 _MAX_INT32: Final = 2**31 - 1
-MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to here a timestamp's difference to the base takes 4 bytes
+MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to this difference to the base a timestamp takes 4 bytes
 
-#: Outside these bounds the general way is as fast, or a cache entry not worth its place (16 of at most
-#: 512 KiB).
+#: Outside these bounds the general method is as fast, or an entry not worth its place in the cache (16
+# entries of at : most 512 KiB).
 _MIN_UNIFORM_COUNT: Final = 16
 _MAX_UNIFORM_COUNT: Final = 1 << 16
 _UNIFORM_CHUNK: Final = 1024
@@ -72,10 +72,10 @@ _TO_DIGITS: Final = bytes.maketrans(b"\x00\x01", b"01")
 
 @dataclass(slots=True)
 class BinaryColumn:
-    """Keys or values on their way into a body: Arrow's binary layout.
+    """Keys or values to be written into a body, in Arrow's binary layout.
 
-    Invariant: ``offsets`` is count + 1 little-endian int32 from 0 to ``data_bytes``, none less than the one
-    before; ``validity`` is None or (count + 7) // 8 bytes.
+    Invariant: ``offsets`` is count + 1 little-endian int32 from 0 to ``data_bytes``, none less than the
+    one before; ``validity`` is None or (count + 7) // 8 bytes.
     """
 
     count: int
@@ -90,7 +90,7 @@ class BinaryColumn:
 
 
 def binary_column(values: Sequence[Any]) -> BinaryColumn | None:
-    """The column of ``values``, each bytes-like or None; None when each one is None.
+    """Return the column of ``values``, each bytes-like or None; None if all are None.
 
     Raises RecordError for another type, BatchTooLargeError above 2 GiB.
     """
@@ -133,7 +133,7 @@ def _column(lengths: list[int], present: Sequence[Any], validity: bytes | None) 
 
 
 def _wrong_type(values: Sequence[Any]) -> RecordError:
-    """Names the first value that is not bytes; a memoryview of wider items is none either."""
+    """Return an error that names the first value that is not bytes, or is a memoryview of wider items."""
     for value in values:
         if not isinstance(value, bytes | bytearray) and not (
             isinstance(value, memoryview) and value.itemsize == 1
@@ -146,13 +146,13 @@ def _wrong_type(values: Sequence[Any]) -> RecordError:
 
 
 def pack_validity(flags: Iterable[bool]) -> bytes:
-    """Arrow's bitmap of ``flags``: bit i from the lowest bit of the first byte."""
+    """Return Arrow's bitmap of ``flags``: bit i from the lowest bit of the first byte."""
     digits = bytes(flags).translate(_TO_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
 
 def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryColumn | None:
-    """One column from several (count, column); None stands for ``count`` nulls."""
+    """Join several (count, column) into one column; None stands for ``count`` nulls."""
     present = [column for _, column in columns if column is not None]
     if not present:
         return None
@@ -182,20 +182,20 @@ def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryCol
 
 
 def uniform_offsets(length: int, count: int) -> bytes:
-    """The offsets of ``count`` values of one and the same length."""
+    """Return the offsets of ``count`` values of the same length."""
     if count > _MAX_UNIFORM_COUNT:
         return struct.pack(f"<{count + 1}i", *accumulate(repeat(length, count), initial=0))
     return _many_uniform_offsets(length, count)[: 4 * (count + 1)]
 
 
 def _many_uniform_offsets(length: int, count: int) -> bytes:
-    """At least the offsets of ``count`` values: those of few are the beginning of those of many."""
+    """Return the offsets of at least ``count`` values, of which those of ``count`` are a prefix."""
     return _uniform_offsets(length, 1 << count.bit_length())
 
 
 @lru_cache(maxsize=16)
 def _uniform_offsets(length: int, capacity: int) -> bytes:
-    """At most ``capacity`` + 1 offsets: fewer when the next would not fit in 32 bits."""
+    """Return at most ``capacity`` + 1 offsets: fewer if the next does not fit in 32 bits."""
     if length:
         capacity = min(capacity, _MAX_INT32 // length)
         return struct.pack(f"<{capacity + 1}i", *range(0, length * capacity + 1, length))
@@ -203,7 +203,7 @@ def _uniform_offsets(length: int, capacity: int) -> bytes:
 
 
 def binary_parts(column: BinaryColumn | None) -> list[Buffer]:
-    """The pieces of one column of the body, to be joined."""
+    """Return the pieces of one column of the body, to be joined."""
     if column is None:
         return [NIL]
     parts: list[Buffer] = [ARRAY_OF_3, _bin_header(len(column.offsets)), column.offsets]
@@ -225,9 +225,9 @@ def _bin_header(length: int) -> bytes:
 
 
 def timestamp_parts(timestamps: Sequence[int], base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """The pieces of the timestamps' column. ``widest_delta_ms``: no timestamp is farther from the base.
+    """Return the pieces of the timestamp column. ``widest_delta_ms`` is the largest distance to the base.
 
-    Raises RecordError for what is no whole number.
+    Raises RecordError for a value that is not a whole number.
     """
     kind = "i" if widest_delta_ms <= MAX_NARROW_DELTA_MS else "q"
     deltas = map(sub, timestamps, repeat(base_timestamp_ms))
@@ -239,19 +239,19 @@ def timestamp_parts(timestamps: Sequence[int], base_timestamp_ms: int, widest_de
 
 
 def bin_parts(packed: Buffer) -> list[Buffer]:
-    """The pieces of one bin of the body, which has the bytes ``packed``."""
+    """Return the pieces of one msgpack bin with the bytes ``packed``."""
     return [_bin_header(len(packed)), packed]
 
 
 def header_parts(headers: Sequence[Any] | None) -> list[Buffer]:
-    """The pieces of the headers' column; None or an empty item for a record without any."""
+    """Return the pieces of the header column; None or an empty item for a record without any."""
     if headers is None or not any(headers):
         return [NIL]
     return [msgpack.packb([record_headers or () for record_headers in headers], use_bin_type=True)]
 
 
 def checked_headers(headers: Any) -> Headers:
-    """One record's headers as a tuple of (name, value). Raises RecordError for anything else."""
+    """Return one record's headers as a tuple of (name, value). Raises RecordError for anything else."""
     checked: list[tuple[str, bytes | None]] = []
     try:
         for name, value in headers or ():
@@ -273,7 +273,7 @@ def checked_headers(headers: Any) -> Headers:
 
 @dataclass(slots=True)
 class BinaryView:
-    """Keys or values as they lie in a body. Checked so far: sizes, the first and the last offset."""
+    """Keys or values inside a body. Checked so far: sizes, and the first and last offset."""
 
     count: int
     offsets: memoryview
@@ -281,14 +281,14 @@ class BinaryView:
     validity: memoryview | None
 
     def decode(self) -> list[bytes | None]:
-        """A list of ``count`` bytes or None. Raises CorruptBatchError when an offset goes backwards."""
+        """Return a list of ``count`` bytes or None. Raises CorruptBatchError if an offset decreases."""
         values: list[Any] | None = self._decode_uniform()
         if values is None:
             offsets = struct.unpack(f"<{self.count + 1}i", self.offsets)
             lengths = list(map(sub, islice(offsets, 1, None), offsets))
             if min(lengths) < 0:
                 raise CorruptBatchError("a column's offsets go backwards")
-            # One read per value, each taking up where the last one ended, is the fastest way to slice.
+            # One read per value, each continuing at the end of the last one, is the fastest way to slice.
             values = list(map(BytesIO(self.data).read, lengths))
         if self.validity is not None:
             digits = validity_digits(self.validity, self.count)
@@ -296,7 +296,7 @@ class BinaryView:
         return values
 
     def _decode_uniform(self) -> list[bytes] | None:
-        """The values when all have one length, or None when they have not (or are few)."""
+        """Return the values if all have one length; None if they do not, or are few."""
         count = self.count
         length, remainder = divmod(len(self.data), count)
         if remainder or not _MIN_UNIFORM_COUNT <= count <= _MAX_UNIFORM_COUNT:
@@ -322,14 +322,14 @@ def _fixed_size_values(length: int, count: int) -> struct.Struct:
 
 
 def validity_digits(validity: Buffer, count: int) -> str:
-    """Arrow's bitmap as text, "1" for each value and "0" for each null."""
+    """Return Arrow's bitmap as text, "1" for each value and "0" for each null."""
     bits = int.from_bytes(validity, "little") | 1 << 8 * len(validity)
     return bin(bits)[:2:-1][:count]
 
 
 @dataclass(slots=True)
 class BodyView:
-    """Where the columns of one body lie. ``headers`` is the rest of the body, for msgpack."""
+    """The positions of the columns in a body. ``headers`` is the rest of the body, for msgpack."""
 
     count: int
     timestamp_deltas: memoryview | None
@@ -339,7 +339,9 @@ class BodyView:
 
 
 def view_body(body: memoryview, count: int) -> BodyView:
-    """Find the columns of ``count`` records in ``body``. Raises CorruptBatchError unless it is just them."""
+    """Locate the columns of ``count`` records in ``body``. Raises CorruptBatchError if it is anything
+    else.
+    """
     if _first_byte(body, 0) != _ARRAY_OF_4:
         raise CorruptBatchError("the body of the batch is not an array of four columns")
     deltas, position = _take_bin(body, 1)
@@ -355,7 +357,7 @@ def view_body(body: memoryview, count: int) -> BodyView:
 
 
 def _first_byte(body: memoryview, position: int) -> int:
-    """The byte that tells what begins at ``position``; -1 at the end."""
+    """Return the type byte at ``position``; -1 at the end."""
     return body[position] if position < len(body) else -1
 
 
@@ -380,7 +382,7 @@ def _take_binary(body: memoryview, position: int, count: int) -> tuple[BinaryVie
 
 
 def _take_bin(body: memoryview, position: int) -> tuple[memoryview | None, int]:
-    """(the bin or None for nil, the position after it)."""
+    """Return (the bin, or None for nil; the position after it)."""
     kind = _first_byte(body, position)
     if kind == _NIL:
         return None, position + 1
@@ -397,7 +399,7 @@ def _take_bin(body: memoryview, position: int) -> tuple[memoryview | None, int]:
 
 
 def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) -> list[int]:
-    """The timestamps in milliseconds. Raises CorruptBatchError unless all are from -1 to 2**63 - 1."""
+    """Return the timestamps in milliseconds. Raises CorruptBatchError unless all are from -1 to 2**63 - 1."""
     is_narrow = len(deltas) == 4 * count
     kind = "i" if is_narrow else "q"
     timestamps = list(map(base_timestamp_ms.__add__, struct.unpack(f"<{count}{kind}", deltas)))
@@ -409,15 +411,15 @@ def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) ->
 
 
 def is_ordinary(base_timestamp_ms: int) -> bool:
-    """Whether 32 bits can't lead from there to an impossible time: it is after January 1970."""
+    """Whether no 32-bit difference to the base is an invalid time: the base is after January 1970."""
     return _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
-    """Each record's headers, () for none. Raises CorruptBatchError.
+    """Return each record's headers, () for none. Raises CorruptBatchError.
 
-    msgpack makes room for an array before it has seen its items, so the outer array, which may be long,
-    is opened by hand, and the inner ones are kept short.
+    msgpack allocates an array before it has read its items, so the outer array, which may be long, is
+    decoded by hand, and the inner ones are limited.
     """
     length, position = _array_length(column)
     if length != count:
@@ -432,14 +434,14 @@ def decode_headers(column: memoryview, count: int) -> list[Headers]:
     try:
         headers = [_record_headers(item) for item in islice(unpacker, count)]
     except (ValueError, RecursionError) as error:
-        raise CorruptBatchError(f"the headers of the batch can't be read: {error}") from error
+        raise CorruptBatchError(f"the headers of the batch cannot be read: {error}") from error
     if len(headers) != count or unpacker.tell() != len(column) - position:
         raise CorruptBatchError(f"headers of {len(headers)} records in a batch of {count}")
     return headers
 
 
 def _array_length(column: memoryview) -> tuple[int, int]:
-    """(the items of the array that begins here, the position of the first one)."""
+    """Return (the length of the array that begins here, the position of its first item)."""
     kind = _first_byte(column, 0)
     if kind & 0xF0 == _FIX_ARRAY:
         return kind & 0x0F, 1

@@ -1,18 +1,18 @@
-"""Compress and decompress the body of a batch: bounded in memory and time against hostile bytes.
+"""Compresses and decompresses the body of a batch, with limits on memory and time against hostile bytes
+(S4).
 
-==========  ================================================  ==========================================
-codec       the compressed bytes are                          how the output is bounded
-==========  ================================================  ==========================================
-gzip        one gzip member (RFC 1952)                        zlib's own ``max_length``
-snappy      one snappy block, its length in front             the length is read first
-lz4         one LZ4 frame, blocks linked, no checksums        the output buffer has a fixed size
-zstd        one Zstandard frame                               the length is read first, when it is there
-==========  ================================================  ==========================================
+========== ================================================ ==========================================
+codec the compressed bytes are how the output is bounded ==========
+================================================ ========================================== gzip one
+gzip member (RFC 1952) zlib's own ``max_length`` snappy one snappy block, its length in front the length
+is read first lz4 one LZ4 frame, blocks linked, no checksums the output buffer has a fixed size zstd one
+Zstandard frame the length is read first if present ==========
+================================================ ==========================================
 
-The frames carry no checksums of their own where they may go without: the batch's CRC-32C covers them.
-No output buffer is larger than the codec could fill from the bytes given (``_MAX_RATIO``), so a few
-bytes that promise much cost little. cramjam is imported at the first batch that needs it; gzip is the
-standard library's.
+The frames carry no checksums of their own if the format allows it: the batch's CRC-32C covers them. No
+output buffer is larger than the codec could fill from the given bytes (``_MAX_RATIO``), so a few bytes
+that announce a large output cost little. cramjam is imported at the first batch that needs it; gzip is
+the standard library's.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kafkalite.errors import BatchTooLargeError, ConfigError, CorruptBatchError,
 from kafkalite.limits import KIB, MIB
 from kafkalite.records.header import Buffer, Codec
 
-_GZIP_WINDOW: Final = 31  # 15 bits of window, and 16: a gzip header rather than zlib's
+_GZIP_WINDOW: Final = 31  # 15 bits of window, and 16: a gzip header instead of zlib's
 
 _GZIP_INPUT_BYTES: Final = 256 * KIB
 _GZIP_OUTPUT_BYTES: Final = 1 * MIB
 
-#: (lowest, highest, default) level. Kafka's ranges, where the libraries agree.
+#: (lowest, highest, default) level. Kafka's ranges if the libraries agree.
 _LEVELS: Final = {
     Codec.GZIP: (1, 9, 6),
     Codec.LZ4: (1, 12, 1),
     Codec.ZSTD: (-7, 22, 3),
 }
 
-# Most output bytes per input byte. Snappy: a copy of 64 bytes takes 3. LZ4: a length byte says 255 more.
+# The most output bytes per input byte. Snappy: a copy of 64 bytes takes 3. LZ4: a length byte adds up to 255.
 # Zstandard: a repeated byte, 128 KiB of it, takes a block of 4.
 _MAX_RATIO: Final = {Codec.SNAPPY: 22, Codec.LZ4: 256, Codec.ZSTD: 32 * 1024}
 _FIRST_GUESS_RATIO: Final = 4
@@ -62,7 +62,7 @@ def _cramjam() -> Any:
 
 
 def check_level(codec: Codec, level: int | None) -> None:
-    """Raises ConfigError when ``codec`` has no such level; None is its default."""
+    """Raises ConfigError if ``codec`` has no such level; None is its default."""
     if level is None:
         return
     if codec not in _LEVELS:
@@ -74,7 +74,9 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
-    """``data`` compressed; as it is for NONE. Raises ConfigError for a level that the codec does not have."""
+    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level that the codec does
+    not have.
+    """
     check_level(codec, level)
     if level is None and codec in _LEVELS:
         level = _LEVELS[codec][2]
@@ -94,10 +96,10 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
-    """``data`` unpacked; as it is for NONE.
+    """Return ``data`` decompressed; unchanged for NONE.
 
-    Raises BatchTooLargeError when that is more than ``max_bytes``, CorruptBatchError when it isn't of
-    that codec. Allocates at most ``max_bytes`` and the codec's own window.
+    Raises BatchTooLargeError if the result exceeds ``max_bytes``, CorruptBatchError if the data is not
+    of that codec. Allocates at most ``max_bytes`` and the codec's own window.
     """
     if codec is Codec.NONE:
         return data
@@ -108,7 +110,7 @@ def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
         if declared > max_bytes:
             raise _too_large(codec, data, max_bytes)
         if declared > _most_bytes(codec, data):
-            raise CorruptBatchError(f"{len(data)} bytes of {codec} can't unpack to {declared}, as they say")
+            raise CorruptBatchError(f"{len(data)} bytes of {codec} cannot unpack to the declared {declared}")
         unpacked = _unpack_into(codec, data, declared)
         if isinstance(unpacked, Exception):
             raise _corrupt(codec, data, unpacked) from unpacked
@@ -117,7 +119,7 @@ def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
 
 
 def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
-    """Piece by piece: at once, zlib would hold the output twice, and copy the input that it did not need."""
+    """Decompress piece by piece: in one call zlib would hold the output twice and copy unused input."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     unpacked = bytearray()
     view = memoryview(data)
@@ -127,7 +129,7 @@ def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
             piece: Buffer = view[position : position + _GZIP_INPUT_BYTES]
             position += len(piece)
             filled = _GZIP_OUTPUT_BYTES
-            while piece or filled == _GZIP_OUTPUT_BYTES:  # a full buffer may have left something behind
+            while piece or filled == _GZIP_OUTPUT_BYTES:  # zlib may have more output after a full buffer
                 filled = -len(unpacked)
                 unpacked += unpacker.decompress(piece, _GZIP_OUTPUT_BYTES)
                 filled += len(unpacked)
@@ -142,7 +144,7 @@ def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
 
 
 def _declared_bytes(codec: Codec, data: Buffer) -> int | None:
-    """The length of the unpacked bytes that the compressed bytes begin with, if they do."""
+    """Return the decompressed size that the data declares at its beginning, if any."""
     if codec is Codec.SNAPPY:
         try:
             return int(_cramjam().snappy.decompress_raw_len(data))
@@ -154,7 +156,7 @@ def _declared_bytes(codec: Codec, data: Buffer) -> int | None:
 
 
 def _zstd_content_bytes(data: Buffer) -> int | None:
-    """RFC 8878, 3.1.1.1: Frame_Content_Size, or None when the frame does not tell."""
+    """RFC 8878, 3.1.1.1: return Frame_Content_Size, or None if the frame does not have it."""
     if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
         return None
     descriptor = data[4]
@@ -172,7 +174,9 @@ def _most_bytes(codec: Codec, data: Buffer) -> int:
 
 
 def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exception:
-    """``data`` unpacked into a buffer of that size, cut to what was filled; or why it could not be."""
+    """Decompress ``data`` into a buffer of that size, cut to the filled part. Return the exception if that
+    fails.
+    """
     buffer = bytearray(size_bytes)
     modules = _cramjam()
     unpackers = {
@@ -189,7 +193,7 @@ def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exc
 
 
 def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
-    """Unpack where no length is declared: into larger and larger buffers, none above ``max_bytes``.
+    """Decompress data without a declared size into larger and larger buffers, none above ``max_bytes``.
 
     Each buffer is eight times the one before, so all of them together cost little more than the last.
     """
@@ -202,7 +206,7 @@ def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
         if size_bytes == ceiling:
             break
         size_bytes = min(ceiling, size_bytes * _GUESS_GROWTH)
-    # cramjam has one error for all; its text tells a full buffer from damaged bytes.
+    # cramjam has one error for all causes; its text tells a full buffer from damaged bytes.
     if ceiling == max_bytes and "whole buffer" in str(unpacked):
         raise _too_large(codec, data, max_bytes) from unpacked
     raise _corrupt(codec, data, unpacked) from unpacked

@@ -1,9 +1,10 @@
 """Control batches: the markers that end a producer's transaction in one partition.
 
-A marker is a batch of our columns with one record, uncompressed, flagged as control and transactional, of
-the transaction's producer and without a sequence. Its key is Kafka's: version 0 and type (0 abort, 1 commit),
-two bytes each; and so is its value: version 0, two bytes, and the coordinator's epoch, four. All big-endian.
-Its epoch is the one after that of the batches it ends (R31), so that late ones of those are refused.
+A marker is a columnar batch with one record, uncompressed, flagged as control and transactional, with
+the producer id of the transaction and without a sequence. Its key is Kafka's: version 0 and type (0
+abort, 1 commit), two bytes each; and so is its value: version 0, two bytes, and the coordinator's
+epoch, four. All big-endian. Its producer epoch is the one after that of the batches it ends (R31), so
+that late batches are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CONTROL_ATTRIBUTES: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class Marker(NamedTuple):
-    """What a marker says. ``coordinator_epoch`` is the leader epoch of the coordinator's partition."""
+    """The contents of a marker. ``coordinator_epoch`` is the leader epoch of the coordinator's partition."""
 
     is_commit: bool
     coordinator_epoch: int
@@ -53,7 +54,7 @@ def _column(value: bytes) -> bytes:
 
 _TIMESTAMPS: Final = b"".join((ARRAY_OF_4, NIL))
 _HEADERS: Final = NIL
-# The columns of one key and one value of fixed length: always the same bytes around them.
+# The columns of one key and one value of fixed length have constant bytes around them.
 _KEY_AT: Final = HEADER_BYTES + len(_TIMESTAMPS) + _column(b"\xff" * _KEY.size).index(b"\xff" * _KEY.size)
 _AFTER_KEY: Final = HEADER_BYTES + len(_TIMESTAMPS) + len(_column(bytes(_KEY.size)))
 _VALUE_AT: Final = _AFTER_KEY + _column(b"\xff" * _VALUE.size).index(b"\xff" * _VALUE.size)
@@ -63,7 +64,7 @@ MARKER_BYTES: Final = _AFTER_KEY + len(_column(bytes(_VALUE.size))) + len(_HEADE
 def build_marker(
     producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, timestamp_ms: int
 ) -> bytearray:
-    """The batch, in a buffer of its own that a leader may stamp in place."""
+    """Return the batch, in a buffer of its own that a leader may stamp in place."""
     key = _KEY.pack(VERSION, _COMMIT if is_commit else _ABORT)
     header = HEADER.pack(
         0,
@@ -87,7 +88,7 @@ def build_marker(
 
 
 def parse_marker(batch: Buffer) -> Marker:
-    """What the control batch that ``batch`` is says; its CRC is not checked.
+    """Return the contents of the control batch in ``batch``, without checking its CRC.
 
     Raises CorruptBatchError for anything but a marker as ``build_marker`` makes it.
     """
@@ -109,7 +110,8 @@ def parse_marker(batch: Buffer) -> Marker:
 
 
 def check_at(buffer: memoryview, position: int) -> BatchHeader:
-    """The header of the batch at ``position``, checked: the length, the CRC, and what a marker says.
+    """Return the header of the batch at ``position`` after checking its length, its CRC and the contents
+    of a marker.
 
     Raises CorruptBatchError.
     """

@@ -1,11 +1,11 @@
-"""Gap batches: what stands in a compacted log for records that are there no more.
+"""Gap batches, which take the place of removed records in a compacted log.
 
-A log's offsets are dense: each batch begins where the one before ends, and whoever finds another offset has
-found damage. So compaction does not leave holes. It puts in their place a batch of our columns that says how
-many offsets are gone: flagged as control, so that consumers pass over it, but not as transactional, which
-tells it from a marker; without producer and without timestamp; its columns are nil. 66 bytes stand for up to
-a million offsets. A gap has the leader epoch of the batches that it stands for, so that the epochs of a log
-follow from its batches as before.
+A log's offsets are dense: each batch begins where the one before ends, and any other offset is damage.
+So compaction does not leave holes. It replaces them with a columnar batch that gives the number of
+removed offsets: flagged as control, so that consumers skip it, but not as transactional, which
+distinguishes it from a marker; without producer and timestamp; its columns are nil. 66 bytes replace up
+to a million offsets. A gap keeps the leader epoch of the batches it replaces, so the epochs of a log
+still follow from its batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GAP_BYTES: Final = HEADER_BYTES + len(_BODY)
 
 
 def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
-    """The batch that stands for ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH."""
+    """Return the batch that replaces ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH."""
     header = HEADER.pack(
         base_offset,
         GAP_BYTES - LENGTH_OVERHEAD_BYTES,
@@ -56,15 +56,16 @@ def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
 
 
 def is_gap(header: BatchHeader) -> bool:
-    """Whether the batch of ``header`` stands for removed records; a marker is transactional too."""
+    """Whether the batch of ``header`` replaces removed records. A marker is also transactional."""
     return header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT
 
 
 def joined_at(batches: memoryview, offset: int) -> memoryview:
-    """``batches`` from ``offset`` on, where the first of them is a gap that begins before it.
+    """Return ``batches`` from ``offset`` on if the first of them is a gap that begins before it.
 
-    A leader may have compacted further than a follower's log reaches. Where the first batch is anything else
-    they come back as they are, for the log to refuse. Raises CorruptBatchError for a damaged first batch.
+    A leader's gap may begin before the end of a follower's log. If the first batch is anything else,
+    the batches are returned unchanged, for the log to refuse. Raises CorruptBatchError for a damaged
+    first batch.
     """
     length = total_length(batches)
     if not length or length > len(batches):

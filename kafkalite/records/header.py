@@ -1,4 +1,4 @@
-"""The fixed header of a record batch: parse, check, stamp, walk. Records stay opaque here.
+"""The fixed header of a record batch: parse, check, stamp, scan. Records stay opaque here.
 
 Kafka's record-batch-v2 header, big-endian, 61 bytes::
 
@@ -18,14 +18,14 @@ Kafka's record-batch-v2 header, big-endian, 61 bytes::
           57      4  record count
 
     attributes, by bit:
-        0-2   Kafka's codec, its rows follow; or 7, our columns follow
+        0-2   Kafka's codec, its rows follow; or 7, columns follow
         3     timestamp type: 0 create time, 1 log append time (then every record has the max timestamp)
         4     transactional
         5     control
-        8-10  the codec of our columns: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
+        8-10  the codec of the columns: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
 
-Why 7: no codec of Kafka has that number, so its clients fail loudly on our columns instead of
-misreading them, while they would silently skip an attribute bit they don't know.
+Why 7: no codec of Kafka has that number, so its clients fail on columns instead of misreading them,
+whereas they would silently ignore an unknown attribute bit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
 MAX_TIMESTAMP_POSITION: Final = 35
 PRODUCER_POSITION: Final = 43
-#: Bytes before and including the length field, which the length itself does not count.
+#: Bytes before and including the length field, which the length does not count.
 LENGTH_OVERHEAD_BYTES: Final = 12
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -68,10 +68,10 @@ _UINT32: Final = struct.Struct(">I")
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
-# base offset, batch length, magic, last offset delta, max timestamp: what `scan` looks at.
+# base offset, batch length, magic, last offset delta, max timestamp: the fields that `scan` reads.
 _SCAN: Final = struct.Struct(">qi4xb6xi8xq")
 # The same with the attributes before the delta, then producer id, producer epoch, base sequence:
-# what `scan_producers` looks at.
+# the fields that `scan_producers` reads.
 _SCAN_PRODUCERS: Final = struct.Struct(">qi4xb4xhi8xqqhi")
 
 assert HEADER.size == HEADER_BYTES
@@ -79,7 +79,7 @@ assert LENGTH_POSITION + _INT32.size == LENGTH_OVERHEAD_BYTES
 
 
 class Codec(enum.IntEnum):
-    """Compression of a batch. Kafka's numbers; the name in configuration is the lower-case one."""
+    """The compression of a batch, with Kafka's numbers; configurations use the lower-case name."""
 
     NONE = 0
     GZIP = 1
@@ -89,7 +89,7 @@ class Codec(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Codec:
-        """``"lz4"`` -> Codec.LZ4. Raises ConfigError for ``compression.type``."""
+        """Turn ``"lz4"`` into Codec.LZ4. Raises ConfigError for ``compression.type``."""
         codec = cls.__members__.get(text.upper())
         if codec is None:
             allowed = "one of " + ", ".join(name.lower() for name in cls.__members__)
@@ -106,7 +106,8 @@ _CODECS: Final = tuple(Codec)
 class BatchHeader(NamedTuple):
     """The fields of one header. ``length_bytes`` is the whole batch, header included.
 
-    A tuple, because it is made for each batch that passes: a frozen dataclass takes four times as long.
+    A tuple, because one is made for each batch that is read: a frozen dataclass takes four times as
+    long.
     """
 
     base_offset: int
@@ -125,17 +126,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record: inclusive."""
+        """The offset of the last record: inclusive."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last record."""
+        """The offset after the last record."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def is_columnar(self) -> bool:
-        """Whether the body is our columns; otherwise it is Kafka's rows."""
+        """Whether the body is columns; otherwise it is Kafka's rows."""
         return self.attributes & CODEC_MASK == COLUMNAR
 
     @property
@@ -159,9 +160,9 @@ class BatchHeader(NamedTuple):
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at ``position``, its fields checked against each other. The CRC and the body are not read.
+    """Return the header at ``position`` with its fields checked. The CRC and the body are not read.
 
-    Raises CorruptBatchError when it is cut off or no header of a batch that a builder can make.
+    Raises CorruptBatchError if it is cut off, or if no builder can have written it.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptBatchError(
@@ -177,7 +178,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def _problem(header: BatchHeader) -> str | None:
-    """What no builder would write, or None."""
+    """Return what no builder would write, or None."""
     if header.magic != MAGIC:
         return f"magic is {header.magic}, not {MAGIC}"
     if header.length_bytes < HEADER_BYTES:
@@ -196,9 +197,9 @@ def _problem(header: BatchHeader) -> str | None:
 
 
 def total_length(buffer: Buffer, position: int = 0) -> int:
-    """Bytes of the whole batch that starts at ``position``, read from its first 12 bytes.
+    """Return the size of the whole batch at ``position``, read from its first 12 bytes.
 
-    0 when those 12 bytes are zero (preallocated space). Raises CorruptBatchError when fewer than 12
+    Returns 0 if those 12 bytes are zero (preallocated space). Raises CorruptBatchError if fewer than 12
     bytes are left or the length is less than a header's.
     """
     if len(buffer) - position < LENGTH_OVERHEAD_BYTES:
@@ -213,11 +214,12 @@ def total_length(buffer: Buffer, position: int = 0) -> int:
 
 
 def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Walk the headers in [position, end) fast.
+    """Read the headers in [position, end) quickly.
 
-    Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each whole batch.
-    Ends at the first bytes that can't be a batch: cut off by ``end``, a length below a header's, another
-    magic, zeros. The caller compares where the walk ended with ``end``; CRCs are not checked.
+    Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each complete
+    batch. Stops at the first bytes that cannot be a batch: cut off by ``end``, a length below a
+    header's, another magic, zeros. The caller compares the end of the last batch with ``end``; CRCs are
+    not checked.
     """
     end = min(end, len(buffer))
     unpack_from = _SCAN.unpack_from
@@ -239,7 +241,7 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
 def scan_producers(
     buffer: Buffer, position: int, end: int
 ) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
-    """As ``scan``, for who wrote the batches.
+    """As ``scan``, for the producers of the batches.
 
     Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
     producer_epoch, base_sequence).
@@ -267,9 +269,10 @@ def scan_producers(
 
 
 def check(buffer: Buffer) -> BatchHeader:
-    """The header of the one batch that ``buffer`` is. Raises CorruptBatchError unless length and CRC agree.
+    """Return the header of the single batch in ``buffer``. Raises CorruptBatchError unless length and CRC
+    agree.
 
-    The body is not unpacked: that its columns are well formed is for whoever reads them to find out.
+    The body is not unpacked: whether its columns are well formed is checked when they are read.
     """
     header = check_length(buffer)
     actual = crc32c(memoryview(buffer)[ATTRIBUTES_POSITION:])
@@ -277,7 +280,7 @@ def check(buffer: Buffer) -> BatchHeader:
         raise CorruptBatchError(
             f"record batch at offset {header.base_offset}: CRC-32C is {actual:#010x},"
             f" the header says {header.crc:#010x}",
-            hint="the bytes were changed on the way or on the disk; fetch or send the batch again",
+            hint="the bytes changed in transit or on disk; fetch or send the batch again",
         )
     return header
 
@@ -300,9 +303,9 @@ def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int
 
 
 def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
-    """Give every record of the batch the time ``now_ms`` of its appending, and renew the CRC.
+    """Set the time of every record of the batch to ``now_ms``, and renew the CRC.
 
-    ``message.timestamp.type=LogAppendTime``: the attribute bit and the max timestamp say it all; the
+    ``message.timestamp.type=LogAppendTime``: the attribute bit and the max timestamp are enough; the
     records' own timestamps stay in the body, unread.
     """
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
@@ -319,7 +322,7 @@ def stamp_producer(
     *,
     transactional: bool = False,
 ) -> None:
-    """Write who sends the batch, and whether in a transaction, and renew the CRC, which covers it."""
+    """Write the producer and whether the batch is transactional, and renew the CRC, which covers both."""
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
     attributes = attributes | TRANSACTIONAL_BIT if transactional else attributes & ~TRANSACTIONAL_BIT
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes)
@@ -328,6 +331,6 @@ def stamp_producer(
 
 
 def seal(buffer: bytearray | memoryview) -> None:
-    """Compute the CRC of the batch that ``buffer`` is, and write it."""
+    """Compute and write the CRC of the batch in ``buffer``."""
     with memoryview(buffer) as view, view[ATTRIBUTES_POSITION:] as covered:
         _UINT32.pack_into(buffer, CRC_POSITION, crc32c(covered))

@@ -1,15 +1,15 @@
-"""Which partition a record goes to when the caller names none.
+"""Chooses the partition of a record if the caller names none.
 
-A key goes where Kafka's clients send it (murmur2), so that programs of both kinds agree on the
-partition of a key. Partitioners differ in what they do with records without a key:
+A key goes to the partition that Kafka's clients choose (murmur2), so that programs of both kinds agree.
+Partitioners differ in their treatment of records without a key:
 
-==============  =====================================================================================
-``roundrobin``  the default: one partition until its batch closes, then the next in turn
-``sticky``      one partition until its batch closes, then another by chance (KIP-480)
-``random``      a partition by chance for each record, and keys are ignored
-``hash``        murmur2 also for records without a key, as for an empty one: all in one partition
-a callable      ``(topic, key, value, partition_count)`` -> partition, or None to leave it to roundrobin
-==============  =====================================================================================
+============== =====================================================================================
+``roundrobin`` the default: one partition until its batch closes, then the next in turn ``sticky`` one
+partition until its batch closes, then another at random (KIP-480) ``random`` a random partition for
+each record; keys are ignored ``hash`` murmur2 also for records without a key, as for an empty one: all
+in one partition a callable ``(topic, key, value, partition_count)`` -> partition, or None for
+roundrobin ==============
+=====================================================================================
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MURMUR2_SEED: Final = 0x9747B28C
 MURMUR2_M: Final = 0x5BD1E995
 MURMUR2_R: Final = 24
 
-# Hashing in Python takes a microsecond or two and keys repeat, so hashes are kept: at most 32,768 of
+# Hashing in Python takes a microsecond or two and keys repeat, so hashes are cached: at most 32,768, of
 # keys of at most 64 bytes, some 5 MB.
 _MAX_CACHED_KEY_BYTES: Final = 64
 _CACHED_KEYS: Final = 32_768
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as theirs."""
+    """Return the 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as theirs."""
     length = len(data)
     words = length // 4
     h = MURMUR2_SEED ^ length
@@ -60,7 +60,7 @@ def _cached_hash(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Where Kafka's default partitioner sends ``key``: a number in [0, partition_count)."""
+    """Return the partition that Kafka's default partitioner chooses for ``key``, in [0, partition_count)."""
     hashed = _cached_hash(key) if len(key) <= _MAX_CACHED_KEY_BYTES else murmur2(key) & 0x7FFFFFFF
     return hashed % partition_count
 
@@ -69,11 +69,11 @@ class Partitioner(Protocol):
     def partition(
         self, topic: str, key: bytes | None, value: bytes | None, partition_count: int, /
     ) -> int | None:
-        """A number in [0, partition_count). None leaves the choice to the caller; none of ours does."""
+        """Return a number in [0, partition_count), or None to leave the choice to the caller."""
         ...
 
     def on_batch_closed(self, topic: str, partition: int, /) -> None:
-        """The batch that gathered records for this partition takes no more of them."""
+        """Called when the batch that gathered records for this partition is closed."""
         ...
 
 
@@ -92,13 +92,13 @@ class RoundRobinPerBatch:
         return current
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Move on, if it was the batch that keyless records went to."""
+        """Move to the next partition if this one received the keyless records."""
         if self._current.get(topic) == partition:
             self._current[topic] = partition + 1
 
 
 class Sticky:
-    """Keyless records fill one batch after the other, each for a partition by chance: KIP-480."""
+    """Keyless records fill one batch after the other, each in a random partition (KIP-480)."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
@@ -115,12 +115,12 @@ class Sticky:
         return current
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Choose anew at the next keyless record, if it was the batch that they went to."""
+        """Choose again at the next keyless record if this partition received them."""
         if self._current.get(topic) == partition:
             self._left[topic] = self._current.pop(topic)
 
     def _another(self, left: int | None, partition_count: int) -> int:
-        """A partition by chance, other than the one just left where there is another."""
+        """Return a random partition, other than ``left`` if there is another."""
         if left is None or left >= partition_count or partition_count == 1:
             return self._rng.randrange(partition_count)
         chosen = self._rng.randrange(partition_count - 1)
@@ -128,7 +128,7 @@ class Sticky:
 
 
 class Random:
-    """Each record to a partition by chance, whatever its key."""
+    """Each record goes to a random partition, whatever its key."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
@@ -137,28 +137,28 @@ class Random:
         return self._rng.randrange(partition_count)
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Nothing depends on it."""
+        """Ignored."""
 
 
 class Hash:
-    """Each record by the hash of its key; a null key counts as an empty one."""
+    """Each record goes to the hash of its key; a null key counts as an empty one."""
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
         return partition_for_key(key or b"", partition_count)
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Nothing depends on it."""
+        """Ignored."""
 
 
 class ByFunction:
-    """Each record where a function of the user's says; where it says None, as ``roundrobin``."""
+    """Each record goes where the user's function says; None means ``roundrobin``."""
 
     def __init__(self, function: PartitionFunction) -> None:
         self._function = function
         self._otherwise = RoundRobinPerBatch()
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
-        """Raises RecordError when the function gives no partition of the topic."""
+        """Raises RecordError if the function returns no partition of the topic."""
         chosen = self._function(topic, key, value, partition_count)
         if chosen is None:
             return self._otherwise.partition(topic, key, value, partition_count)
@@ -174,7 +174,9 @@ class ByFunction:
 
 
 def make_partitioner(name: str | PartitionFunction, rng: Rng) -> Partitioner:
-    """The partitioner of that name, or around that function. Raises ConfigError for ``partitioner``."""
+    """Return the partitioner with that name, or one around that function. Raises ConfigError for
+    ``partitioner``.
+    """
     if callable(name):
         return ByFunction(name)
     match name:

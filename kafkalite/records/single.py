@@ -1,7 +1,7 @@
-"""The batch of one record, for those who wait for each: the same bytes as ``build_batch``, sooner.
+"""Batches of one record, for producers that wait for each: the same bytes as ``build_batch``, sooner.
 
-A batch of one has every length known beforehand, so it is two packs and two joins, about 2 microseconds
-where columns of any length take 14.
+All lengths of such a batch are known beforehand, so it takes two packs and two joins, about 2
+microseconds instead of 14 for columns of any length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafkalite.records.checksum import crc32c
 from kafkalite.records.columns import ARRAY_OF_4, NIL, binary_column, binary_parts
 from kafkalite.records.header import COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, TRANSACTIONAL_BIT
 
-# base offset, batch length, leader epoch, magic, crc | and what the CRC covers of the header.
+# base offset, batch length, leader epoch, magic, crc | and the header fields that the CRC covers.
 _UNCOVERED: Final = Struct(">qiibI")
 _COVERED: Final = Struct(">hiqqqhii")
 
@@ -32,7 +32,8 @@ def build_single(
     producer: tuple[int, int, int] = NO_PRODUCER,
     transactional: bool = False,
 ) -> bytes:
-    """An uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more, unchecked.
+    """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more,
+    unchecked.
 
     ``producer`` is its id, epoch and the record's sequence; ``transactional`` as in ``build_batch``.
     """
@@ -54,21 +55,19 @@ def build_single(
 
 _AFTER_VALUE: Final = b"".join((NIL, NIL))  # no validity; no headers
 _NULLS: Final = b"".join((NIL, NIL, NIL))  # no validity of keys; every value is null; no headers
-_COLUMN: Final = b"\x93\xc4\x08" + bytes(4)  # of one value: two offsets of 4 bytes, the first is 0
+_COLUMN: Final = b"\x93\xc4\x08" + bytes(4)  # one value: two offsets of 4 bytes, the first is 0
 _BIN_8: Final = 0xC4
-_KEY_HEAD: Final = Struct(
-    f"<{len(_BEFORE_COLUMNS + _COLUMN)}sIBB"
-)  # and its length, as an offset and as msgpack
+_KEY_HEAD: Final = Struct(f"<{len(_BEFORE_COLUMNS + _COLUMN)}sIBB")  # its length as an offset, and as msgpack
 _VALUE_HEAD: Final = Struct(f"<{len(NIL + _COLUMN)}sIBB")
 _BEFORE_KEY: Final = _BEFORE_COLUMNS + _COLUMN
 _BEFORE_VALUE: Final = NIL + _COLUMN
 
 
 def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None] | None:
-    """(key, value) of an uncompressed batch of one record, whose body lies in [start, end) of ``data``.
+    """Return (key, value) of an uncompressed batch of one record, whose body is [start, end) of ``data``.
 
-    None where it has headers, no key, or a key or value of more than 255 bytes: for ``RecordBatch`` to read.
-    The header's fields and the CRC are the caller's to check.
+    Returns None if it has headers, no key, or a key or value of more than 255 bytes: ``RecordBatch``
+    reads those. The caller has checked the header's fields and the CRC.
     """
     if end - start < _KEY_HEAD.size:
         return None
@@ -91,6 +90,6 @@ def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None]
 
 @lru_cache(maxsize=1024)
 def _column_head(length: int) -> bytes:
-    """What stands before the bytes of a column's one value of that length."""
+    """Return the bytes before a column's only value of that length."""
     parts = binary_parts(binary_column([bytes(length)]))
     return b"".join(parts[:-2])

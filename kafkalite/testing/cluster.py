@@ -49,7 +49,7 @@ _names = count(1)
 READ_TIMEOUT_MS: Final = 10_000
 READ_SLICE_MS: Final = 50
 FIRST_CONTROLLER_ID: Final = 101
-# : Timeouts may be short, because nodes in one process receive each other's messages at once.
+#: Timeouts may be short, because nodes in one process receive each other's messages at once.
 SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "controller_quorum_election_timeout_ms": 100,
     "controller_quorum_fetch_timeout_ms": 500,
@@ -57,7 +57,7 @@ SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "broker_session_timeout_ms": 1_000,
     "replica_fetch_backoff_ms": 20,
 }
-# : As few partitions as a Broker in memory has: each costs time at start.
+#: As few partitions as a Broker in memory has: each costs time at start.
 FEW_COORDINATORS: Final[dict[str, Any]] = {
     "offsets_topic_num_partitions": 4,
     "transaction_state_log_num_partitions": 4,
@@ -69,7 +69,7 @@ class Node:
 
     def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
         self.node_id = node_id
-        self.settings = settings  # : with the addresses of its first start, which a restart uses again
+        self.settings = settings  #: with the addresses of its first start, which a restart uses again
         self.rng = rng
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None

@@ -33,10 +33,10 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports
 
-# : Node ids of separate controllers start here.
+#: Node ids of separate controllers start here.
 FIRST_CONTROLLER: Final = 101
 CLUSTER_ID: Final = "processes"
-# : Protects nothing: the tests print it.
+#: Protects nothing: the tests print it.
 SECRET: Final = "a-secret-for-tests-only"
 
 START_LIMIT_S: Final = 60.0
@@ -57,7 +57,7 @@ class ServerProcess:
     node_id: int
     settings: dict[str, str]
     directory: Path
-    address: str  # : for clients; of a node that is only a controller, for its peers
+    address: str  #: for clients; of a node that is only a controller, for its peers
     is_broker: bool
     is_controller: bool
     process: asyncio.subprocess.Process | None = None

@@ -23,7 +23,7 @@ class WireClient(asyncio.BufferedProtocol):
         self._answers: deque[Response] = deque()
         self._wakers: list[asyncio.Future[None]] = []
         self.transport: Any = None
-        self.is_closed = False  # : by either side
+        self.is_closed = False  #: by either side
         self.last_payload: memoryview = memoryview(b"")
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,8 @@
 """The Transport seam: how byte streams are opened and accepted.
 
-Shells speak to this interface and never to sockets: a protocol object is connected, and receives through
-``get_buffer`` and ``buffer_updated`` whatever carries the bytes. ``tcp`` is the network, ``inproc``
-joins two protocols in one process without a socket.
+Shells use this interface and never sockets: a protocol object is connected, and receives bytes through
+``get_buffer`` and ``buffer_updated``. ``tcp`` is the network, ``inproc`` joins two protocols in one
+process without a socket.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _factories: dict[str, Callable[[], Transport]] = {INPROC_SCHEME: _inproc}
 
 
 def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
-    """From now on ``factory`` makes the transport of every address that begins with ``scheme`` (``sim://``)."""
+    """Let ``factory`` make the transport of every address that begins with ``scheme`` (``sim://``)."""
     assert scheme.endswith("://"), scheme
     _factories[scheme] = factory
 
 
 def has_own_name(address: str) -> bool:
-    """Whether ``address`` is of a registered scheme: names of its own, no host and port of the network."""
+    """Whether ``address`` has a registered scheme, so it is a name and not a host and port."""
     return any(address.startswith(scheme) for scheme in _factories)
 
 
 def transport_for(address: str) -> Transport:
-    """The transport that understands ``address``: of a registered scheme, or ``host:port`` over TCP."""
+    """Return the transport for ``address``: of a registered scheme, or ``host:port`` over TCP."""
     for scheme, factory in _factories.items():
         if address.startswith(scheme):
             return factory()

@@ -1,4 +1,4 @@
-"""Ports for servers that must know their own before they start, as the voters of a quorum do."""
+"""Free ports for servers that must know theirs before they start, such as the voters of a quorum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Final
 from kafkalite.errors import ListenError
 from kafkalite.rng import Rng, system_rng
 
-# Below the range from which systems take ports for outgoing connections: a server that stops for a moment
-# finds its port free again.
+# Below the range of outgoing connections, so that a server that restarts finds its port free again.
 _FIRST: Final = 20_000
 _STOP: Final = 32_000
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -> list[int]:
-    """``count`` ports on which nobody listens now, chosen by chance. Raises ListenError."""
+    """Return ``count`` random ports that are free now. Raises ListenError."""
     rng = rng or system_rng()
     found: dict[int, None] = {}
     for _ in range(100 * count):
@@ -24,7 +23,7 @@ def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -
         port = _FIRST + rng.randrange(_STOP - _FIRST)
         if port not in found and _is_free(host, port):
             found[port] = None
-    raise ListenError(f"found no {count} free ports between {_FIRST} and {_STOP}")
+    raise ListenError(f"cannot find {count} free ports between {_FIRST} and {_STOP}")
 
 
 def _is_free(host: str, port: int) -> bool:

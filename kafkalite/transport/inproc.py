@@ -1,17 +1,17 @@
 """Streams between two protocols in one process: no socket, no kernel, the same bytes.
 
-A listener registers a name for the whole process. Connecting joins two ends; each is a real-looking
-``asyncio.Transport`` in the event loop of its own side, which may be loops of two threads.
+A listener registers a name for the whole process. Connecting joins two ends; each is an
+``asyncio.Transport`` in the event loop of its own side. The two loops may run in two threads.
 
-What one end writes waits in the other end's ``_arrived`` queue, uncopied, until the other's loop calls
-``_deliver``, which copies it into the protocol's own buffer, as a kernel would. So a protocol can't tell an
-end from a socket, and is never called from inside its peer's call.
+Data that one end writes waits, uncopied, in the other end's ``_arrived`` queue until the other's loop
+calls ``_deliver``, which copies it into the protocol's own buffer, as a kernel would. So a protocol
+cannot tell an end from a socket, and is never called from inside its peer's call.
 
 Two threads share an end without a lock. Each field has one writing side, named below; a deque's append
-and popleft are atomic; and whoever goes to sleep looks again after saying so. The reader clears
-``_is_scheduled`` and then looks at the queue, the writer appends and then looks at ``_is_scheduled``. The
-writer sets ``_is_paused`` and then looks at what was taken, the reader counts what it took and then looks
-at ``_is_paused``. So no wake-up is lost, and one too many does nothing.
+and popleft are atomic; and each side checks again after it has announced that it stops. The reader
+clears ``_is_scheduled`` and then looks at the queue, the writer appends and then looks at
+``_is_scheduled``. The writer sets ``_is_paused`` and then looks at what was taken, the reader counts
+what it took and then looks at ``_is_paused``. So no wake-up is lost, and an extra one does nothing.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from kafkalite.transport.stream_end import StreamEnd
 
 _SCHEME: Final = "inproc://"
 
-# What one call of the loop delivers before others get their turn.
+# Delivered by one call of the loop at most, so that other callbacks run in between.
 _DELIVERY_BYTES: Final = 1 * MIB
 
 _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
-# In the queue, behind the data it follows. Data is never empty.
+# Queued behind the last data. Data is never empty.
 _EOF: Final = memoryview(b"")
 
 
 class InprocTransport:
-    """Addresses are ``inproc://name``; ``inproc://`` alone listens under a fresh name."""
+    """Connects and listens at ``inproc://name``; ``inproc://`` alone listens under a new name."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         listener = _listeners.get(address)
         if listener is None:
             raise ConnectionFailedError(
-                f"can't connect to {address}: nothing in this process listens there",
+                f"cannot connect to {address}: no listener in this process has that name",
                 hint="start the broker in this process first, or use its TCP address",
             )
         number = next(_numbers)
@@ -60,7 +60,7 @@ class InprocTransport:
         except RuntimeError as error:  # its loop is closed
             listener.close()
             raise ConnectionFailedError(
-                f"can't connect to {address}: the event loop of its broker is closed"
+                f"cannot connect to {address}: the event loop of its broker is closed"
             ) from error
         client.open(protocol)
         return protocol
@@ -74,8 +74,8 @@ class InprocTransport:
         listener = InprocListener(address, protocol_factory, loop)
         if _listeners.setdefault(address, listener) is not listener:
             raise ListenError(
-                f"can't listen on {address}: the name is in use in this process",
-                hint="close the other broker, or listen on inproc:// for a fresh name",
+                f"cannot listen on {address}: the name is in use in this process",
+                hint="close the other broker, or listen on inproc:// for a new name",
             )
         return listener
 
@@ -92,7 +92,9 @@ class InprocListener:
         return f"<InprocListener {self.address}>"
 
     def accept(self, end: InprocEnd) -> None:
-        """From any thread: let the listener's loop open ``end``. Raises RuntimeError when that is closed."""
+        """Let the listener's loop open ``end``; may be called from any thread. Raises RuntimeError if that
+        loop is closed.
+        """
         self.loop.call_soon_threadsafe(self._open, end)
 
     def close(self) -> None:
@@ -114,7 +116,9 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a joined pair. Only its own loop calls it, but for the names under "the peer's side"."""
+    """One end of a joined pair. Called by its own loop only, except for the methods under "the peer's
+    side".
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]
@@ -123,7 +127,7 @@ class InprocEnd(StreamEnd):
         self._peer = self
         self._call: Callable[..., Any] = loop.call_soon_threadsafe
         self._is_open = False
-        # Written by the peer's side as well, as is _is_scheduled:
+        # Also written by the peer's side, as is _is_scheduled:
         self._arrived: deque[memoryview] = deque()  # the peer appends, this side takes
         self._was_reset = False  # set by the peer, once
 
@@ -135,7 +139,7 @@ class InprocEnd(StreamEnd):
     # --- opening ----------------------------------------------------------------------------------
 
     def join(self, peer: InprocEnd) -> None:
-        """Make the two each other's peer, before either is opened."""
+        """Make the two ends each other's peer, before either is opened."""
         self._peer, peer._peer = peer, self
         if self._loop is peer._loop:
             # How the other side wakes this one: within one loop there is no need to interrupt its select.
@@ -149,14 +153,14 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def refuse(self) -> None:
-        """The listener was closed before this end was opened."""
+        """Handle a listener that was closed before this end was opened."""
         self._is_closing = True
         self._peer._reset()
 
     # --- asyncio.Transport: writing -------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Hand ``data`` over. It is not copied: the caller changes it no more."""
+        """Queue ``data`` for the peer. It is not copied: the caller must not change it."""
         if self._is_closing or self._has_sent_eof or self._peer._is_closing or not data:
             return
         view = memoryview(data)
@@ -174,13 +178,13 @@ class InprocEnd(StreamEnd):
         self._peer._receive(_EOF)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes written that the peer's protocol has not been given, and may still be."""
+        """Return how many written bytes the peer's protocol has not received and may still receive."""
         return 0 if self._peer._is_closing else self._sent_bytes - self._peer._taken_bytes
 
     # --- asyncio.Transport: reading -------------------------------------------------------------------
 
     def _receive(self, data: memoryview) -> None:
-        """The peer's side: queue what it wrote."""
+        """Queue data that the peer wrote. Called by the peer's side."""
         if self._is_closing:
             return
         self._arrived.append(data)
@@ -188,7 +192,7 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def _wake(self) -> None:
-        """Either side: let this end's loop call ``_deliver``."""
+        """Have this end's loop call ``_deliver``. Called by either side."""
         self._is_scheduled = True
         try:
             self._call(self._deliver, context=self._context)
@@ -198,17 +202,17 @@ class InprocEnd(StreamEnd):
                 self._peer._reset()
 
     def _reset(self) -> None:
-        """The peer's side: it is gone, and what it wrote with it."""
+        """Drop what the peer wrote: the peer is gone. Called by the peer's side."""
         self._was_reset = True
         self._wake()
 
     def _deliver(self) -> None:
-        """Give the protocol what arrived, as far as it reads, and no more than its share of the loop."""
+        """Deliver arrived data to the protocol while it reads, at most _DELIVERY_BYTES."""
         self._is_scheduled = False
         left = _DELIVERY_BYTES
         while self._is_open and not self._is_closing:
             if self._was_reset:
-                self._end(ConnectionResetError("the other end is gone"))
+                self._end(ConnectionResetError("the other end is closed"))
             elif not self._arrived or not self._is_reading:
                 break
             elif left <= 0:
@@ -226,11 +230,11 @@ class InprocEnd(StreamEnd):
         if peer._is_paused and peer.get_write_buffer_size() <= peer._low_water_bytes:
             try:
                 peer._call(peer._resume_if_drained, context=peer._context)
-            except RuntimeError:  # its loop is closed: there is nobody to resume
+            except RuntimeError:  # the peer's loop is closed
                 return
 
     def _fill(self) -> int:
-        """One read: as much of the queue as the protocol's buffer takes. Returns how many bytes."""
+        """Fill the protocol's buffer from the queue once. Returns the number of bytes."""
         assert self._protocol is not None
         filled = 0
         try:

@@ -1,4 +1,4 @@
-"""What a transport is: connect and listen. One interface, a real and an in-process implementation."""
+"""The interface of a transport: connect and listen. It has a real and an in-process implementation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """Where clients connect to: port 0 and the empty inproc name are resolved."""
+        """The address to connect to: port 0 and the empty inproc name are resolved."""
         ...
 
     def close(self) -> None:
-        """Accept no more, free the address. What was accepted lives on. May be called twice."""
+        """Stop accepting and free the address. Accepted connections stay open. May be called twice."""
         ...
 
     async def wait_closed(self) -> None:
@@ -28,25 +28,25 @@ class Listener(Protocol):
 
 
 class Transport(Protocol):
-    """Opens and accepts streams. Has no state of its own: any two instances of a kind are alike.
+    """Opens and accepts streams. Has no state of its own: two instances of a kind are interchangeable.
 
     Each connection gets an ``asyncio.BufferedProtocol`` from the factory and calls it as asyncio's own
     transports do: ``connection_made`` with an ``asyncio.Transport``, then ``get_buffer`` and
-    ``buffer_updated`` for what arrives, ``pause_writing`` and ``resume_writing`` for what does not leave,
+    ``buffer_updated`` for arriving bytes, ``pause_writing`` and ``resume_writing`` for back-pressure,
     ``eof_received``, and ``connection_lost`` once.
     """
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
-        """The connected protocol; its ``connection_made`` was called.
+        """Return the connected protocol after its ``connection_made`` was called.
 
-        Raises ConnectionFailedError when nothing answers there, ConfigError when ``address`` is no address.
-        Has no timeout of its own: a caller who wants one cancels.
+        Raises ConnectionFailedError if there is no listener, ConfigError if ``address`` is malformed.
+        Has no timeout of its own; cancel it instead.
         """
         ...
 
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
         """Accept connections, each with a protocol of its own, in the running event loop.
 
-        Raises ListenError when the address is taken or not to be had, ConfigError when it is no address.
+        Raises ListenError if the address is taken or unavailable, ConfigError if it is malformed.
         """
         ...

@@ -151,7 +151,7 @@ class StreamEnd(asyncio.Transport):
         """Report that the protocol raised ``error``, as asyncio does, and break the connection."""
         self._loop.call_exception_handler(
             {
-                "message": "Fatal error: the protocol failed on what it received",
+                "message": "Fatal error: the protocol failed on received data",
                 "exception": error,
                 "transport": self,
                 "protocol": self._protocol,

@@ -1,4 +1,4 @@
-"""Streams over TCP, on whichever event loop runs."""
+"""Streams over TCP, on the running event loop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Final
 from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
 from kafkalite.transport.seam import Listener, P, ProtocolFactory
 
-# Connections that wait to be accepted. A thousand clients may reconnect at once after a restart.
+# Connections waiting to be accepted. A thousand clients may reconnect at once after a restart.
 _BACKLOG: Final = 1024
 
-# A peer that vanished without a word is noticed after 60 s of silence and six probes, two minutes in all;
-# the kernel's own default is two hours.
+# A silent peer is detected after 60 s and six probes, two minutes in all; the kernel's default is two hours.
 _KEEPALIVE_IDLE_S: Final = 60
 _KEEPALIVE_INTERVAL_S: Final = 10
 _KEEPALIVE_PROBES: Final = 6
 
 _REASONS: Final = {
-    errno.EADDRINUSE: ("the port is in use", "stop the process that holds it, or choose another port"),
-    errno.EACCES: ("permission denied", "ports below 1024 belong to root; choose a higher one"),
-    errno.EADDRNOTAVAIL: ("this machine has no such address", "listen on 0.0.0.0 or 127.0.0.1"),
+    errno.EADDRINUSE: ("the port is in use", "stop the process that uses it, or choose another port"),
+    errno.EACCES: ("permission denied", "ports below 1024 need root; choose a higher one"),
+    errno.EADDRNOTAVAIL: ("this machine does not have the address", "listen on 0.0.0.0 or 127.0.0.1"),
 }
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6 address]:port`` as (host, port). Raises ConfigError."""
+    """Parse ``host:port`` or ``[v6 address]:port`` into (host, port). Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -42,12 +41,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """The text that ``parse_address`` reads."""
+    """Return the text that ``parse_address`` parses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class TcpTransport:
-    """TCP with TCP_NODELAY, since requests are small and awaited, and SO_KEEPALIVE."""
+    """TCP with TCP_NODELAY, since requests are small and awaited, and with SO_KEEPALIVE."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         host, port = parse_address(address)
@@ -56,7 +55,7 @@ class TcpTransport:
             transport, protocol = await loop.create_connection(protocol_factory, host, port)
         except (OSError, UnicodeError) as error:
             raise ConnectionFailedError(
-                f"can't connect to {address}: {_reason(error)}",
+                f"cannot connect to {address}: {_reason(error)}",
                 hint="is a broker running there? Check the address and any firewall",
             ) from error
         opened = transport.get_extra_info("socket")
@@ -69,7 +68,7 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            # A name such as localhost has an IPv4 and an IPv6 address. Clients try both; take IPv4.
+            # A name such as localhost has an IPv4 and an IPv6 address. Clients try both; listen on IPv4.
             family, kind, protocol, _, place = min(found, key=lambda info: info[0] != socket.AF_INET)
             listening = socket.socket(family, kind, protocol)
         except (OSError, UnicodeError) as error:
@@ -124,4 +123,4 @@ def _reason(error: Exception) -> str:
 
 def _listen_error(address: str, error: Exception) -> ListenError:
     reason, hint = _REASONS.get(getattr(error, "errno", None) or 0, (_reason(error), ""))
-    return ListenError(f"can't listen on {address}: {reason}", hint=hint)
+    return ListenError(f"cannot listen on {address}: {reason}", hint=hint)

@@ -72,7 +72,7 @@ class BrokerConnection:
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ConnectionFailedError(
-                f"can't connect to {address}: {reason}",
+                f"cannot connect to {address}: {reason}",
                 hint="is a broker running there? Check the address and any firewall",
             ) from error
         connection = cls(sock, address, client_id)

@@ -72,7 +72,7 @@ def _pipeline(root: Section) -> Pipeline:
     head = _required(root, "pipeline", 'begin with [pipeline] and name = "..."')
     name = head.text("name", required='name = "orders-per-minute", also the group that shows its progress')
     if name and not _NAME.fullmatch(name):
-        head.error("name", f"{name!r} holds a character outside [a-zA-Z0-9._-]")
+        head.error("name", f"{name!r} contains a character outside [a-zA-Z0-9._-]")
     description = head.text("description")
     trigger = head.parsed("trigger", parse_trigger, AVAILABLE_NOW)
     checkpoint = head.text("checkpoint")
@@ -341,7 +341,7 @@ def _sinks(root: Section, steps: tuple[Step, ...]) -> tuple[Sink, ...]:
         )
     for name, section in sections.items():
         if not _NAME.fullmatch(name):
-            section.error("", f"the name {name!r} holds a character outside [a-zA-Z0-9._-]")
+            section.error("", f"the name {name!r} contains a character outside [a-zA-Z0-9._-]")
     return tuple(_sink(section, name, steps) for name, section in sections.items())
 
 

@@ -193,7 +193,7 @@ def test_wait_says_what_it_waits_for(at: Kl) -> None:
 def test_wait_without_a_broker(kl: Kl) -> None:
     result = kl("cluster", "wait", "--timeout", "500ms", "-b", "127.0.0.1:1")
     assert result.code == 7
-    assert "not ready after 0.5 s: can't connect to 127.0.0.1:1" in result.told
+    assert "not ready after 0.5 s: cannot connect to 127.0.0.1:1" in result.told
 
 
 def test_wait_for_the_node_of_this_environment(kl: Kl, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:

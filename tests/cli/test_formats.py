@@ -96,14 +96,14 @@ def test_braces_of_nulls_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("hello", "names nothing of a record"),
+        ("hello", "selects no field of a record"),
         ("%k{iso}", "%k takes no {iso}"),
         ("%T{hex}", "%T takes no {hex}"),
         ("%o{hex}", "%o takes no {hex}"),
         ("{amount}", "{amount} is not a field of a record; fields: topic"),
         ("{}", "is not a field"),
-        ("{offset.x}", "only key, value and headers can be entered"),
-        ("{key", "write a brace of its own twice"),
+        ("{offset.x}", "only key, value and headers have fields"),
+        ("{key", "write a literal brace twice"),
     ],
 )
 def test_what_is_no_format_is_refused_with_what_is_allowed(text: str, problem: str) -> None:

@@ -83,7 +83,7 @@ def test_raw_is_one_value() -> None:
 
 
 def test_lines_need_a_topic() -> None:
-    with pytest.raises(InputError, match="only -i json and -i jsonl know their topic"):
+    with pytest.raises(InputError, match="only -i json and -i jsonl carry a topic"):
         blocks_of("lines", b"a\n", topic=None)
 
 
@@ -150,5 +150,5 @@ def test_line_numbers_count_over_blocks_and_chunks() -> None:
 
 
 def test_a_json_record_needs_a_topic_from_somewhere() -> None:
-    with pytest.raises(InputError, match='names no "topic"'):
+    with pytest.raises(InputError, match='has no "topic"'):
         blocks_of("jsonl", b'{"value":"1"}\n', topic=None)

@@ -68,7 +68,7 @@ def test_list_of_a_directory(kl: Kl, good: Path, bad: Path) -> None:
 def test_list_of_nothing(kl: Kl, tmp_path: Path) -> None:
     result = kl("pipeline", "list", tmp_path)
     assert (result.code, result.text) == (0, "")
-    assert "no pipeline in" in result.told
+    assert "no pipelines in" in result.told
 
 
 def test_validate_a_good_file(kl: Kl, good: Path) -> None:
@@ -80,7 +80,7 @@ def test_validate_a_good_file(kl: Kl, good: Path) -> None:
 def test_validate_tells_all(kl: Kl, good: Path, bad: Path) -> None:
     result = kl("pipeline", "validate", good, bad)
     assert result.code == 9
-    assert "kl: 1 of 2 files can't run" in result.told
+    assert "kl: 1 of 2 files cannot run" in result.told
     assert f"{bad}:7: [source] topc is not known here; did you mean topic?" in result.text
     assert "snk is not known here; did you mean sink?" in result.text
 
@@ -151,7 +151,7 @@ def test_a_directory_without_a_pipeline(kl: Kl, repository: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "where does the pipeline keep how far it is?"),
+        ([], 2, "the pipeline has no checkpoint directory"),
         (["--once", "--trigger", "1 second"], 2, "give --once or --trigger, not both"),
         (["--trigger", "soon"], 2, "--trigger is 'soon', but must be"),
         (["--set", "sink.topic"], 2, "--set 'sink.topic' is not table.key=value"),
@@ -161,7 +161,7 @@ def test_a_directory_without_a_pipeline(kl: Kl, repository: Path, monkeypatch: p
         (
             ["--spark-log", "/nowhere/x"],
             2,
-            "--spark-log /nowhere/x can't be written: No such file or directory",
+            "--spark-log /nowhere/x cannot be written: No such file or directory",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 
     print_report(report(Finding("once", True, "holds"), Finding("check", True, "5 are equal")), "table")
     out, err = capsys.readouterr()
-    assert err.startswith("kl: orders: 3 rows were left out: older than the watermark")
+    assert err.startswith("kl: orders: 3 rows were dropped: older than the watermark")
     head, row, *checks = out.splitlines()
     assert head.split("  ")[0] == "QUERY"
     assert row.split() == ["orders", "topic", "copies", "2", "1,500", "750", "1,000", "ms", "7", "orders"]
@@ -301,7 +301,7 @@ def test_a_terminal_hears_of_the_quick_start_that_is_not_there(
     monkeypatch.setattr(pipeline, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: is_terminal)))
     result = kl("pipeline", "run", good, "--checkpoint", good.parent / "c", *arguments)
     assert result.code == 0, result.told
-    assert ("half the time after, once: kl pipeline warm-up" in result.told) is is_told
+    assert ("in half the time, run once: kl pipeline warm-up" in result.told) is is_told
 
 
 def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,10 +315,10 @@ def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pyt
     result = kl("pipeline", "warm-up")
     archive = fast_start.class_archive()
     assert result.code == 0, result.told
-    assert result.text.startswith(f"{archive}: 2 MB, made in ")
+    assert result.text.startswith(f"{archive}: 2 MB, created in ")
     assert "starting Spark once" in result.told
     again = kl("pipeline", "warm-up")
-    assert (again.code, again.text, again.told) == (0, f"{archive} is there.\n", "")
+    assert (again.code, again.text, again.told) == (0, f"{archive} exists already.\n", "")
 
 
 def test_warm_up_says_why_it_can_not(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

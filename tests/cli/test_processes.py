@@ -177,7 +177,7 @@ def test_server_starts_serves_and_stops(spawn: Spawn, kl: Kl, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "where shall the data go?"),
+        ((), "no data directory: give --data"),
         (
             ("--data", "DATA", "--set", "num.partitions=none"),
             "num.partitions is 'none', but must be a whole number",
@@ -204,7 +204,7 @@ def test_format_once(kl: Kl, tmp_path: Path) -> None:
     assert '"node_id": 7' in first.text
     again = kl("server", "format", "--data", data)
     assert again.code == 5
-    assert "is formatted already, for node 7" in again.told
+    assert "is already formatted, for node 7" in again.told
     assert kl("server", "format", "--data", data, "--if-not-formatted", "-o", "json").out == first.out
     assert kl("server", "format").code == 2
 

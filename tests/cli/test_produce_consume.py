@@ -201,11 +201,11 @@ def test_a_range_given_to_o_is_explained(at: Kl, topic: str) -> None:
     [
         ([], "which topic?"),
         (["t", "-r", "x"], "'x' is not a range; write for example start"),
-        (["t", "-r", "1:2", "--from", "-1h"], "-r says both ends"),
+        (["t", "-r", "1:2", "--from", "-1h"], "-r gives both bounds"),
         (["t", "--from", "x"], "'x' is not a time"),
         (["t", "-o", "xml"], "'xml' is none of value, json, jsonl, table"),
-        (["t", "-o", "5:6", "-r", "1"], "both -o and -r hold a range"),
-        (["t", "-f", "hello"], "names nothing of a record"),
+        (["t", "-o", "5:6", "-r", "1"], "both -o and -r give a range"),
+        (["t", "-f", "hello"], "selects no field of a record"),
     ],
 )
 def test_consume_usage(at: Kl, arguments: list[str], problem: str) -> None:

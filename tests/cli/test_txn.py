@@ -47,7 +47,7 @@ def test_abort_ends_nothing_quietly_and_names_what_is_not_there(at: Kl) -> None:
     done = at("txn", "abort", "quiet-1")
     assert (done.code, done.told) == (
         0,
-        "kl: 'quiet-1' has nothing open any more, and its producer is fenced\n",
+        "kl: 'quiet-1' has no open transaction now, and its producer is fenced\n",
     )
     assert at("consume", "quiet", "-e", "--read-committed").text.split() == ["x"]
     missing = at("txn", "describe", "nobody")
@@ -97,7 +97,7 @@ def test_a_transaction_group_is_retired(at: Kl, servers: str) -> None:
     with sync.TransactionGroup("one-shot", servers) as group:
         group.finish(3, [])
         assert at("txn", "retire", "one-shot").told == (
-            "kl: 'one-shot' is retired: batch 3 was its last, and is forgotten in its time\n"
+            "kl: 'one-shot' is retired: batch 3 was its last; the brokers will forget it\n"
         )
         assert group.retire() == 3
 
@@ -109,7 +109,7 @@ def test_what_became_of_the_records_is_told(at: Kl) -> None:
     )
     bad = at("produce", "fates", "--txn", "-i", "jsonl", stdin=b'{"value": "x"}\n{\n')
     assert bad.code == 1
-    assert bad.told.endswith("    hint: the transaction was aborted: nothing of it can be read\n")
+    assert bad.told.endswith("    hint: the transaction was aborted: none of its records can be read\n")
     refused = at("produce", "__transaction_state", "--txn", stdin=b"x\n")
     assert refused.code == 2 and refused.told.count("__transaction_state-") == 1
 

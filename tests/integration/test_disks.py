@@ -125,7 +125,7 @@ async def test_strange_directories_and_taken_ports_are_refused_by_name(tmp_path:
     with pytest.raises(DataDirectoryError, match=r"photos\.txt"):
         await Broker(log_dirs=tmp_path).start()
     async with Broker() as broker:
-        with pytest.raises(ListenError, match=f"can't listen on {broker.address}: the port is in use"):
+        with pytest.raises(ListenError, match=f"cannot listen on {broker.address}: the port is in use"):
             await Broker(listeners=broker.address).start()
 
 

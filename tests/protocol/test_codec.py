@@ -264,7 +264,7 @@ def test_a_response_body_of_two_is_the_error() -> None:
     ],
 )
 def test_what_can_not_be_encoded_is_our_own_error(message: Struct) -> None:
-    with pytest.raises(LocalProtocolError, match="can't encode"):
+    with pytest.raises(LocalProtocolError, match="cannot encode"):
         codec.encode(message)
 
 

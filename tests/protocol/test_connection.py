@@ -81,7 +81,7 @@ class TestHandshake:
 
     def test_nothing_is_sent_before_the_answer(self) -> None:
         client = ClientConnection()
-        with pytest.raises(LocalProtocolError, match="METADATA can't be sent before ApiVersions is answered"):
+        with pytest.raises(LocalProtocolError, match="METADATA cannot be sent before"):
             client.send(MetadataRequest(None, False))
         assert client.in_flight == 0
 
@@ -143,7 +143,7 @@ class TestHandshake:
         feed(client, encode_frame(codec.encode((0, 0, answer))))
         assert client.version_of(ApiKey.FETCH) == 0
         for message in (MetadataRequest(None, False), DescribeClusterRequest()):
-            with pytest.raises(LocalProtocolError, match="the broker speaks no version of"):
+            with pytest.raises(LocalProtocolError, match="the broker supports no common version of"):
                 client.send(message)
 
     def test_a_failed_one_leaves_the_client_unready(self, make_pair: Any, feed: Feed) -> None:
@@ -258,7 +258,7 @@ BAD = [
         "payload missing",
         request_bytes(0, [1, 1, None, [["t", 0, 5]]]),
         ErrorCode.INVALID_REQUEST,
-        "the body tells of 5 bytes of payload, the frame has 0",
+        "the body announces 5 bytes of payload, the frame has 0",
     ),
     (
         "negative length",
@@ -270,7 +270,7 @@ BAD = [
         "unasked payload",
         _with_payload(request_bytes(60, []), b"x"),
         ErrorCode.INVALID_REQUEST,
-        "the body tells of 0 bytes of payload, the frame has 1",
+        "the body announces 0 bytes of payload, the frame has 1",
     ),
 ]
 
@@ -340,7 +340,7 @@ class TestDamagedStreams:
         assert (damage.correlation_id, damage.error_code) == (NO_CORRELATION_ID, ErrorCode.INVALID_REQUEST)
         assert damage.fatal
         farewell = pair.server.send_error(damage, damage.error_code, damage.error_message)
-        with pytest.raises(RemoteProtocolError, match="the broker refused what it was sent: "):
+        with pytest.raises(RemoteProtocolError, match="the broker refused the request: "):
             feed(pair.client, farewell)
 
     def test_an_end_inside_a_frame(self, pair: Any, feed: Feed) -> None:
@@ -357,19 +357,19 @@ class TestBadAnswers:
         return pair.client.send(DescribeClusterRequest())[0]
 
     def test_to_a_question_never_asked(self, pair: Any, feed: Feed) -> None:
-        with pytest.raises(RemoteProtocolError, match="an answer to a request never sent: correlation id 77"):
+        with pytest.raises(RemoteProtocolError, match="a response to an unknown request: correlation id 77"):
             feed(pair.client, encode_frame(codec.encode((77, 0, [0, None]))))
 
     def test_twice(self, pair: Any, feed: Feed) -> None:
         answer = encode_frame(codec.encode((self.ask(pair), 0, [3, None])))
         feed(pair.client, answer)
-        with pytest.raises(RemoteProtocolError, match="never sent"):
+        with pytest.raises(RemoteProtocolError, match="to an unknown request"):
             feed(pair.client, answer)
 
     @pytest.mark.parametrize(
         ("body", "reason"),
         [
-            ([0, None], "DESCRIBE_CLUSTER was answered with an error without a code"),
+            ([0, None], "DESCRIBE_CLUSTER received an error response without a code"),
             ([0, None, "c", 1, 0], "DescribeClusterResponse: expected an array of 6"),
             (None, "expected an array of 6, found nil"),
             ([0, None, "c", 1, 0, [[1, 2, None, 0, False, False, 0]]], r"BrokerDescription\.address"),
@@ -382,7 +382,7 @@ class TestBadAnswers:
     def test_whose_payload_is_not_what_it_tells(self, pair: Any, feed: Feed, examples: Examples) -> None:
         number, _ = pair.client.send(examples[ApiKey.FETCH][0])
         answer = FetchResponse(0, None, [FetchedPartition("t", 0, 0, None, 1, 1, 0, 10, [])])
-        with pytest.raises(RemoteProtocolError, match="tells of 10 bytes of payload, the frame has 9"):
+        with pytest.raises(RemoteProtocolError, match="announces 10 bytes of payload, the frame has 9"):
             feed(pair.client, encode_frame(codec.encode((number, 0, answer)), [bytes(9)]))
 
 

@@ -44,7 +44,7 @@ class TestNames:
         ):
             await TRANSPORT.listen("inproc://mine", recorder)
         listener.close()
-        with pytest.raises(ConnectionFailedError, match="nothing in this process listens there"):
+        with pytest.raises(ConnectionFailedError, match="no listener in this process has that name"):
             await TRANSPORT.connect("inproc://mine", recorder)
 
     async def test_fresh_names_differ_and_avoid_yours(self, recorder: Any) -> None:

@@ -186,7 +186,7 @@ def test_a_reader_that_stops_makes_the_writer_pause(run: Any, address: str, reco
 
 def test_nobody_listens(run: Any, recorder: Any) -> None:
     async def check(address: str) -> None:
-        with pytest.raises(ConnectionFailedError, match=f"can't connect to {address}"):
+        with pytest.raises(ConnectionFailedError, match=f"cannot connect to {address}"):
             await transport_for(address).connect(address, recorder)
 
     run(check("127.0.0.1:1"))
@@ -198,7 +198,7 @@ def test_an_address_in_use(run: Any, address: str, recorder: Any) -> None:
         transport = transport_for(address)
         listener = await transport.listen(address, recorder)
         with pytest.raises(
-            ListenError, match=f"can't listen on {listener.address}: the (port|name) is in use"
+            ListenError, match=f"cannot listen on {listener.address}: the (port|name) is in use"
         ):
             await transport.listen(listener.address, recorder)
         listener.close()

@@ -86,10 +86,10 @@ async def test_ipv6(recorder: Any) -> None:
     [
         (
             "192.0.2.1:9092",
-            r"can't listen on 192\.0\.2\.1:9092: this machine has no such address \(listen on",
+            r"cannot listen on 192\.0\.2\.1:9092: this machine does not have the address \(listen on",
         ),
-        ("no-such-host.invalid:9092", r"can't listen on no-such-host\.invalid:9092: "),
-        (f"{'x' * 64}.invalid:9092", "can't listen on x"),
+        ("no-such-host.invalid:9092", r"cannot listen on no-such-host\.invalid:9092: "),
+        (f"{'x' * 64}.invalid:9092", "cannot listen on x"),
     ],
 )
 async def test_an_address_not_to_be_had(recorder: Any, address: str, reason: str) -> None:
@@ -105,13 +105,13 @@ async def test_the_hint_says_what_to_do(recorder: Any) -> None:
         with pytest.raises(ListenError) as raised:
             await TcpTransport().listen(f"127.0.0.1:{port}", recorder)
     assert str(raised.value) == (
-        f"can't listen on 127.0.0.1:{port}: the port is in use "
-        "(stop the process that holds it, or choose another port)"
+        f"cannot listen on 127.0.0.1:{port}: the port is in use "
+        "(stop the process that uses it, or choose another port)"
     )
 
 
 async def test_no_answer_is_named(recorder: Any) -> None:
-    reason = r"can't connect to no-such-host\.invalid:9092: .*is a broker running there"
+    reason = r"cannot connect to no-such-host\.invalid:9092: .*is a broker running there"
     with pytest.raises(ConnectionFailedError, match=reason):
         await TcpTransport().connect("no-such-host.invalid:9092", recorder)
     with pytest.raises(ConfigError):

@@ -7,8 +7,8 @@ from kafkalite.protocol.structs import Struct
 
 class NewTopic(Struct):
     name: str
-    num_partitions: int  #: -1 takes the broker's num.partitions
-    replication_factor: int  #: -1 takes the broker's default.replication.factor
+    num_partitions: int  #: -1: the broker's num.partitions
+    replication_factor: int  #: -1: the broker's default.replication.factor
     configs: dict[str, str]
 
 
@@ -52,7 +52,7 @@ class DeleteTopicsResponse(Struct):
 
 class PartitionCount(Struct):
     name: str
-    total_count: int  #: the new number of partitions, above the present one
+    total_count: int  #: the new number of partitions, above the current one
 
 
 class CreatePartitionsRequest(Struct):
@@ -126,7 +126,7 @@ class AlterConfigsResponse(Struct):
 
 
 class DescribeLogDirsRequest(Struct):
-    topics: list[str] | None  #: None asks for all
+    topics: list[str] | None  #: None: all
 
 
 class LogDirPartition(Struct):
@@ -136,7 +136,7 @@ class LogDirPartition(Struct):
     segment_count: int
     log_start_offset: int
     log_end_offset: int  #: exclusive
-    offline_reason: str | None  #: why the log takes no more, or None
+    offline_reason: str | None  #: why the log refuses appends, or None
 
 
 class DescribeLogDirsResponse(Struct):
@@ -153,14 +153,14 @@ class ElectionPartition(Struct):
 
 class ElectLeadersRequest(Struct):
     timeout_ms: int
-    is_unclean: bool  #: False: the preferred replica. True: any live one, though committed records may go
+    is_unclean: bool  #: False: the preferred replica. True: any live one, even if committed records are lost
     partitions: list[ElectionPartition] | None  #: None: every partition that needs it
 
 
 class ElectedPartition(Struct):
     topic: str
     partition: int
-    error_code: int  #: ELECTION_NOT_NEEDED when it is led so already
+    error_code: int  #: ELECTION_NOT_NEEDED if that replica leads already
     error_message: str | None
     leader_id: int
 
@@ -172,7 +172,7 @@ class ElectLeadersResponse(Struct):
 
 
 class ControlledShutdownRequest(Struct):
-    """An operator asks one broker to hand over its leaderships and stop."""
+    """Sent by an operator to make one broker hand over its leaderships and stop."""
 
     node_id: int
 
@@ -180,4 +180,4 @@ class ControlledShutdownRequest(Struct):
 class ControlledShutdownResponse(Struct):
     error_code: int
     error_message: str | None
-    node_id: int  #: which has begun to shut down
+    node_id: int  #: of the broker that has begun to shut down

@@ -1,6 +1,6 @@
-"""What the nodes of one cluster say to each other: identity, Raft, registration, replication, forwarding.
+"""Requests between the nodes of a cluster: identity, Raft, registration, replication, forwarding.
 
-Only a connection that has proved to know the cluster's secret (ClusterHello, ClusterProof) may use these.
+They need a connection that has proved to know the cluster's secret (ClusterHello, ClusterProof).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from kafkalite.protocol.structs import Struct
 
 
 class ClusterHelloRequest(Struct):
-    """First of two steps of mutual authentication: a challenge. Answered with proof and a challenge back."""
+    """The first of two steps of mutual authentication: a challenge. The response has a proof and a
+    challenge.
+    """
 
     cluster_id: str
     node_id: int
@@ -31,17 +33,17 @@ class ClusterProofRequest(Struct):
 class ClusterProofResponse(Struct):
     error_code: int
     error_message: str | None
-    node_id: int  #: as whom the connection is now known
+    node_id: int  #: under which the connection is now authenticated
 
 
 class RaftMessagesRequest(Struct):
-    """Raft messages from the authenticated node, in order; the payload holds them back to back."""
+    """Raft messages from the authenticated node, in order, back to back in the payload."""
 
     lengths_bytes: list[int]
 
 
 class RaftMessagesResponse(Struct):
-    """Tells that the messages arrived, nothing more: Raft's own answers travel the other connection."""
+    """Confirms arrival only: Raft's own responses travel on the other connection."""
 
     error_code: int
     error_message: str | None
@@ -49,7 +51,7 @@ class RaftMessagesResponse(Struct):
 
 
 class EnvelopeRequest(Struct):
-    """A client's admin request, passed on to the active controller. The payload is its encoded body."""
+    """A client's admin request, forwarded to the active controller. The payload is its encoded body."""
 
     api_key: int
     api_version: int
@@ -57,11 +59,11 @@ class EnvelopeRequest(Struct):
 
 
 class EnvelopeResponse(Struct):
-    """The payload is the encoded body of the answer; empty with an error_code."""
+    """The payload is the encoded body of the response; empty with an error_code."""
 
     error_code: int
     error_message: str | None
-    metadata_offset: int  #: what the forwarding broker must have replayed before it passes the answer on
+    metadata_offset: int  #: to be replayed by the forwarding broker before it passes the response on
 
 
 class DamagedReplica(Struct):
@@ -70,11 +72,11 @@ class DamagedReplica(Struct):
 
 
 class RegisterBrokerRequest(Struct):
-    """A broker's new process asks to be part of the cluster (R20)."""
+    """Sent by a broker's new process to join the cluster (R20)."""
 
     node_id: int
-    incarnation_id: str  #: 32 hex digits, made up at the start of the process
-    directory_id: str  #: 32 hex digits, made up when the data directory was formatted
+    incarnation_id: str  #: 32 hex digits, random, made at the start of the process
+    directory_id: str  #: 32 hex digits, random, made when the data directory was formatted
     addresses: list[str]  #: one for each listener, in order
     rack: str | None
     clean_broker_epoch: int  #: of the session that left the clean-shutdown marker; -1 without one (R21)
@@ -86,14 +88,14 @@ class RegisterBrokerResponse(Struct):
     error_code: int
     error_message: str | None
     broker_epoch: int
-    metadata_offset: int  #: of the registration: until it is replayed here the broker takes no role (R22)
+    metadata_offset: int  #: of the registration; until it is replayed here the broker takes no role (R22)
 
 
 class BrokerHeartbeatRequest(Struct):
     node_id: int
     broker_epoch: int
     metadata_offset: int  #: replayed here
-    wants_shutdown: bool  #: controlled shutdown: lead elsewhere, then let me go
+    wants_shutdown: bool  #: controlled shutdown: the broker asks for its leaderships to move
     damaged: list[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
 
 
@@ -105,7 +107,7 @@ class BrokerHeartbeatResponse(Struct):
 
 
 class PartitionChange(Struct):
-    """A leader's proposal, compared with and set upon the partition epoch (R13)."""
+    """A leader's proposed ISR, a compare-and-set on the partition epoch (R13)."""
 
     topic_id: str
     partition: int
@@ -122,7 +124,7 @@ class AlterPartitionRequest(Struct):
 
 
 class ChangedPartition(Struct):
-    """With error_code 0 and after a refusal alike: the state that now holds, as the controller knows it."""
+    """The state in force as the controller knows it, with error_code 0 as well as after a refusal."""
 
     topic_id: str
     partition: int
@@ -141,11 +143,11 @@ class AlterPartitionResponse(Struct):
 
 
 class ReplicaFetchPartition(Struct):
-    """R3. In a session only partitions whose fields changed since the last request are listed."""
+    """A follower's position (R3). In a session, only partitions whose fields have changed are listed."""
 
     topic_id: str
     partition: int
-    leader_epoch: int  #: the follower follows in
+    leader_epoch: int  #: in which the follower follows
     fetch_offset: int  #: its log end, inclusive
     last_epoch: int  #: of the last batch in its log; -1 in an empty log
     synced_end_offset: int  #: exclusive (R7)
@@ -158,15 +160,15 @@ class ForgottenPartition(Struct):
 
 
 class ReplicaFetchRequest(Struct):
-    """A follower's one outstanding fetch from one leader broker, for all partitions it follows there.
+    """A follower's one outstanding fetch from a leader broker, for all partitions it follows there.
 
-    KIP-227 sessions: ``session_epoch`` 0 opens a session and lists everything; then it counts up, and only
-    what changed is listed. The answer holds only partitions with news.
+    KIP-227 sessions: ``session_epoch`` 0 opens a session and lists everything; then it counts up, and
+    only changes are listed. The response contains only partitions with new data or state.
     """
 
     node_id: int
     broker_epoch: int
-    session_id: int  #: 0 opens one
+    session_id: int  #: 0 opens a session
     session_epoch: int
     max_wait_ms: int
     min_bytes: int
@@ -181,16 +183,16 @@ class ReplicaFetchedPartition(Struct):
     partition: int
     error_code: int
     error_message: str | None
-    leader_epoch: int  #: the leader's: an answer of another epoch than the follower's is not for it
+    leader_epoch: int  #: the leader's; a follower ignores a response of another epoch than its own
     high_watermark: int  #: exclusive
     log_start_offset: int
-    diverging_epoch: int  #: -1 unless the logs diverge (R4); then no bytes come
-    diverging_end_offset: int  #: where that epoch ends on the leader, exclusive
-    length_bytes: int  #: of its whole batches in the payload
+    diverging_epoch: int  #: -1 unless the logs diverge (R4), in which case there are no batches
+    diverging_end_offset: int  #: the end of that epoch on the leader, exclusive
+    length_bytes: int  #: of its batches in the payload
 
 
 class ReplicaFetchResponse(Struct):
-    error_code: int  #: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH: open a new one
+    error_code: int  #: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH: open a new session
     error_message: str | None
     session_id: int
     partitions: list[ReplicaFetchedPartition]
@@ -204,7 +206,7 @@ class PartitionHighWatermark(Struct):
 
 
 class CheckpointHighWatermarksRequest(Struct):
-    """What a leader knows to be committed, changed partitions only: a new leader starts from there."""
+    """The high watermarks of a leader's changed partitions, from which the next leader starts."""
 
     node_id: int
     broker_epoch: int
@@ -214,11 +216,11 @@ class CheckpointHighWatermarksRequest(Struct):
 class CheckpointHighWatermarksResponse(Struct):
     error_code: int
     error_message: str | None
-    recorded_count: int  #: partitions whose checkpoint moved
+    recorded_count: int  #: partitions whose checkpoint changed
 
 
 class AllocateProducerIdsRequest(Struct):
-    """A broker asks for a block of producer ids to hand out."""
+    """A broker's request for a block of producer ids."""
 
     node_id: int
     broker_epoch: int
@@ -232,10 +234,10 @@ class AllocateProducerIdsResponse(Struct):
 
 
 class FetchMetadataRequest(Struct):
-    """How a broker that is no voter follows the metadata log: committed entries, from any voter."""
+    """A long poll by which a broker that is not a voter follows the metadata log; any voter serves it."""
 
     after_offset: int  #: the last entry replayed here; 0 before the first
-    leader_id: int  #: who leads, as far as the asker knows, -1: nobody; anything else ends the wait
+    leader_id: int  #: the controller known to the sender, -1: none; another one ends the wait
     max_wait_ms: int
     max_bytes: int
 
@@ -248,12 +250,12 @@ class MetadataEntry(Struct):
 class FetchMetadataResponse(Struct):
     """The payload holds the encoded entries back to back.
 
-    When the log begins later, ``is_snapshot``: one entry, at the snapshot's offset, holds the whole state.
+    ``is_snapshot``: the log begins later, and one entry at the snapshot's offset holds the whole state.
     """
 
     error_code: int
     error_message: str | None
-    leader_id: int  #: -1 while there is none
+    leader_id: int  #: -1: none
     committed_offset: int
     is_snapshot: bool
     entries: list[MetadataEntry]

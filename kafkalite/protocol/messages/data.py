@@ -1,6 +1,6 @@
 """Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords: the data plane.
 
-Record batches never stand inside a body. A body tells the length of each, and the frame's payload holds
+Record batches are never inside a body. The body has the length of each, and the frame's payload holds
 them back to back in the same order.
 """
 
@@ -18,7 +18,7 @@ class ProducePartition(Struct):
 class ProduceRequest(Struct):
     acks: int  #: 0, 1 or -1 (all)
     timeout_ms: int  #: how long the leader may wait for the in-sync replicas
-    transactional_id: str | None  #: whose transaction the transactional batches are part of
+    transactional_id: str | None  #: of the transaction that the transactional batches belong to
     partitions: list[ProducePartition]
 
 
@@ -41,15 +41,15 @@ class ProduceResponse(Struct):
 class FetchPartition(Struct):
     topic: str
     partition: int
-    current_leader_epoch: int  #: NO_EPOCH when the client does not know it
-    fetch_offset: int  #: first offset wanted, inclusive
-    max_bytes: int  #: 0: no data, only where the partition stands; anything to be read ends a long poll
+    current_leader_epoch: int  #: NO_EPOCH if the client does not know it
+    fetch_offset: int  #: the first offset to return, inclusive
+    max_bytes: int  #: 0: no data, only the partition's offsets; new data ends a long poll
 
 
 class FetchRequest(Struct):
-    max_wait_ms: int  #: long poll: answer at the latest then
-    min_bytes: int  #: answer as soon as this many bytes are there
-    max_bytes: int  #: soft limit of the whole answer; the first batch always comes whole
+    max_wait_ms: int  #: long poll: the latest time of the response
+    min_bytes: int  #: respond as soon as this many bytes are available
+    max_bytes: int  #: soft limit of the whole response; the first batch is always returned whole
     isolation_level: int
     partitions: list[FetchPartition]
 
@@ -69,8 +69,10 @@ class FetchedPartition(Struct):
     high_watermark: int  #: exclusive
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
-    length_bytes: int  #: of its whole batches in the payload; the first may begin before fetch_offset
-    aborted: list[AbortedTransaction]  #: with read_committed: those with batches among these, by first offset
+    length_bytes: int  #: of its batches in the payload; the first may begin before fetch_offset
+    aborted: list[
+        AbortedTransaction
+    ]  #: with read_committed: those with batches in this response, by first offset
 
 
 class FetchResponse(Struct):
@@ -92,10 +94,10 @@ class ListOffsetsRequest(Struct):
 
 
 class ListedOffset(Struct):
-    """For a timestamp: the base offset and max timestamp of the first batch whose max timestamp is not less.
+    """For a timestamp: base offset and max timestamp of the first batch whose max timestamp is not less.
 
-    The broker does not unpack batches, so the client looks for the exact record inside that one. NO_OFFSET
-    when every record is older.
+    The broker does not unpack batches, so the client finds the exact record in that one. NO_OFFSET if
+    every record is older.
     """
 
     topic: str
@@ -128,8 +130,9 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(Struct):
-    """How far ``max_bytes`` of batches reach. A batch counts whole when any offset of it is in the range; the
-    first one is taken however large."""
+    """The range that ``max_bytes`` of batches cover. A batch counts fully if any offset of it is in the
+    range, and the first one always counts.
+    """
 
     topic: str
     partition: int
@@ -150,7 +153,7 @@ class EpochPartition(Struct):
     topic: str
     partition: int
     current_leader_epoch: int
-    leader_epoch: int  #: the epoch whose end is asked for
+    leader_epoch: int  #: the epoch whose end is requested
 
 
 class OffsetsForLeaderEpochRequest(Struct):
@@ -162,7 +165,7 @@ class EpochEnd(Struct):
     partition: int
     error_code: int
     error_message: str | None
-    leader_epoch: int  #: largest known epoch not above the one asked for
+    leader_epoch: int  #: the largest known epoch not above the requested one
     end_offset: int  #: exclusive
 
 
@@ -202,7 +205,7 @@ class InitProducerIdRequest(Struct):
 
     transactional_id: str | None
     transaction_timeout_ms: int
-    producer_id: int  #: NO_PRODUCER_ID asks for a new one
+    producer_id: int  #: NO_PRODUCER_ID: allocate a new one
     producer_epoch: int
 
 

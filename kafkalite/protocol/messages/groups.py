@@ -1,7 +1,7 @@
-"""Consumer groups (KIP-848): one heartbeat, committed offsets, and what tools ask about groups.
+"""Consumer groups (KIP-848): the heartbeat, committed offsets, and group administration.
 
 The coordinator of a group leads the partition of ``__consumer_offsets`` that the group's name hashes to
-(``FindCoordinator``). Any other broker answers NOT_COORDINATOR.
+(``FindCoordinator``). Any other broker responds with NOT_COORDINATOR.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FindCoordinatorResponse(Struct):
 
 
 class AssignedTopic(Struct):
-    """Up to limits.MAX_INTEGERS_PER_LIST partitions; a topic of which there are more takes several."""
+    """At most limits.MAX_INTEGERS_PER_LIST partitions; a topic with more takes several."""
 
     topic_id: str
     topic: str
@@ -38,23 +38,23 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member says that it lives, what it wants, and what it holds. None: as it said last.
+    """A member's heartbeat, with its subscription and its partitions. None: unchanged since the last one.
 
-    The first request of a member, and each after a fenced one, tells everything.
+    The first request of a member, and each after it was fenced, has every field.
     """
 
     group_id: str
-    member_id: str  #: chosen by the member: 32 hex digits of chance
-    member_epoch: int  #: 0 joins, -1 leaves, -2 a static member leaves and will be back
+    member_id: str  #: chosen by the member: 32 random hex digits
+    member_epoch: int  #: 0 joins, -1 leaves, -2 a static member leaves and will return
     instance_id: str | None  #: group.instance.id
     rebalance_timeout_ms: (
-        int  #: max.poll.interval.ms: how long it may take to give a partition back; -1 as said
+        int  #: max.poll.interval.ms: how long it may take to revoke a partition; -1: unchanged
     )
     subscribed_topics: list[str] | None
-    subscribed_pattern: str | None  #: must match a topic's whole name; "" ends it
+    subscribed_pattern: str | None  #: must match a topic's full name; "" ends the subscription
     assignor: str | None
-    owned: list[AssignedTopic] | None  #: what it holds now
-    max_wait_ms: int  #: how long the answer may wait for news; 0: answer at once
+    owned: list[AssignedTopic] | None  #: the partitions it owns now
+    max_wait_ms: int  #: how long the response may wait for a change; 0: respond at once
 
 
 class ConsumerGroupHeartbeatResponse(Struct):
@@ -64,24 +64,24 @@ class ConsumerGroupHeartbeatResponse(Struct):
     member_epoch: int
     heartbeat_interval_ms: int
     session_timeout_ms: int
-    assignment: list[AssignedTopic] | None  #: what it may hold, all of it; None: unchanged
+    assignment: list[AssignedTopic] | None  #: all partitions that it may own; None: unchanged
 
 
 class CommittedOffset(Struct):
     topic: str
     partition: int
-    offset: int  #: of the next record to be read; NO_OFFSET in a fetch: none is committed
+    offset: int  #: the next offset to read; NO_OFFSET in a fetch: none is committed
     leader_epoch: int  #: of the last record read, or NO_EPOCH (R40)
     metadata: str | None
     commit_ms: int  #: when it was committed; set by the coordinator
-    topic_id: str  #: the topic it was committed for; "" in a commit: the one of that name now
+    topic_id: str  #: of the topic when it was committed; "" in a commit: the current one
     error_code: int
     error_message: str | None
 
 
 class OffsetCommitRequest(Struct):
     group_id: str
-    member_id: str  #: "" by a tool or a consumer without membership: the group must have no members
+    member_id: str  #: "" from a tool or a consumer without membership: the group must have no members
     member_epoch: int  #: -1 without membership
     instance_id: str | None
     offsets: list[CommittedOffset]
@@ -103,7 +103,7 @@ class OffsetFetchRequest(Struct):
     member_id: str
     member_epoch: int
     require_stable: bool  #: UNSTABLE_OFFSET_COMMIT for a partition with an offset in an open transaction
-    partitions: list[GroupPartition] | None  #: None: all that have one
+    partitions: list[GroupPartition] | None  #: None: all with a committed offset
 
 
 class OffsetFetchResponse(Struct):
@@ -124,7 +124,7 @@ class OffsetDeleteResponse(Struct):
 
 
 class ListGroupsRequest(Struct):
-    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; none: all
+    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; empty: all
 
 
 class ListedGroup(Struct):
@@ -135,7 +135,7 @@ class ListedGroup(Struct):
 
 
 class ListGroupsResponse(Struct):
-    """Only the groups that the asked broker coordinates."""
+    """Only the groups coordinated by the broker that responds."""
 
     error_code: int
     error_message: str | None
@@ -158,13 +158,13 @@ class DescribedMember(Struct):
     subscribed_pattern: str | None
     assignment: list[AssignedTopic]
     target: list[AssignedTopic]
-    awaited_revocation: list[AssignedTopic]  #: to be given back by this member before another gets it
+    awaited_revocation: list[AssignedTopic]  #: to be revoked by this member before another gets it
     last_heartbeat_ms_ago: int
-    state: str  #: Stable, Unrevoked (must give back) or Unreleased (waits for others)
+    state: str  #: Stable, Unrevoked (must revoke) or Unreleased (waits for others)
 
 
 class GroupEvent(Struct):
-    """Why there is a generation."""
+    """The cause of a generation."""
 
     group_epoch: int
     time_ms: int  #: wall clock

@@ -1,4 +1,4 @@
-"""ApiVersions, Metadata, DescribeCluster: what a client learns before it can do anything else."""
+"""ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata: the state of the cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ApiVersionsResponse(Struct):
 
 
 class MetadataRequest(Struct):
-    topics: list[str] | None  #: None asks for all
+    topics: list[str] | None  #: None: all
     allow_auto_topic_creation: bool
 
 
@@ -40,12 +40,12 @@ class BrokerMetadata(Struct):
 class PartitionMetadata(Struct):
     error_code: int
     partition: int
-    leader_id: int  #: -1 when there is none
+    leader_id: int  #: -1: none
     leader_epoch: int
-    partition_epoch: int  #: grows with every change of this state
+    partition_epoch: int  #: increases with every change of this state
     replicas: list[int]  #: the first is the preferred leader
     isr: list[int]
-    elr: list[int]  #: KIP-966: outside the ISR and still holding everything committed
+    elr: list[int]  #: KIP-966: outside the ISR, with every committed record
 
 
 class TopicMetadata(Struct):
@@ -74,8 +74,8 @@ class BrokerDescription(Struct):
     node_id: int
     address: str
     rack: str | None
-    broker_epoch: int  #: grows with every registration
-    is_fenced: bool  #: not alive as far as the controller knows: it leads nothing
+    broker_epoch: int  #: increases with every registration
+    is_fenced: bool  #: considered dead by the controller; it leads nothing
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -95,19 +95,19 @@ class DescribeQuorumRequest(Struct):
 
 class QuorumNode(Struct):
     node_id: int
-    address: str  #: of its controller listener; "" when it is not known
+    address: str  #: of its controller listener; "" if unknown
     is_voter: bool
-    match_offset: int  #: the leader knows its log to agree up to here; -1 when not known
-    last_contact_ms: int  #: since it was last heard of; -1 never
+    match_offset: int  #: up to which the leader knows its log to agree; -1 if unknown
+    last_contact_ms: int  #: since its last message; -1: none yet
 
 
 class DescribeQuorumResponse(Struct):
-    """As the answering node sees it; match offsets are known to the leader alone."""
+    """The quorum as the responding node sees it; only the leader knows match offsets."""
 
     error_code: int
     error_message: str | None
-    node_id: int  #: who answers
-    leader_id: int  #: -1 while there is none
+    node_id: int  #: of the node that responds
+    leader_id: int  #: -1: none
     term: int
     commit_offset: int
     applied_offset: int
@@ -117,20 +117,20 @@ class DescribeQuorumResponse(Struct):
 
 
 class DescribeMetadataRequest(Struct):
-    """The metadata as a tree of paths (``/topics/orders/0``): what is at ``path``, now or after an offset."""
+    """A request for ``path`` in the metadata as a tree (``/topics/orders/0``), now or after an offset."""
 
     path: str
-    after_offset: int  #: -1: the present state; otherwise wait for the log to pass it
+    after_offset: int  #: -1: the current state; otherwise wait until the log has passed it
     max_wait_ms: int
 
 
 class MetadataNode(Struct):
     path: str
-    value: str  #: JSON; "" of a mere directory
+    value: str  #: JSON; "" for a directory
 
 
 class DescribeMetadataResponse(Struct):
     error_code: int
     error_message: str | None
     metadata_offset: int
-    nodes: list[MetadataNode]  #: at ``path`` itself first, then one level below, sorted
+    nodes: list[MetadataNode]  #: ``path`` itself first, then its children, sorted

@@ -1,10 +1,10 @@
 """Transactions (KIP-98, KIP-890) and transaction groups.
 
 The coordinator of a transactional id leads the partition of ``__transaction_state`` that the id hashes
-to. A producer writes to partition leaders with its id's name in the request; a leader that sees the first
-batch of a transaction has the coordinator add the partition (R31). A transaction group is one unit of work
-written by many producers: each joins (application id, batch id) and writes under the application id as its
-transactional id, and one ``EndTxnGroup`` decides over all of them.
+to. A producer writes to partition leaders with its transactional id in the request; a leader that
+receives the first batch of a transaction has the coordinator add the partition (R31). A transaction
+group is one unit of work written by many producers: each joins (application id, batch id) and writes
+under the application id as its transactional id, and one ``EndTxnGroup`` decides for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TxnPartitionResult(Struct):
 
 
 class AddPartitionsToTxnRequest(Struct):
-    """A leader asks, before it appends a transaction's first batch, that the transaction end there too."""
+    """Sent by a leader before it appends a transaction's first batch: the transaction must also end there."""
 
     transactional_id: str
     producer_id: int
@@ -47,7 +47,7 @@ class EndTxnRequest(Struct):
 
 
 class EndTxnResponse(Struct):
-    """Answered when the decision is committed (R32), with the identity of the next transaction (R31)."""
+    """Sent when the decision is committed (R32), with the identity of the next transaction (R31)."""
 
     error_code: int
     error_message: str | None
@@ -75,7 +75,7 @@ class WrittenMarker(Struct):
 
 
 class WriteTxnMarkersResponse(Struct):
-    """Answered when the markers are committed, and offsets among them are in effect (R33, R35)."""
+    """Sent when the markers are committed and offsets in the transactions have taken effect (R33, R35)."""
 
     error_code: int
     error_message: str | None
@@ -85,7 +85,7 @@ class WriteTxnMarkersResponse(Struct):
 class ListTransactionsRequest(Struct):
     states: list[
         str
-    ]  #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; none: all
+    ]  #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; empty: all
     min_duration_ms: int
 
 
@@ -97,7 +97,7 @@ class ListedTransaction(Struct):
 
 
 class ListTransactionsResponse(Struct):
-    """Only those that the asked broker coordinates."""
+    """Only the transactions coordinated by the broker that responds."""
 
     error_code: int
     error_message: str | None
@@ -137,7 +137,7 @@ class ActiveProducer(Struct):
     last_sequence: int
     last_timestamp_ms: int
     coordinator_epoch: int
-    transaction_start_offset: int  #: NO_OFFSET when none is open
+    transaction_start_offset: int  #: NO_OFFSET if none is open
 
 
 class DescribedProducers(Struct):
@@ -149,7 +149,7 @@ class DescribedProducers(Struct):
 
 
 class DescribeProducersResponse(Struct):
-    """Answered by the leader of each partition."""
+    """The response of each partition's leader."""
 
     error_code: int
     error_message: str | None
@@ -157,12 +157,14 @@ class DescribeProducersResponse(Struct):
 
 
 class AbortTransactionRequest(Struct):
-    """End a transaction that hangs in one partition, known to no coordinator (KIP-664). For operators."""
+    """End a transaction that hangs in one partition, unknown to every coordinator (KIP-664). For
+    operators.
+    """
 
     topic: str
     partition: int
     producer_id: int
-    start_offset: int  #: as DescribeProducers told it: nothing is aborted if another one is open by now
+    start_offset: int  #: from DescribeProducers; nothing is aborted if another transaction is open by now
 
 
 class AbortTransactionResponse(Struct):
@@ -173,27 +175,27 @@ class AbortTransactionResponse(Struct):
 
 
 class JoinTxnGroupRequest(Struct):
-    """Become a writer of a batch. The same member name again is the same attempt, with a new epoch."""
+    """Become a writer of a batch. Repeating a name continues the same attempt under a new epoch."""
 
     application_id: str
-    batch_id: int  #: 0 or more; a batch follows those of lower numbers, gaps are allowed
-    member: str  #: unique to the attempt, chosen by the writer
-    timeout_ms: int  #: without an end of the batch by then, the member's records are aborted
+    batch_id: int  #: 0 or more; greater than earlier batches, gaps are allowed
+    member: str  #: name of the writer, unique to the attempt
+    timeout_ms: int  #: after which the writer's records are aborted if the batch is undecided
 
 
 class JoinTxnGroupResponse(Struct):
-    """With ``is_finished`` the batch was decided before: there is nothing to write, and no producer id."""
+    """``is_finished``: the batch is already decided, so there is nothing to write and no producer id."""
 
     error_code: int
     error_message: str | None
     producer_id: int
     producer_epoch: int
-    last_batch_id: int  #: the last one decided; -1 before any
+    last_batch_id: int  #: the last decided batch; -1 before any
     is_finished: bool
 
 
 class TxnWinner(Struct):
-    """A member as it was when it had written everything: a later attempt under its name never wins."""
+    """A writer as it was after its last write. A later attempt under its name never wins."""
 
     member: str
     producer_id: int
@@ -203,7 +205,7 @@ class TxnWinner(Struct):
 class EndTxnGroupRequest(Struct):
     application_id: str
     batch_id: int
-    winners: list[TxnWinner]  #: whose records are committed; those of all other members are aborted
+    winners: list[TxnWinner]  #: writers whose records are committed; those of all others are aborted
 
 
 class EndTxnGroupResponse(Struct):
@@ -212,9 +214,9 @@ class EndTxnGroupResponse(Struct):
     error_code: int
     error_message: str | None
     batch_id: int
-    winners: list[str]  #: names of members, as the call that decided gave them
+    winners: list[str]  #: names of writers, as the deciding call gave them
     is_repeated: bool
-    is_complete: bool  #: every marker is written
+    is_complete: bool  #: whether every marker is written
 
 
 class DescribeTxnGroupRequest(Struct):
@@ -241,7 +243,7 @@ class DescribeTxnGroupResponse(Struct):
 
 
 class RetireTxnGroupRequest(Struct):
-    """The application has no batch after its last one: its name is not used again, and may be forgotten."""
+    """The application has no further batches. Its name is not used again and may be forgotten."""
 
     application_id: str
 

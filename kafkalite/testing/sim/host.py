@@ -12,7 +12,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.sim.loop import Process, SimLoop
 from kafkalite.testing.sim.network import Network
 
-# : 2026-01-01, so that timestamps of records are plausible.
+#: 2026-01-01, so that timestamps of records are plausible.
 EPOCH_MS: Final = 1_767_225_600_000
 
 A = ParamSpec("A")
@@ -41,9 +41,9 @@ class Disk:
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng
-        self.sync_s = 0.0005  # : the minimum
-        self.jitter_s = 0.001  # : at most this much is added
-        self.stall_rate = 0.0  # : part of the syncs that take up to ``stall_s`` longer
+        self.sync_s = 0.0005  #: the minimum
+        self.jitter_s = 0.001  #: at most this much is added
+        self.stall_rate = 0.0  #: part of the syncs that take up to ``stall_s`` longer
         self.stall_s = 0.5
 
     def delay_s(self) -> float:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-# : One turn of one process takes this long, so that a program that never waits can't stop time.
+#: One turn of one process takes this long, so that a program that never waits can't stop time.
 TURN_S: Final = 20e-6
 START_S: Final = 1_000.0
 
-# : The process of the running code; outside of any program, the simulation itself.
+#: The process of the running code; outside of any program, the simulation itself.
 current_process: contextvars.ContextVar[Process] = contextvars.ContextVar("current_process")
 
 

@@ -17,7 +17,7 @@ from kafkalite.testing.sim.loop import Process, SimLoop
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-# : Held data arrives this long after its link has healed: a retransmission comes first.
+#: Held data arrives this long after its link has healed: a retransmission comes first.
 RETRANSMIT_S: Final = 0.4
 
 _FIRST_FREE_PORT: Final = 40_000
@@ -71,11 +71,11 @@ class Tuning:
         spike_s: float = 0.05,
         split_rate: float = 0.0,
     ) -> None:
-        self.delay_s = delay_s  # : the minimum
-        self.jitter_s = jitter_s  # : the mean of what is added
-        self.spike_rate = spike_rate  # : part of the segments that take up to ``spike_s`` longer
+        self.delay_s = delay_s  #: the minimum
+        self.jitter_s = jitter_s  #: the mean of what is added
+        self.spike_rate = spike_rate  #: part of the segments that take up to ``spike_s`` longer
         self.spike_s = spike_s
-        self.split_rate = split_rate  # : part of the writes that arrive in two pieces
+        self.split_rate = split_rate  #: part of the writes that arrive in two pieces
 
 
 class Item(NamedTuple):
@@ -174,7 +174,7 @@ class Network:
         self.listeners: dict[str, Listener] = {}
         self.is_powered: dict[str, bool] = {}
         self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
-        # : Called in the process, before it writes to a connection; may kill the process or cut the link.
+        #: Called in the process, before it writes to a connection; may kill the process or cut the link.
         self.before_write: Callable[[Process], None] = lambda process: None
         self.connection_count = 0
         self._links: dict[tuple[str, str], Link] = {}

@@ -36,7 +36,7 @@ T = TypeVar("T")
 register_scheme(SCHEME, SimTransport)
 
 KEPT_EVENTS: Final = 400
-_LOGGERS: Final = ("kafkalite", "pysyncobj")  # : their events are kept
+_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: their events are kept
 
 
 class Violation(AssertionError):
@@ -74,7 +74,7 @@ class Simulation:
         self.violations: list[Violation] = []
         self.probes: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=8)
-        # : Every line that goes into the hash, if set: to compare two runs.
+        #: Every line that goes into the hash, if set: to compare two runs.
         self.lines: list[str] | None = None
         self._watcher = _Watcher(self)
         self._loggers = [logging.getLogger(name) for name in _LOGGERS]

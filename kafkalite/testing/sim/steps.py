@@ -31,7 +31,7 @@ class Steps:
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal
-        self.labels: list[str] = []  # : of all steps, up to the fatal one
+        self.labels: list[str] = []  #: of all steps, up to the fatal one
         self._process: Process | None = None
         self._strike: Callable[[], None] = lambda: None
 

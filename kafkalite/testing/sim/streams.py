@@ -19,7 +19,7 @@ from kafkalite.transport.stream_end import StreamEnd
 
 SCHEME: Final = "sim://"
 
-# : Connecting to a host that does not respond fails after this time, as in a kernel.
+#: Connecting to a host that does not respond fails after this time, as in a kernel.
 DIAL_TIMEOUT_S: Final = 20.0
 
 
@@ -84,13 +84,13 @@ class SimTransport:
                 opened = await answered
         except TimeoutError:
             end.give_up()
-            raise ConnectionFailedError(f"can't connect to {address}: no answer") from None
+            raise ConnectionFailedError(f"cannot connect to {address}: no answer") from None
         except BaseException:
             end.give_up()
             raise
         if opened is None:
             raise ConnectionFailedError(
-                f"can't connect to {address}: connection refused", hint="does a broker run there?"
+                f"cannot connect to {address}: connection refused", hint="does a broker run there?"
             )
         protocol = protocol_factory()
         end.open(protocol)
@@ -101,11 +101,11 @@ class SimTransport:
         network = _network()
         process = current_process.get(network.loop.root)
         if host != process.host_name:
-            raise ListenError(f"can't listen on {address}: this is host {process.host_name!r}")
+            raise ListenError(f"cannot listen on {address}: this is host {process.host_name!r}")
         if port == 0:
             address = f"{SCHEME}{host}:{network.next_port()}"
         if address in network.listeners:
-            raise ListenError(f"can't listen on {address}: the port is in use")
+            raise ListenError(f"cannot listen on {address}: the port is in use")
         listener = SimListener(network, address, protocol_factory, process)
         network.listeners[address] = listener
         return listener

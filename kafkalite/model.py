@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, NewType, TypeVar
+from typing import Final, NamedTuple, NewType, TypeVar
 
 from kafkalite.limits import MAX_TOPIC_NAME_LENGTH
 
@@ -137,19 +136,6 @@ class GroupMetadata(NamedTuple):
 
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[R]):
-    """The result of a decision: records to make durable, and replies.
-
-    ``replies`` are (ticket, response) pairs to send after all of ``records`` are committed.
-    ``next_deadline_ms`` is the time of the next ``tick``, or None.
-    """
-
-    records: tuple[R, ...] = ()
-    replies: tuple[tuple[int, Any], ...] = ()
-    next_deadline_ms: int | None = None
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")

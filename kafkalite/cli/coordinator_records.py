@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkalite.cli.times import format_time
-from kafkalite.coordination import StateRecord
+from kafkalite.coordinator_machine import StateRecord
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 
 GROUPS_TOPIC: Final = "__consumer_offsets"

@@ -15,11 +15,10 @@ from typing import Final
 from kafkalite.errors import BrokerError, ErrorCode, broker_error
 from kafkalite.metadata.decision import (
     ControllerSettings,
-    MetadataStep,
+    Decision,
     allows_unclean_election,
     edit_partitions,
     outcome,
-    reply,
 )
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import (
@@ -97,8 +96,7 @@ def register_broker(
     *,
     now_ms: int,
     settings: ControllerSettings,
-    ticket: int = 0,
-) -> MetadataStep:
+) -> Decision:
     """Give the broker's new process its epoch, and end what its earlier one was (R20), in one entry.
 
     The epoch is the first offset the entry can have: entries are appended by comparison, so every image at
@@ -112,7 +110,7 @@ def register_broker(
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
         known = RegisterBrokerResponse(0, None, earlier.broker_epoch, earlier.registration_offset)
-        return reply(ticket, known)
+        return Decision(known)
     registration_offset = image.metadata_offset + 1
     broker_epoch = registration_offset
     is_fenced = is_fenced_at_registration(earlier, settings)
@@ -132,7 +130,7 @@ def register_broker(
     records: list[MetadataRecord] = [registration_record(broker)]
     if earlier is not None:
         records += _take_over(image, command, earlier, is_fenced=is_fenced, settings=settings)
-    return reply(ticket, RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)
+    return Decision(RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
@@ -188,14 +186,12 @@ def _take_over(
     return edit_partitions(image, is_affected, edit)
 
 
-def change_broker(
-    image: ClusterImage, command: BrokerChange, *, settings: ControllerSettings, ticket: int = 0
-) -> MetadataStep:
+def change_broker(image: ClusterImage, command: BrokerChange, *, settings: ControllerSettings) -> Decision:
     """One change of a broker's life; the reply is None, or the BrokerError of ``broker_of``."""
     try:
         broker = broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
-        return reply(ticket, error)
+        return Decision(error)
     match command:
         case FenceBroker():
             records = _fence(image, broker, settings)
@@ -205,7 +201,7 @@ def change_broker(
             records = _begin_shutdown(image, broker)
         case LoseReplicas():
             records = _lose_replicas(image, broker, command.damaged, settings)
-    return reply(ticket, None, records)
+    return Decision(None, records)
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
@@ -335,14 +331,12 @@ def _change_record(broker: BrokerState) -> BrokerChangeRecord:
     return BrokerChangeRecord(broker.node_id, broker.broker_epoch, broker.is_fenced, broker.is_shutting_down)
 
 
-def allocate_producer_ids(
-    image: ClusterImage, command: AllocateProducerIdsRequest, *, ticket: int = 0
-) -> MetadataStep:
+def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:
     """A block of producer ids that nobody else is ever given. Errors as ``broker_of``."""
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
-        return reply(ticket, AllocateProducerIdsResponse(*outcome(error), -1, 0))
+        return Decision(AllocateProducerIdsResponse(*outcome(error), -1, 0))
     first = image.next_producer_id
     response = AllocateProducerIdsResponse(0, None, first, PRODUCER_ID_BLOCK_SIZE)
-    return reply(ticket, response, [ProducerIdsRecord(first + PRODUCER_ID_BLOCK_SIZE)])
+    return Decision(response, [ProducerIdsRecord(first + PRODUCER_ID_BLOCK_SIZE)])

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from kafkalite.errors import BrokerError, ErrorCode, broker_error
 from kafkalite.metadata.decision import (
     ControllerSettings,
-    MetadataStep,
+    Decision,
     allows_unclean_election,
     edit_partitions,
     existing_topic,
     min_insync_replicas,
     outcome,
     parse_configs,
-    reply,
     too_many,
 )
 from kafkalite.metadata.delta import Delta
@@ -31,8 +30,8 @@ from kafkalite.protocol.messages.admin import (
 
 
 def alter_configs(
-    image: ClusterImage, command: AlterConfigsRequest, *, settings: ControllerSettings, ticket: int = 0
-) -> MetadataStep:
+    image: ClusterImage, command: AlterConfigsRequest, *, settings: ControllerSettings
+) -> Decision:
     """Set and take away overrides (KIP-339). The changes of one resource are done all or none.
 
     UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (name, value, or a key twice), INVALID_REQUEST (a kind of
@@ -40,7 +39,7 @@ def alter_configs(
     """
     problem = too_many(len(command.changes), "changes")
     if problem is not None:
-        return reply(ticket, AlterConfigsResponse(*outcome(problem), []))
+        return Decision(AlterConfigsResponse(*outcome(problem), []))
     by_resource: dict[tuple[str, str], list[ConfigChange]] = {}
     for change in command.changes:
         by_resource.setdefault((change.resource_type, change.name), []).append(change)
@@ -56,7 +55,7 @@ def alter_configs(
             records += new_records
         results.append(AlteredConfig(resource_type, name, 0, None))
     records += _consequences(image, records, settings)
-    return reply(ticket, AlterConfigsResponse(0, None, results), records)
+    return Decision(AlterConfigsResponse(0, None, results), records)
 
 
 def _consequences(

@@ -26,7 +26,7 @@ from kafkalite.metadata.broker_commands import (
     register_broker,
 )
 from kafkalite.metadata.config_commands import alter_configs
-from kafkalite.metadata.decision import ControllerSettings, MetadataStep
+from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.partition_commands import (
     BalanceLeaders,
@@ -53,19 +53,6 @@ from kafkalite.protocol.messages.cluster import (
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-__all__ = [
-    "BalanceLeaders",
-    "BeginShutdown",
-    "Command",
-    "ControllerSettings",
-    "FenceBroker",
-    "LoseReplicas",
-    "MetadataStep",
-    "UnfenceBroker",
-    "decide",
-]
-
-
 Command = (
     CreateTopicsRequest
     | DeleteTopicsRequest
@@ -91,31 +78,30 @@ def decide(
     now_ms: int,
     rng: Rng,
     settings: ControllerSettings,
-    ticket: int = 0,
-) -> MetadataStep:
+) -> Decision:
     """What ``command`` does to the cluster as ``image`` shows it; the one reply carries ``ticket``."""
     match command:
         case AlterPartitionRequest():
-            return alter_partition(image, command, ticket=ticket)
+            return alter_partition(image, command)
         case CheckpointHighWatermarksRequest():
-            return checkpoint_high_watermarks(image, command, ticket=ticket)
+            return checkpoint_high_watermarks(image, command)
         case AllocateProducerIdsRequest():
-            return allocate_producer_ids(image, command, ticket=ticket)
+            return allocate_producer_ids(image, command)
         case RegisterBrokerRequest():
-            return register_broker(image, command, now_ms=now_ms, settings=settings, ticket=ticket)
+            return register_broker(image, command, now_ms=now_ms, settings=settings)
         case FenceBroker() | UnfenceBroker() | BeginShutdown() | LoseReplicas():
-            return change_broker(image, command, settings=settings, ticket=ticket)
+            return change_broker(image, command, settings=settings)
         case CreateTopicsRequest():
-            return create_topics(image, command, rng=rng, settings=settings, ticket=ticket)
+            return create_topics(image, command, rng=rng, settings=settings)
         case DeleteTopicsRequest():
-            return delete_topics(image, command, ticket=ticket)
+            return delete_topics(image, command)
         case CreatePartitionsRequest():
-            return create_partitions(image, command, ticket=ticket)
+            return create_partitions(image, command)
         case AlterConfigsRequest():
-            return alter_configs(image, command, settings=settings, ticket=ticket)
+            return alter_configs(image, command, settings=settings)
         case ElectLeadersRequest():
-            return elect_leaders(image, command, ticket=ticket)
+            return elect_leaders(image, command)
         case BalanceLeaders():
-            return balance_leaders(image, command, settings=settings, ticket=ticket)
+            return balance_leaders(image, command, settings=settings)
         case _:
             assert_never(command)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkalite.errors import BrokerError, ConfigError, ErrorCode, broker_error
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
@@ -12,11 +12,16 @@ from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
 from kafkalite.metadata.records import BROKER, HighWatermarksRecord, MetadataRecord
 from kafkalite.metadata.topic_config import topic_defaults
-from kafkalite.model import Step
 
-MetadataStep = Step[MetadataRecord]
 Configs = Mapping[str, str | None]
 ConfigParser = Callable[[str, str | None], tuple[str, str | None]]
+
+
+class Decision(NamedTuple):
+    """The response to a command, and the records that must be committed before it is sent."""
+
+    reply: Any
+    records: Sequence[MetadataRecord] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,3 @@ def too_many(count: int, what: str) -> BrokerError | None:
 def outcome(error: BrokerError) -> tuple[int, str]:
     """(error_code, error_message) of a refused item."""
     return int(error.code), error.message
-
-
-def reply(ticket: int, response: Any, records: Iterable[MetadataRecord] = ()) -> MetadataStep:
-    """A step with the one reply of a command."""
-    return Step(tuple(records), ((ticket, response),))

@@ -11,12 +11,11 @@ from kafkalite.errors import BrokerError, ErrorCode, broker_error
 from kafkalite.metadata.broker_commands import broker_of
 from kafkalite.metadata.decision import (
     ControllerSettings,
-    MetadataStep,
+    Decision,
     edit_partitions,
     edit_records,
     min_insync_replicas,
     outcome,
-    reply,
 )
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage, partition_record
@@ -44,7 +43,7 @@ class BalanceLeaders:
     """Let preferred replicas lead where too many leaderships have moved away. The reply is how many did."""
 
 
-def alter_partition(image: ClusterImage, command: AlterPartitionRequest, *, ticket: int = 0) -> MetadataStep:
+def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
     """Leaders' proposals for their ISRs (KIP-497), each compared with and set upon the partition epoch (R13).
 
     Of another process or leader than the present one nothing is believed and nothing is written: whole
@@ -58,7 +57,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest, *, tick
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
-        return reply(ticket, AlterPartitionResponse(*outcome(error), []))
+        return Decision(AlterPartitionResponse(*outcome(error), []))
     states: dict[tuple[str, int], PartitionState] = {}  # as changed by this request so far
     records: list[MetadataRecord] = []
     results: list[ChangedPartition] = []
@@ -86,7 +85,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest, *, tick
             records.append(partition_record(proposal.topic_id, proposal.partition, changed))
             state = states[key] = changed
         results.append(_changed(proposal, code, message, state))
-    return reply(ticket, AlterPartitionResponse(0, None, results), records)
+    return Decision(AlterPartitionResponse(0, None, results), records)
 
 
 def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> PartitionState:
@@ -188,9 +187,7 @@ def _unchanged(
     return _changed(proposal, *outcome(error), state or topic.partitions[proposal.partition])
 
 
-def checkpoint_high_watermarks(
-    image: ClusterImage, command: CheckpointHighWatermarksRequest, *, ticket: int = 0
-) -> MetadataStep:
+def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
     """What leaders know to be committed, for those who lead after them. One record for the request.
 
     Partitions that the sender does not lead in that epoch, or that are no further than known, are passed
@@ -199,7 +196,7 @@ def checkpoint_high_watermarks(
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
-        return reply(ticket, CheckpointHighWatermarksResponse(*outcome(error), 0))
+        return Decision(CheckpointHighWatermarksResponse(*outcome(error), 0))
     moved: dict[tuple[str, int], int] = {}
     for reported in command.partitions:
         topic = image.topics_by_id.get(reported.topic_id)
@@ -212,10 +209,10 @@ def checkpoint_high_watermarks(
         if reported.high_watermark > moved.get(key, image.high_watermarks.get(key, 0)):
             moved[key] = reported.high_watermark
     records = [HighWatermarksRecord(tuple((*key, end) for key, end in moved.items()))] if moved else []
-    return reply(ticket, CheckpointHighWatermarksResponse(0, None, len(moved)), records)
+    return Decision(CheckpointHighWatermarksResponse(0, None, len(moved)), records)
 
 
-def elect_leaders(image: ClusterImage, command: ElectLeadersRequest, *, ticket: int = 0) -> MetadataStep:
+def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision:
     """Elections that somebody asks for (KIP-183, KIP-460).
 
     Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if not.
@@ -250,7 +247,7 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest, *, ticket: 
             continue
         records += edit_records(image, topic.topic_id, wanted.partition, edit)
         results.append(ElectedPartition(wanted.topic, wanted.partition, 0, None, edit.leader))
-    return reply(ticket, ElectLeadersResponse(0, None, results), records)
+    return Decision(ElectLeadersResponse(0, None, results), records)
 
 
 def _every_partition(image: ClusterImage) -> Iterator[ElectionPartition]:
@@ -286,8 +283,8 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
 
 
 def balance_leaders(
-    image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings, ticket: int = 0
-) -> MetadataStep:
+    image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
+) -> Decision:
     """Preferred leaders for those brokers of whose partitions more than the allowed part is led by others.
 
     As Kafka's automatic rebalance; at most MAX_ELECTIONS_PER_BALANCE at once, and the rest with the next.
@@ -317,4 +314,4 @@ def balance_leaders(
             elected += 1
 
     records = edit_partitions(image, is_affected, edit) if wanted else []
-    return reply(ticket, elected, records)
+    return Decision(elected, records)

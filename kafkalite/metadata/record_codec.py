@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, assert_never
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final
 
 import msgpack
 
@@ -40,19 +42,30 @@ class RecordType(enum.IntEnum):
     PRODUCER_IDS = 8
 
 
-_VERSIONS: Final[dict[int, int]] = {
-    RecordType.TOPIC: 0,
-    RecordType.REMOVE_TOPIC: 0,
-    RecordType.PARTITION: 1,  # 1: elr, last_known_elr
-    RecordType.CONFIG: 0,
-    RecordType.BROKER_REGISTRATION: 1,  # 1: of the process, and whether it is fenced or shutting down
-    RecordType.BROKER_CHANGE: 0,
-    RecordType.HIGH_WATERMARKS: 0,
-    RecordType.PRODUCER_IDS: 0,
+#: The class of each type, and its newest version, which is the one written.
+_LAYOUTS: Final[dict[RecordType, tuple[type, int]]] = {
+    RecordType.TOPIC: (TopicRecord, 0),
+    RecordType.REMOVE_TOPIC: (RemoveTopicRecord, 0),
+    RecordType.PARTITION: (PartitionRecord, 1),  # 1: elr, last_known_elr
+    RecordType.CONFIG: (ConfigRecord, 0),
+    RecordType.BROKER_REGISTRATION: (BrokerRegistrationRecord, 1),  # 1: incarnation_id and all after it
+    RecordType.BROKER_CHANGE: (BrokerChangeRecord, 0),
+    RecordType.HIGH_WATERMARKS: (HighWatermarksRecord, 0),
+    RecordType.PRODUCER_IDS: (ProducerIdsRecord, 0),
 }
-"""The newest version of each type, which is the one written."""
+_VERSIONS: Final[dict[int, int]] = {kind: version for kind, (_, version) in _LAYOUTS.items()}
 
-_PARTITION: Final = int(RecordType.PARTITION)  # an enumeration's member takes long to look up
+
+def _fields_of(record_type: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in fields(record_type)]
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda record: (get(record),)
+
+
+_WRITERS: Final[dict[type, tuple[int, int, Callable[[Any], tuple[Any, ...]]]]] = {
+    record_type: (int(kind), version, _fields_of(record_type))
+    for kind, (record_type, version) in _LAYOUTS.items()
+}
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
@@ -79,64 +92,15 @@ def from_arrays(arrays: Any) -> list[MetadataRecord]:
 
 def to_array(record: MetadataRecord) -> list[Any]:
     """One record as msgpack values."""
-    match record:
-        case PartitionRecord():
-            return [
-                _PARTITION,
-                1,
-                record.topic_id,
-                record.partition,
-                record.replicas,
-                record.isr,
-                record.leader,
-                record.leader_epoch,
-                record.partition_epoch,
-                record.elr,
-                record.last_known_elr,
-            ]
-        case TopicRecord():
-            return [RecordType.TOPIC, 0, record.topic_id, record.name]
-        case RemoveTopicRecord():
-            return [RecordType.REMOVE_TOPIC, 0, record.topic_id]
-        case ConfigRecord():
-            return [RecordType.CONFIG, 0, record.resource_type, record.name, record.key, record.value]
-        case BrokerRegistrationRecord():
-            return [
-                RecordType.BROKER_REGISTRATION,
-                1,
-                record.node_id,
-                record.broker_epoch,
-                record.addresses,
-                record.rack,
-                record.registered_ms,
-                record.incarnation_id,
-                record.directory_id,
-                record.registration_offset,
-                record.is_fenced,
-                record.is_shutting_down,
-            ]
-        case BrokerChangeRecord():
-            return [
-                RecordType.BROKER_CHANGE,
-                0,
-                record.node_id,
-                record.broker_epoch,
-                record.is_fenced,
-                record.is_shutting_down,
-            ]
-        case HighWatermarksRecord():
-            return [RecordType.HIGH_WATERMARKS, 0, record.high_watermarks]
-        case ProducerIdsRecord():
-            return [RecordType.PRODUCER_IDS, 0, record.next_producer_id]
-        case _:
-            assert_never(record)
+    kind, version, fields_of = _WRITERS[type(record)]
+    return [kind, version, *fields_of(record)]
 
 
 def from_array(array: Any) -> MetadataRecord:
     """One record from msgpack values. Raises StorageError for an unknown type or version, or wrong fields."""
     match array:
-        case [int(kind), int(version), *fields] if 0 <= version <= _VERSIONS.get(kind, -1):
-            record = _READERS[kind](version, fields)
+        case [int(kind), int(version), *values] if 0 <= version <= _VERSIONS.get(kind, -1):
+            record = _READERS[kind](version, values)
             if record is not None:
                 return record
         case [int(kind), int(version), *_]:

@@ -11,12 +11,11 @@ from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPI
 from kafkalite.metadata.decision import (
     Configs,
     ControllerSettings,
-    MetadataStep,
+    Decision,
     existing_topic,
     outcome,
     parse_configs,
     refuse_repeated,
-    reply,
     too_many,
 )
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
@@ -56,8 +55,7 @@ def create_topics(
     *,
     rng: Rng,
     settings: ControllerSettings,
-    ticket: int = 0,
-) -> MetadataStep:
+) -> Decision:
     """New topics, each with an id of its own, leaders spread over the brokers.
 
     INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
@@ -65,7 +63,7 @@ def create_topics(
     """
     problem = too_many(len(command.topics), "topics")
     if problem is not None:
-        return reply(ticket, CreateTopicsResponse(*outcome(problem), []))
+        return Decision(CreateTopicsResponse(*outcome(problem), []))
     times = Counter(topic.name for topic in command.topics)
     records: list[MetadataRecord] = []
     results: list[CreatedTopic] = []
@@ -88,7 +86,7 @@ def create_topics(
         results.append(
             CreatedTopic(topic.name, 0, None, topic_id, topic.num_partitions, topic.replication_factor)
         )
-    return reply(ticket, CreateTopicsResponse(0, None, results), records)
+    return Decision(CreateTopicsResponse(0, None, results), records)
 
 
 def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
@@ -185,11 +183,11 @@ def _first_state(replicas: tuple[int, ...]) -> PartitionState:
     return PartitionState(replicas, replicas, replicas[0], leader_epoch=0, partition_epoch=0)
 
 
-def delete_topics(image: ClusterImage, command: DeleteTopicsRequest, *, ticket: int = 0) -> MetadataStep:
+def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision:
     """Remove topics. UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (name twice)."""
     problem = too_many(len(command.names), "topics")
     if problem is not None:
-        return reply(ticket, DeleteTopicsResponse(*outcome(problem), []))
+        return Decision(DeleteTopicsResponse(*outcome(problem), []))
     times = Counter(command.names)
     records: list[MetadataRecord] = []
     results: list[TopicResult] = []
@@ -200,12 +198,10 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest, *, ticket: 
             results.append(TopicResult(name, 0, None))
         except BrokerError as error:
             results.append(TopicResult(name, *outcome(error)))
-    return reply(ticket, DeleteTopicsResponse(0, None, results), records)
+    return Decision(DeleteTopicsResponse(0, None, results), records)
 
 
-def create_partitions(
-    image: ClusterImage, command: CreatePartitionsRequest, *, ticket: int = 0
-) -> MetadataStep:
+def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
     """Let topics grow; the new partitions even out what the present ones have left uneven.
 
     UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
@@ -213,7 +209,7 @@ def create_partitions(
     """
     problem = too_many(len(command.topics), "topics")
     if problem is not None:
-        return reply(ticket, CreatePartitionsResponse(*outcome(problem), []))
+        return Decision(CreatePartitionsResponse(*outcome(problem), []))
     times = Counter(topic.name for topic in command.topics)
     records: list[MetadataRecord] = []
     results: list[TopicResult] = []
@@ -230,7 +226,7 @@ def create_partitions(
         if not command.validate_only:
             records += _added_partition_records(image, topic, wanted.total_count)
         results.append(TopicResult(wanted.name, 0, None))
-    return reply(ticket, CreatePartitionsResponse(0, None, results), records)
+    return Decision(CreatePartitionsResponse(0, None, results), records)
 
 
 def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, left_count: int) -> None:

@@ -38,19 +38,18 @@ from kafkalite.errors import (
     ThrottlingQuotaExceededError,
 )
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_QUEUED_COMMANDS
-from kafkalite.metadata.broker_commands import broker_of, heartbeat_change, may_shut_down
-from kafkalite.metadata.controller import (
-    BalanceLeaders,
+from kafkalite.metadata.broker_commands import (
     BeginShutdown,
-    Command,
-    ControllerSettings,
     FenceBroker,
-    decide,
+    broker_of,
+    heartbeat_change,
+    may_shut_down,
 )
-from kafkalite.metadata.decision import MetadataStep, reply
+from kafkalite.metadata.controller import Command, decide
+from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage
-from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE
+from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, BrokerSessions
 from kafkalite.protocol.messages.cluster import (
@@ -60,7 +59,6 @@ from kafkalite.protocol.messages.cluster import (
     RegisterBrokerResponse,
 )
 from kafkalite.raft.quorum import Quorum, StaleImageError
-from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng
 
 Publisher = Callable[[Delta, ClusterImage], None]
@@ -94,7 +92,7 @@ class ControllerNode:
         self._settings = replace(
             settings or ControllerSettings(),
             node_id=node_id,
-            is_single_node=isinstance(quorum, SingleQuorum),
+            is_single_node=quorum.is_single_node,
         )
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
         self._shutdown_offsets: dict[int, int] = {}  # of brokers that shut down: their last hand-over
@@ -374,10 +372,10 @@ class ControllerNode:
                 outcomes.append(error)
                 continue
             records += step.records
-            outcomes.append(step.replies[0][1])
+            outcomes.append(step.reply)
         return records, outcomes
 
-    def _decide(self, image: ClusterImage, command: Command) -> MetadataStep:
+    def _decide(self, image: ClusterImage, command: Command) -> Decision:
         if isinstance(command, RegisterBrokerRequest):
             earlier = image.brokers.get(command.node_id)
             # Who registers ends the earlier process (R20). If that one is heard of, two processes have the
@@ -389,7 +387,7 @@ class ControllerNode:
             ):
                 message = f"another live process is broker {command.node_id}"
                 code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
-                return reply(0, RegisterBrokerResponse(int(code), message, -1, -1))
+                return Decision(RegisterBrokerResponse(int(code), message, -1, -1))
         return decide(image, command, now_ms=self._clock.wall_ms(), rng=self._rng, settings=self._settings)
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:

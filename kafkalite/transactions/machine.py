@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,
@@ -87,7 +87,7 @@ class TransactionSettings:
 
 
 class TransactionMachine:
-    """See ``kafkalite.coordination`` for what is called when."""
+    """See ``kafkalite.coordinator_machine`` for what is called when."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from kafkalite.errors import BrokerError, CorruptBatchError, ErrorCode, OffsetOutOfRangeError
 from kafkalite.metadata.broker_commands import FenceBroker, UnfenceBroker
-from kafkalite.metadata.controller import ControllerSettings, decide
-from kafkalite.metadata.decision import edit_records
+from kafkalite.metadata.controller import decide
+from kafkalite.metadata.decision import ControllerSettings, edit_records
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import ClusterImage, PartitionState, partition_record
@@ -125,8 +125,8 @@ class World:
 
     def command(self, command: Any) -> Any:
         step = decide(self.image, command, now_ms=self.now_ms, rng=self.rng, settings=self.settings)
-        self.commit(step.records)
-        return step.replies[0][1]
+        self.commit(list(step.records))
+        return step.reply
 
     def register(self, broker: Broker) -> None:
         incarnation = f"{broker.node_id:016x}{broker.life:016x}"

@@ -28,7 +28,8 @@ from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.clock import SystemClock
 from kafkalite.errors import ConnectionFailedError, CorruptLogError, ErrorCode
-from kafkalite.metadata.controller import ControllerSettings, FenceBroker, LoseReplicas, UnfenceBroker
+from kafkalite.metadata.broker_commands import FenceBroker, LoseReplicas, UnfenceBroker
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY
 from kafkalite.protocol.api import ApiKey

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kafkalite.errors import ErrorCode
-from kafkalite.metadata.broker_commands import heartbeat_change, may_shut_down
-from kafkalite.metadata.controller import (
+from kafkalite.metadata.broker_commands import (
     BeginShutdown,
-    ControllerSettings,
     FenceBroker,
     LoseReplicas,
     UnfenceBroker,
+    heartbeat_change,
+    may_shut_down,
 )
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.records import NO_LEADER

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kafkalite.metadata import record_codec
-from kafkalite.metadata.controller import BalanceLeaders, ControllerSettings
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, BrokerLoad
+from kafkalite.metadata.partition_commands import BalanceLeaders
 
 NODES = st.integers(1, 4)
 NAMES = st.sampled_from(["a", "b"])

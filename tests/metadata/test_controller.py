@@ -8,7 +8,7 @@ import pytest
 
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPIC, MAX_TOPICS_PER_REQUEST
-from kafkalite.metadata.controller import ControllerSettings
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
     ConfigChange,

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from kafkalite.metadata import record_codec
-from kafkalite.metadata.controller import FenceBroker, decide
+from kafkalite.metadata.broker_commands import FenceBroker
+from kafkalite.metadata.controller import decide
 from kafkalite.metadata.delta import Delta
 from kafkalite.protocol.messages.cluster import RegisterBrokerRequest
 

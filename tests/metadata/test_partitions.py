@@ -6,7 +6,8 @@ import pytest
 
 from kafkalite.errors import ErrorCode
 from kafkalite.metadata import partition_commands
-from kafkalite.metadata.controller import BalanceLeaders, ControllerSettings
+from kafkalite.metadata.decision import ControllerSettings
+from kafkalite.metadata.partition_commands import BalanceLeaders
 from kafkalite.metadata.records import NO_LEADER
 from kafkalite.protocol.messages.cluster import (
     AlterPartitionRequest,

@@ -230,6 +230,8 @@ class SharedLog:
 class Member:
     """One node's Quorum on a shared log."""
 
+    is_single_node = False
+
     def __init__(self, log: SharedLog, node_id: int) -> None:
         self.leader_id: int | None = node_id
         self.on_leader_change: list[Any] = []

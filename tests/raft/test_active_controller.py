@@ -14,7 +14,7 @@ from kafkalite.errors import (
     RequestTimedOutError,
     ShuttingDownError,
 )
-from kafkalite.metadata.controller import ControllerSettings
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, FIRST_HEARTBEAT_GRACE_MS
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, NewTopic
 from kafkalite.protocol.messages.cluster import (

@@ -169,7 +169,7 @@ async def test_a_record_that_cannot_be_replayed_is_never_committed(monkeypatch):
 
     def without_topic_record(image, command, **arguments):
         step = decide(image, command, **arguments)
-        return type(step)(step.records[1:], step.replies)
+        return step._replace(records=step.records[1:])
 
     monkeypatch.setattr(controller_node, "decide", without_topic_record)
     with pytest.raises(AssertionError, match="no topic with the id"):

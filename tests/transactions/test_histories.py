@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kafkalite.coordination import Caller, Instant, StateRecord
+from kafkalite.coordinator_machine import Caller, Instant, StateRecord
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.metadata.controller import ControllerSettings
+from kafkalite.metadata.decision import ControllerSettings
 
 
 def controller_settings(config: BrokerConfig) -> ControllerSettings:

@@ -29,7 +29,7 @@ from kafkalite.broker.coordination.shard import Machine, Shard
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
-from kafkalite.coordination import TopicShape
+from kafkalite.coordinator_machine import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta

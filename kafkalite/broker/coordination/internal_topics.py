@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig
 from kafkalite.clock import Clock
-from kafkalite.coordination import TopicShape
+from kafkalite.coordinator_machine import TopicShape
 from kafkalite.errors import (
     CoordinatorNotAvailableError,
     ErrorCode,

@@ -20,7 +20,7 @@ from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.responses import Pending, Reply, Response, settled
 from kafkalite.clock import Clock
-from kafkalite.coordination import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     CoordinatorLoadInProgressError,

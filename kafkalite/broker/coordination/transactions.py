@@ -30,7 +30,7 @@ from kafkalite.broker.server.responses import (
 )
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
-from kafkalite.coordination import Caller
+from kafkalite.coordinator_machine import Caller
 from kafkalite.errors import (
     BrokerError,
     ConnectionFailedError,

@@ -14,9 +14,7 @@ from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Instant(NamedTuple):
-    """One moment on both clocks: the monotonic one measures sessions and timeouts, the wall clock dates
-    records.
-    """
+    """One moment on both clocks: monotonic for sessions and timeouts, wall clock for dates."""
 
     monotonic_ms: int
     wall_ms: int

@@ -273,9 +273,7 @@ class MaxPollIntervalError(CommitFailedError):
 
 
 class TransactionAbortedError(ClientError):
-    """The transaction was aborted before the record was acknowledged; no read_committed reader sees the
-    record.
-    """
+    """The transaction was aborted before the record was acknowledged; it is not readable."""
 
 
 class TransactionStateError(ClientError):

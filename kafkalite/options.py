@@ -163,9 +163,7 @@ class OptionRegistry:
         return {option.name: option.default for option in self}
 
     def parse(self, settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-        """Parse settings under any of their names into {dotted name: typed value}. Raises ConfigError at
-        the first bad one.
-        """
+        """Convert settings to {dotted name: typed value}. Raises ConfigError at the first bad one."""
         parsed: dict[str, Any] = {}
         for name, value in settings.items():
             option = self.get(name, source=source)

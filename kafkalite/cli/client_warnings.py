@@ -11,9 +11,7 @@ _QUIET_SECONDS: Final = 10.0
 
 
 class SparseHandler(logging.Handler):
-    """Print one warning, then none for ten seconds, so that an unreachable broker is not reported at every
-    retry.
-    """
+    """Prints a warning at most every ten seconds, not at each retry to an unreachable broker."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -28,9 +26,7 @@ class SparseHandler(logging.Handler):
 
 
 def install(*, debug: bool) -> None:
-    """Send the log records of ``kafkalite`` to stderr: warnings at a limited rate, or everything with
-    ``debug``.
-    """
+    """Send the library's log records to stderr: rate-limited warnings, or everything with ``debug``."""
     logger = logging.getLogger("kafkalite")
     if any(isinstance(handler, SparseHandler) for handler in logger.handlers):
         return

@@ -356,9 +356,7 @@ def _election_result(each: ElectedPartition) -> str:
 
 
 async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
-    """Return the partitions of the given names: all of ``events``, or only ``events-0``. Raises
-    NotFoundError.
-    """
+    """Return partitions: all of ``events``, or only ``events-0``. Raises NotFoundError."""
     view = await look(client)
     known = [each.name for each in view.partitions]
     topics = {tp.topic for tp in known}

@@ -1,6 +1,4 @@
-"""Builds clients from command-line options: bootstrap servers, and each ``-X`` property for clients that
-define it.
-"""
+"""Builds clients from options: bootstrap servers, and each ``-X`` property for clients that define it."""
 
 from __future__ import annotations
 

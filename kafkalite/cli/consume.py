@@ -242,9 +242,7 @@ class _Job:
             consumer.pause(done)
 
     def _check_whether_short(self) -> None:
-        """Raise TimedOutError unless the range is open-ended: such a command prints what came before
-        --timeout.
-        """
+        """Raise TimedOutError, unless the range is open-ended and the command prints what came in time."""
         if self.count is None and self.range.stop is None:
             return
         raise timed_out(self.printed_count, self.count, self.settings)

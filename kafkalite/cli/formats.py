@@ -48,9 +48,7 @@ def unescape(text: str) -> str:
 
 
 def compile_format(text: str) -> Render:
-    """Return a function that prints a record in this format. Raises ValueError, which lists what is
-    allowed.
-    """
+    """Return a function that renders a record. Raises ValueError, which lists what is allowed."""
     if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
         return _compile_letters(text)
     if "{" in text:

@@ -212,9 +212,7 @@ def say(message: str) -> None:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask for confirmation on stderr. Raises KafkaliteError with the message ``refusal`` unless it is
-    given.
-    """
+    """Ask for confirmation on stderr. Raises KafkaliteError with ``refusal`` unless it is given."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")

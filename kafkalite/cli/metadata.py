@@ -165,9 +165,7 @@ async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Return (sign, path, value) of each difference, by path: ``+`` new, ``~`` changed, ``-`` removed.
-    Pure.
-    """
+    """Return (sign, path, value) of each difference: ``+`` new, ``~`` changed, ``-`` removed. Pure."""
     found = []
     for path in sorted(before.keys() | now.keys()):
         if path not in now:

@@ -143,8 +143,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Return the smallest sample that at least ``percent`` percent of all samples do not exceed (nearest
-    rank).
+    """Return the smallest sample that at least ``percent`` % of all do not exceed (nearest rank).
 
     Raises ValueError if there are none.
     """

@@ -421,8 +421,7 @@ def _check_topics(current: invocation.Invocation, declared: Any) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came. The second signal raises
-    KeyboardInterrupt.
+    """Yield a function: did Ctrl-C or SIGTERM come? The second signal raises KeyboardInterrupt.
 
     pyspark's own handler would fail the query, and an exception during a call to the JVM breaks that
     call.

@@ -96,9 +96,7 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """Parse one time before trying a pair, so that ``@09:30`` is half past nine; then split at the first
-    colon that fits.
-    """
+    """Try one time first, so ``@09:30`` is half past nine, then two, split at the first colon that fits."""
     whole = _time(text, now_ms, zone)
     if whole is not None:
         return OffsetRange(Bound(Anchor.TIME, whole))

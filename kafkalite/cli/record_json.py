@@ -1,5 +1,4 @@
-"""Records as JSON and back without loss: ``kl consume -o jsonl`` prints them, ``kl produce -i jsonl``
-reads them.
+"""Records as JSON and back: ``kl consume -o jsonl`` prints them, ``kl produce -i jsonl`` reads them.
 
 One object per record::
 

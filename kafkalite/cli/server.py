@@ -129,9 +129,7 @@ def format_directory(
     if_not_formatted: bool,
     dry_run: bool,
 ) -> None:
-    """Create a data directory: cluster id, node id, directory id. A broker refuses another node's
-    directory.
-    """
+    """Create a data directory with cluster id, node id and directory id."""
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.log_store import format_data_dir, read_identity
 

@@ -34,9 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Act on every name. A failure of the only name is raised; failures of several are reported and
-    counted.
-    """
+    """Act on every name. The failure of a single name is raised; several are reported and counted."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:

@@ -148,9 +148,7 @@ def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Stream:
-    """Reads one envelope front to back, an element at a time, and checks each count against the remaining
-    bytes.
-    """
+    """Reads one envelope element by element, and checks each count against the remaining bytes."""
 
     __slots__ = ("_data", "_end", "_items_left", "_unpacker", "value")
 
@@ -178,9 +176,7 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """Return the leaves of an envelope of ``width`` fields, and this stream positioned at the last
-        one.
-        """
+        """Return the leaves of an envelope of ``width`` fields, and this stream at the last one."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 

@@ -125,8 +125,7 @@ class ServerConnection:
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
-        """Return the requests completed by ``byte_count`` bytes that were written to the last
-        ``get_buffer()``.
+        """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         Raises RemoteProtocolError if the stream is damaged; close the connection then. If complete
         requests precede the damage, they are returned, followed by a fatal BadRequest with
@@ -145,9 +144,7 @@ class ServerConnection:
         return events
 
     def eof(self) -> None:
-        """Handle the end of the client's stream. Raises RemoteProtocolError if it is in the middle of a
-        frame.
-        """
+        """Handle the end of the client's stream. Raises RemoteProtocolError inside a frame."""
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -272,17 +269,14 @@ class ClientConnection:
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, byte_count: int) -> list[Response]:
-        """Return the responses completed by ``byte_count`` bytes that were written to the last
-        ``get_buffer()``.
+        """Return the responses completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         Raises RemoteProtocolError; close the connection then, and fail all requests in flight.
         """
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
     def eof(self) -> None:
-        """Handle the end of the server's stream. Raises RemoteProtocolError if it is in the middle of a
-        frame.
-        """
+        """Handle the end of the server's stream. Raises RemoteProtocolError inside a frame."""
         if self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 

@@ -60,9 +60,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """Lends its bytes to a memoryview. Does nothing on close: from Python 3.13 on the garbage collector
-    closes one in a cycle while it is lent out, and reports the error.
-    """
+    """Lends its bytes to a memoryview. Closing does nothing, since garbage collection would fail in it."""
 
     __slots__ = ()
 
@@ -135,8 +133,7 @@ class FrameReader:
         return self._staging[self._end :]
 
     def buffer_updated(self, byte_count: int) -> list[Frame]:
-        """Return the frames completed by ``byte_count`` bytes that were written to the last
-        ``get_buffer()``.
+        """Return the frames completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         Raises RemoteProtocolError, which also loses the frames completed before the invalid one.
         """

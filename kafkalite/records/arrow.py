@@ -1,5 +1,4 @@
-"""Record batches to and from Arrow. Only this module and ``arrow_keys`` import pyarrow: import them
-lazily.
+"""Record batches to and from Arrow. Import this module and ``arrow_keys`` lazily: they need pyarrow.
 
 The bytes of keys and values and their validity bitmaps are never copied, in either direction. Offsets
 (4 bytes per record) are copied, because Arrow needs them aligned in memory and a msgpack body aligns
@@ -102,8 +101,7 @@ def _validity(array: Any, bitmap: Any) -> memoryview | None:
 
 
 def timestamps(values: Any) -> tuple[memoryview, int, int]:
-    """Return (milliseconds as int64, minimum, maximum) of a non-empty Arrow array of integers or
-    timestamps.
+    """Return (int64 milliseconds, minimum, maximum) of a non-empty array of integers or timestamps.
 
     Raises RecordError for nulls and for an array of another type.
     """

@@ -32,8 +32,7 @@ _MAX_WORDS: Final = 64
 
 
 def partitions_of_keys(keys: Any, partition_count: int) -> Any:
-    """Return the partition of each key of a binary or string array as int32, as ``partition_for_key``
-    does.
+    """Return the partition of each binary or string key as int32, as ``partition_for_key`` does.
 
     A null key has a null partition, which the caller chooses. Raises RecordError for an array of
     another type.

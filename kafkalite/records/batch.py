@@ -133,8 +133,7 @@ class RecordBatch:
         return _make_records(rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
-        """Return the columns offset, timestamp (milliseconds, UTC), key, value, headers, or the named
-        ones.
+        """Return the columns offset, timestamp (ms, UTC), key, value, headers, or the named ones.
 
         A null key or value is null, and so are the headers of a record without any. Keys and values
         stay in this batch's buffer (or in the one it was unpacked to), which lives as long as the
@@ -190,9 +189,7 @@ def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
 
 
 def iter_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
-    """Yield the batches that are back to back in ``buffer``. Raises CorruptBatchError at the first invalid
-    one.
-    """
+    """Yield the batches that follow each other in ``buffer``. Raises CorruptBatchError at a bad one."""
     view = memoryview(buffer)
     position = 0
     while position < len(view):

@@ -60,9 +60,7 @@ _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
 
 
 class _Timestamps(NamedTuple):
-    """Timestamps and their inclusive bounds. ``values`` is None if all are equal; a memoryview of int64 is
-    in an Arrow array.
-    """
+    """Timestamps and inclusive bounds. ``values`` None: all equal; memoryview: int64 of an Arrow array."""
 
     values: list[int] | memoryview | None
     lowest_ms: int
@@ -212,8 +210,7 @@ class RecordBatchBuilder:
         timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
         headers: pyarrow.Array | pyarrow.ChunkedArray | None = None,
     ) -> None:
-        """Add the records of Arrow arrays: binary, string, their large and view kinds, or fixed-size
-        binary.
+        """Add records of Arrow arrays: binary, string, their large and view kinds, fixed-size binary.
 
         Buffers are not copied until ``build`` joins them, so they must not change before. Timestamps
         may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.

@@ -28,9 +28,7 @@ def _load() -> Crc32c:
 
 
 def _load_extension() -> object | None:
-    """Load the extension module, also under the name the package uses; None if it is not beside the
-    package.
-    """
+    """Load the extension under the package's name for it; None if it is not beside the package."""
     package = PathFinder.find_spec("crc32c")
     if package is None or package.submodule_search_locations is None:
         return None

@@ -339,9 +339,7 @@ class BodyView:
 
 
 def view_body(body: memoryview, count: int) -> BodyView:
-    """Locate the columns of ``count`` records in ``body``. Raises CorruptBatchError if it is anything
-    else.
-    """
+    """Locate the columns of ``count`` records. Raises CorruptBatchError if the body is anything else."""
     if _first_byte(body, 0) != _ARRAY_OF_4:
         raise CorruptBatchError("the body of the batch is not an array of four columns")
     deltas, position = _take_bin(body, 1)

@@ -1,5 +1,4 @@
-"""Compresses and decompresses the body of a batch, with limits on memory and time against hostile bytes
-(S4).
+"""Compresses and decompresses batch bodies, bounded in memory and time against hostile bytes (S4).
 
 ========== ================================================ ==========================================
 codec the compressed bytes are how the output is bounded ==========
@@ -74,9 +73,7 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
-    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level that the codec does
-    not have.
-    """
+    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level it does not have."""
     check_level(codec, level)
     if level is None and codec in _LEVELS:
         level = _LEVELS[codec][2]
@@ -174,9 +171,7 @@ def _most_bytes(codec: Codec, data: Buffer) -> int:
 
 
 def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exception:
-    """Decompress ``data`` into a buffer of that size, cut to the filled part. Return the exception if that
-    fails.
-    """
+    """Decompress into a buffer of that size, cut to the filled part; return the exception if it fails."""
     buffer = bytearray(size_bytes)
     modules = _cramjam()
     unpackers = {

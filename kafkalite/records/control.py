@@ -110,8 +110,7 @@ def parse_marker(batch: Buffer) -> Marker:
 
 
 def check_at(buffer: memoryview, position: int) -> BatchHeader:
-    """Return the header of the batch at ``position`` after checking its length, its CRC and the contents
-    of a marker.
+    """Return the header of the batch at ``position``; its length, CRC and marker are checked.
 
     Raises CorruptBatchError.
     """

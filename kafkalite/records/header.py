@@ -269,8 +269,7 @@ def scan_producers(
 
 
 def check(buffer: Buffer) -> BatchHeader:
-    """Return the header of the single batch in ``buffer``. Raises CorruptBatchError unless length and CRC
-    agree.
+    """Return the header of the batch in ``buffer``. Raises CorruptBatchError for a wrong length or CRC.
 
     The body is not unpacked: whether its columns are well formed is checked when they are read.
     """

@@ -174,9 +174,7 @@ class ByFunction:
 
 
 def make_partitioner(name: str | PartitionFunction, rng: Rng) -> Partitioner:
-    """Return the partitioner with that name, or one around that function. Raises ConfigError for
-    ``partitioner``.
-    """
+    """Return the partitioner of that name or around that function. Raises ConfigError."""
     if callable(name):
         return ByFunction(name)
     match name:

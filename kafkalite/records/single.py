@@ -32,8 +32,7 @@ def build_single(
     producer: tuple[int, int, int] = NO_PRODUCER,
     transactional: bool = False,
 ) -> bytes:
-    """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is -1 or more,
-    unchecked.
+    """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is unchecked.
 
     ``producer`` is its id, epoch and the record's sequence; ``transactional`` as in ``build_batch``.
     """

@@ -92,9 +92,7 @@ class InprocListener:
         return f"<InprocListener {self.address}>"
 
     def accept(self, end: InprocEnd) -> None:
-        """Let the listener's loop open ``end``; may be called from any thread. Raises RuntimeError if that
-        loop is closed.
-        """
+        """Have the listener's loop open ``end``. Thread-safe. Raises RuntimeError if the loop is closed."""
         self.loop.call_soon_threadsafe(self._open, end)
 
     def close(self) -> None:
@@ -116,9 +114,7 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a joined pair. Called by its own loop only, except for the methods under "the peer's
-    side".
-    """
+    """One end of a pair. Only its own loop calls it, except the methods of "the peer's side"."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]

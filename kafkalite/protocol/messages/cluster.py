@@ -9,9 +9,7 @@ from kafkalite.protocol.structs import Struct
 
 
 class ClusterHelloRequest(Struct):
-    """The first of two steps of mutual authentication: a challenge. The response has a proof and a
-    challenge.
-    """
+    """First of two steps of mutual authentication: a challenge. The response has a proof and another."""
 
     cluster_id: str
     node_id: int

@@ -130,9 +130,7 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(Struct):
-    """The range that ``max_bytes`` of batches cover. A batch counts fully if any offset of it is in the
-    range, and the first one always counts.
-    """
+    """The range that ``max_bytes`` of batches cover. Partial batches count fully, the first one always."""
 
     topic: str
     partition: int

@@ -157,9 +157,7 @@ class DescribeProducersResponse(Struct):
 
 
 class AbortTransactionRequest(Struct):
-    """End a transaction that hangs in one partition, unknown to every coordinator (KIP-664). For
-    operators.
-    """
+    """End a transaction that hangs in a partition, unknown to coordinators (KIP-664). For operators."""
 
     topic: str
     partition: int

@@ -96,7 +96,7 @@ class TestProofs:
     def test_hellos_that_are_refused(self) -> None:
         with pytest.raises(InconsistentClusterIdError):
             greet(authenticator(1, cluster_id="other"), authenticator(2))
-        with pytest.raises(ClusterAuthorizationFailedError, match="this node itself"):
+        with pytest.raises(ClusterAuthorizationFailedError, match="this node's own"):
             greet(authenticator(2), authenticator(2))
         for size in (0, NONCE_BYTES - 1, NONCE_BYTES + 1):
             with pytest.raises(InvalidRequestError, match="nonce"):

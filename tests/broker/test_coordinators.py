@@ -433,7 +433,7 @@ async def test_an_answer_that_is_never_committed_is_given_up(monkeypatch: pytest
         shard.partition.observer = None
         answers = [shard.submit(("set", b"k", b"%d" % number), CALLER) for number in range(3)]
         for answer in answers:
-            with pytest.raises(CoordinatorNotAvailableError, match="may be yet"):
+            with pytest.raises(CoordinatorNotAvailableError, match="may still be"):
                 await settled(answer)
         assert shard.machine.values == {b"k": b"2"}  # what is in the log stays
 

@@ -19,7 +19,6 @@ from kafkalite.errors import (
     RemoteProtocolError,
 )
 from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
-from kafkalite.log_fields import MAX_VALUE_CHARACTERS, Fields, printable
 
 
 @pytest.mark.parametrize(
@@ -63,9 +62,3 @@ def test_the_unexpected_is_logged_under_the_id_the_client_gets(caplog: pytest.Lo
 def test_a_broken_invariant_goes_through() -> None:
     with pytest.raises(AssertionError, match="broken"):
         translate(AssertionError("broken"))
-
-
-def test_fields_print_on_one_line_and_cannot_drive_a_terminal() -> None:
-    fields = Fields(topic="orders", client="a\nb\x1b[31m", count=3)
-    assert str(fields) == "topic=orders client=a\\nb\\x1b[31m count=3"
-    assert len(printable("x" * 70_000)) == MAX_VALUE_CHARACTERS + 1

@@ -312,7 +312,7 @@ def test_an_answer_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) 
     peer.ask("huge")
     (answer,) = peer.answers()
     assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    assert "can't be sent" in answer.error_message
+    assert "cannot be sent" in answer.error_message
 
 
 def test_bytes_that_are_no_frame_end_the_connection(peer: Peer, server: Server) -> None:

@@ -129,7 +129,7 @@ class Coordinators:
         shard = self._shards.get((topic, partition))
         if shard is None:
             state = self._image.partition(topic, partition)
-            leader = "nobody" if state is None or state.leader < 0 else f"broker {state.leader}"
+            leader = "no broker" if state is None or state.leader < 0 else f"broker {state.leader}"
             raise NotCoordinatorError(f"{topic}-{partition} is led by {leader}, not by this broker")
         return shard
 

@@ -167,7 +167,7 @@ class PartitionFollower:
                 if log.log_end_offset != before:
                     self.version += 1
         if self.advance(response.high_watermark, log.log_end_offset):
-            log.settle_transactions(self.high_watermark)
+            log.forget_stable_transactions(self.high_watermark)
         start = min(response.log_start_offset, log.log_end_offset)
         is_deleting = start > log.log_start_offset
         if is_deleting:

@@ -439,7 +439,7 @@ class Partition:
         if not log.producers.check_marker(producer_id, producer_epoch, coordinator_epoch):
             last_offset = log.log_end_offset - 1
             return Appended(last_offset, last_offset, NO_TIMESTAMP, log.log_end_offset, is_duplicate=True)
-        log.settle_transactions(leader.high_watermark)
+        log.forget_stable_transactions(leader.high_watermark)
         batch = build_marker(producer_id, producer_epoch, coordinator_epoch, is_commit, now_ms)
         return self._write(leader, batch, parse_header(batch), now_ms)
 

@@ -106,7 +106,7 @@ class Survey:
                     self._last_markers[producer_id] = base
             elif sequence >= 0:
                 states.note(producer_id, epoch, sequence, base, last, max_ms, NO_TIMESTAMP)
-        states.settle(_ALL_COMMITTED)  # only committed batches are surveyed
+        states.forget_stable(_ALL_COMMITTED)  # only committed batches are surveyed
 
     def finish(self, end_offset: int, is_known: Callable[[int], bool]) -> Facts:
         """Return the result up to ``end_offset`` (exclusive); ``is_known`` asks the log for a producer."""

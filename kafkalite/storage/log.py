@@ -972,11 +972,11 @@ class Log:
             return high_watermark
         return self.last_stable_offset(high_watermark)
 
-    def settle_transactions(self, high_watermark: int) -> None:
+    def forget_stable_transactions(self, high_watermark: int) -> None:
         """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
         states = self._producers.states
         if states is not None and states.ended:
-            states.settle(high_watermark)
+            states.forget_stable(high_watermark)
 
     def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of the aborted transactions with an offset in [first, end),

@@ -220,7 +220,7 @@ class MemoryFileSystem:
         for path, data in files.items():
             fs.make_dirs(parent(path))
             fs._directory(parent(path)).entries[_name(path)] = _Inode(data, crashable=crashable)
-        fs._settle(fs._root)
+        fs._mark_synced(fs._root)
         return fs
 
     def tree(self) -> dict[str, bytes]:
@@ -237,12 +237,12 @@ class MemoryFileSystem:
         collect(self._root, "/")
         return found
 
-    def _settle(self, directory: _Directory) -> None:
+    def _mark_synced(self, directory: _Directory) -> None:
         directory.synced = dict(directory.entries)
         directory.pending.clear()
         for node in directory.entries.values():
             if isinstance(node, _Directory):
-                self._settle(node)
+                self._mark_synced(node)
 
     # --- faults ----------------------------------------------------------------------------------------
 

@@ -323,7 +323,7 @@ class ProducerStates:
             bound = next(iter(self.open.values()), offset + 1)
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
 
-    def settle(self, high_watermark: int) -> None:
+    def forget_stable(self, high_watermark: int) -> None:
         """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
         ended = self.ended
         count = 0
@@ -342,7 +342,7 @@ class ProducerStates:
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
         """Return the first offset of an ended transaction without a committed marker, or the argument."""
-        self.settle(high_watermark)
+        self.forget_stable(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 
     def open_transactions(self) -> list[OpenTransaction]:

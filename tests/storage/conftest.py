@@ -1,4 +1,4 @@
-"""Batches for storage to keep. Their bodies are noise: storage never looks inside."""
+"""Batches and helpers for the tests of storage. Batch bodies are random: storage never parses them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _make_batch(
 
 
 def _split_batches(data: bytes) -> list[tuple[int, bytes]]:
-    """Back-to-back batches as (base offset, bytes)."""
+    """Split adjacent batches into (base offset, bytes)."""
     batches, position = [], 0
     while position < len(data):
         header = parse_header(data, position)
@@ -65,7 +65,7 @@ def _split_batches(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _read_all(log: Log, max_bytes: int = 1 << 30) -> list[tuple[int, bytes]]:
-    """Every batch from the log start, as (base offset, bytes)."""
+    """Return every batch from the log start on, as (base offset, bytes)."""
     batches: list[tuple[int, bytes]] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -136,5 +136,5 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 @pytest.fixture
 def torn_tail_cuts(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """The log events about cut tails so far."""
+    """Return the log events about cut tails so far."""
     yield lambda: [record.message for record in caplog.records if "torn tail cut" in record.message]

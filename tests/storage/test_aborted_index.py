@@ -1,4 +1,4 @@
-"""The index of aborted transactions (R33), against a list of all."""
+"""The index of aborted transactions (R33), compared with a list of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(PRODUCERS, st.sampled_from(["batch", "commit", "abort
 
 
 def build(steps):
-    """The states after these steps, one offset each; and every aborted (producer, first, marker)."""
+    """Return the states after these steps, one offset each, and every aborted (producer, first, marker)."""
     states, opened, aborted = ProducerStates(), {}, []
     for offset, (producer, what) in enumerate(steps):
         if what == "batch":
@@ -28,7 +28,7 @@ def build(steps):
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(STEPS, st.integers(0, 60), st.integers(0, 60))
-def test_a_lookup_finds_all_that_touch_the_range(steps, first, end):
+def test_a_lookup_finds_all_transactions_that_overlap_the_range(steps, first, end):
     states, aborted = build(steps)
     expected = sorted(one[1::-1] for one in aborted if one[2] >= first and one[1] < end)
     assert [(one.first_offset, one.producer_id) for one in states.aborted.between(first, end)] == expected
@@ -36,7 +36,7 @@ def test_a_lookup_finds_all_that_touch_the_range(steps, first, end):
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(STEPS, st.integers(0, 60))
-def test_what_lies_below_the_log_start_is_forgotten(steps, start):
+def test_transactions_below_the_log_start_are_forgotten(steps, start):
     states, aborted = build(steps)
     states.aborted.delete_before(start)
     assert [one[:3] for one in states.aborted] == [one for one in aborted if one[2] >= start]
@@ -45,7 +45,7 @@ def test_what_lies_below_the_log_start_is_forgotten(steps, start):
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(STEPS)
-def test_the_lines_of_a_snapshot_tell_it(steps):
+def test_it_is_restored_from_the_lines_of_a_snapshot(steps):
     states, _ = build(steps)
     again = ProducerStates.from_lines(states.lines())
     assert again == states
@@ -53,7 +53,7 @@ def test_the_lines_of_a_snapshot_tell_it(steps):
     assert list(again.open) == list(states.open)
 
 
-def test_a_lookup_stops_where_nothing_can_come_any_more():
+def test_a_lookup_stops_at_the_bound():
     states = ProducerStates()
     for number in range(1000):
         states.note_open(1, 0, 2 * number, 0)

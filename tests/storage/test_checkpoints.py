@@ -27,7 +27,7 @@ FILES: list[tuple[bytes, Callable[[bytes, str], Any], Any]] = [
 
 
 @pytest.mark.parametrize(("data", "decode", "value"), FILES)
-def test_what_is_written_is_read(data: bytes, decode: Callable[[bytes, str], Any], value: Any) -> None:
+def test_every_file_is_read_back(data: bytes, decode: Callable[[bytes, str], Any], value: Any) -> None:
     assert decode(data, "p") == value
 
 
@@ -50,7 +50,7 @@ def test_a_file_of_another_kind_or_version_is_damage() -> None:
         c.decode_log_state(c.encode_lines("log-state", ["log_start_offset 1", "x 1", "truncated_to 1"]), "p")
 
 
-def test_the_log_state_reads_well() -> None:
+def test_the_log_state_is_readable_text() -> None:
     assert c.encode_log_state(STATE).decode().splitlines()[:4] == [
         "kafkalite log-state 1",
         "log_start_offset 100",
@@ -59,7 +59,7 @@ def test_the_log_state_reads_well() -> None:
     ]
 
 
-def test_what_was_said_before_the_last_truncation_holds_below_it_only() -> None:
+def test_statements_from_before_the_last_truncation_hold_only_below_it() -> None:
     assert STATE.cap(1000, truncations=2) == 1000
     assert STATE.cap(1000, truncations=1) == 340
     assert STATE.cap(200, truncations=1) == 200

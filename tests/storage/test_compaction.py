@@ -1,7 +1,10 @@
-"""Compaction of a log: what stays, what it means, and that a crash at any point leaves the one or the other.
+"""Compaction of a log: which records stay, and that a crash at any point leaves the old or the new
+segment.
 
-The meaning of a log is what a loader gets that replays it: {key: value} of plain and committed records, the
-later record winning. Compaction must not change it.
+The final state of a log is the result of replaying it: {key: value} of plain and committed records,
+later records replacing earlier ones. Compaction must not change it.
+
+Tests compaction.py, compaction_pass.py, compaction_state.py and compaction_swap.py.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ CONFIG = LogConfig(
 )
 
 Value = bytes | None
-LONG = bytes(300)  # a record whose going makes a batch smaller
+LONG = bytes(300)  # a record whose removal makes a batch smaller
 
 
 def keyed(pairs: Sequence[tuple[Value, Value]], **options: Any) -> bytearray:
-    """A batch of (key, value) pairs."""
+    """Return a batch of (key, value) pairs."""
     options.setdefault("timestamps_ms", 1000)
     return build_batch([value for _, value in pairs], [key for key, _ in pairs], **options)
 
@@ -62,7 +65,7 @@ def sync(log: Log) -> None:
 
 
 def run(log: Log, done: CompactionPass, now_ms: int) -> bool:
-    """All steps of a pass, here and now. Returns whether it ended well."""
+    """Run all steps of a pass. Return whether it completed."""
     steps = done.steps()
     result: bytes | None = None
     while True:
@@ -85,7 +88,7 @@ def run(log: Log, done: CompactionPass, now_ms: int) -> bool:
 
 
 def compact(log: Log, now_ms: int = 1, *, max_keys: int = 1000) -> bool:
-    """One pass over all that may be compacted. Returns whether there was anything."""
+    """Run one pass over everything that may be compacted. Return whether there was anything."""
     done = log.begin_compaction(now_ms, log.synced_end_offset, max_keys)
     return done is not None and run(log, done, now_ms)
 
@@ -104,7 +107,7 @@ def batches(log: Log, up_to: int | None = None) -> list[RecordBatch]:
 
 
 def dense(log: Log) -> None:
-    """Every offset of the log is in one batch."""
+    """Assert that every offset of the log is in one batch."""
     found = batches(log)
     for before, after in pairwise(found):
         assert after.header.base_offset == before.header.next_offset
@@ -114,7 +117,7 @@ def dense(log: Log) -> None:
 
 
 def records(log: Log) -> list[tuple[int, Value, Value]]:
-    """(offset, key, value) of all that is neither undecided nor aborted: what readers of the log see."""
+    """Return (offset, key, value) of all records that are neither undecided nor aborted."""
     pending: dict[int, list[tuple[int, Value, Value]]] = {}
     seen: list[tuple[int, Value, Value]] = []
     for batch in batches(log):
@@ -137,7 +140,7 @@ def records(log: Log) -> list[tuple[int, Value, Value]]:
 
 
 def meaning(log: Log) -> dict[bytes, bytes]:
-    """What a loader of the whole log has in the end."""
+    """Return the final state of the log."""
     found: dict[bytes, bytes] = {}
     for _, key, value in records(log):
         if key is not None:
@@ -149,7 +152,7 @@ def meaning(log: Log) -> dict[bytes, bytes]:
 
 
 class Writers:
-    """Plain, idempotent and transactional producers that write at random to one log."""
+    """Plain, idempotent and transactional producers that write random batches to one log."""
 
     def __init__(self, seed: int, key_count: int = 6) -> None:
         self.rng = random.Random(seed)
@@ -167,7 +170,7 @@ class Writers:
             self.count += 1
             key: Value = b"key%d" % self.rng.randrange(self.key_count)
             if self.rng.randrange(4) == 0:
-                key = (key or b"") * 20  # longer than what stands for itself
+                key = (key or b"") * 20  # too long to be a map key itself
             if self.rng.randrange(12) == 0:
                 key = None
             value = (
@@ -179,7 +182,7 @@ class Writers:
         return found
 
     def append(self, log: Log) -> None:
-        """One batch of somebody, or the end of a transaction."""
+        """Append one batch of a random producer, or the end of a transaction."""
         self.now_ms += self.rng.randrange(3)
         kind = self.rng.randrange(10)
         if kind < 4:
@@ -258,7 +261,7 @@ def test_the_latest_record_of_each_key_stays_where_it_was() -> None:
     assert (first.base_offset, first.next_offset) == (0, 2)
 
 
-def test_bytes_are_those_that_compaction_has_left() -> None:
+def test_offset_for_bytes_counts_what_compaction_has_left() -> None:
     log = new_log()
     for number in range(20):
         put(log, (b"a", LONG), (b"%d" % (number % 3), LONG))
@@ -306,7 +309,7 @@ def test_a_batch_that_would_not_become_smaller_stays_whole_and_its_keys_keep_the
         assert meaning(log).get(b"b") is None, "without its tombstone the old record would be back"
 
 
-def test_a_tombstone_goes_after_its_time_and_not_before() -> None:
+def test_a_tombstone_is_removed_after_its_retention_and_not_before() -> None:
     log = new_log()
     put(log, (b"a", bytes(300)))
     put(log, (b"a", None))
@@ -317,14 +320,14 @@ def test_a_tombstone_goes_after_its_time_and_not_before() -> None:
     close_segment(log)
     assert compact(log, now_ms=1099)
     assert stored(log) == [(1, b"a", None), (2, b"b", b"1")]
-    for key in (b"c", b"d"):  # the first of these passes finds it, the second one may remove it
+    for key in (b"c", b"d"):  # the first of these passes remembers it, the second one may remove it
         put(log, (key, b"1"))
         close_segment(log)
         assert compact(log, now_ms=1100)
     assert stored(log) == [(2, b"b", b"1"), (3, b"c", b"1"), (4, b"d", b"1")]
 
 
-def test_of_transactions_only_what_is_committed_stays_and_is_nobodys_then() -> None:
+def test_only_committed_records_of_transactions_stay_and_lose_their_producer() -> None:
     log = new_log()
     put(log, (b"a", b"1"))
     put(log, (b"a", b"aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
@@ -341,7 +344,7 @@ def test_of_transactions_only_what_is_committed_stays_and_is_nobodys_then() -> N
     assert (again.producers.get(7), again.producers.get(8)) == before
 
 
-def test_nothing_is_touched_from_the_first_undecided_transaction_on() -> None:
+def test_nothing_changes_from_the_first_undecided_transaction_on() -> None:
     log = new_log()
     put(log, (b"a", b"1"))
     put(log, (b"a", b"2"))
@@ -359,7 +362,7 @@ def test_nothing_is_touched_from_the_first_undecided_transaction_on() -> None:
     assert [offset for offset, _, _ in stored(log)] == [2, 3]
 
 
-def test_a_commits_marker_goes_a_day_later_if_another_follows_and_an_aborts_never() -> None:
+def test_a_commit_marker_is_removed_a_day_later_if_another_follows_and_an_abort_marker_never() -> None:
     log = new_log()
     for epoch, is_commit in ((0, True), (1, True), (2, False), (3, True)):
         put(
@@ -443,7 +446,7 @@ def test_long_keys_and_compressed_batches() -> None:
     assert last.columns().timestamps == [1006, 1007, 1008]
 
 
-def test_what_cannot_be_read_stays_and_keeps_the_tombstones_behind_it() -> None:
+def test_a_batch_that_cannot_be_read_stays_and_keeps_the_tombstones_behind_it() -> None:
     log = new_log()
     rows = keyed([(b"a", b"1")])
     rows[22] &= 0xF8  # Kafka's rows
@@ -513,7 +516,7 @@ def test_more_keys_than_fit_take_several_passes() -> None:
     assert [offset for offset, _, _ in stored(log)] == list(range(20, 40))
 
 
-def test_what_is_superseded_never_makes_a_log_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_never_makes_a_log_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.storage.compaction._MAX_PINNED_KEYS", 10)
     log = new_log()
     for number in range(20):  # every other record of the first batches is superseded by the last ones
@@ -533,7 +536,7 @@ def test_what_is_superseded_never_makes_a_log_larger(monkeypatch: pytest.MonkeyP
         expected, size_bytes = meaning(log), log.size_bytes
 
 
-def test_a_segment_that_is_one_gap_keeps_nothing_from_being_deleted() -> None:
+def test_a_segment_without_records_does_not_hold_up_retention() -> None:
     log = new_log()
     for key in (b"a", b"b", b"c"):
         put(log, (key, bytes(1900)))  # too large for the gap to be joined to
@@ -551,7 +554,7 @@ def test_a_segment_that_is_one_gap_keeps_nothing_from_being_deleted() -> None:
     assert stored(log) == [(4, b"d", b"1")]
 
 
-def test_zeros_that_lost_power_left_behind_a_closed_segment_are_no_damage() -> None:
+def test_zeros_behind_a_closed_segment_after_a_power_loss_are_not_damage() -> None:
     log = new_log()
     put(log, (b"a", LONG))
     put(log, (b"a", b"2"))
@@ -583,7 +586,7 @@ def test_damage_ends_a_pass_and_changes_nothing() -> None:
     assert log._fs.list_dir(DIRECTORY) == before
 
 
-def test_a_base_offset_that_no_crc_covers_is_damage_too() -> None:
+def test_a_wrong_base_offset_which_no_crc_covers_is_damage() -> None:
     log = new_log()
     put(log, (b"a", b"1"), (b"b", b"1"))
     put(log, (b"a", b"2"))
@@ -612,7 +615,7 @@ def test_r24_damage_of_a_compacted_segment_is_found() -> None:
 # --- beside other things
 
 
-def test_readers_go_on_with_what_they_have() -> None:
+def test_readers_keep_their_views_during_a_swap() -> None:
     log = new_log()
     for number in range(10):
         put(log, (b"a", b"%d" % number + bytes(100)))
@@ -621,14 +624,16 @@ def test_readers_go_on_with_what_they_have() -> None:
     kept = bytes(held)
     assert compact(log)
     assert bytes(held) == kept
-    piece = log.read(4, max_bytes=1, up_to=log.log_end_offset)  # in the middle of a gap: it comes whole
+    piece = log.read(
+        4, max_bytes=1, up_to=log.log_end_offset
+    )  # in the middle of a gap: the whole gap is returned
     assert is_gap(check(piece.buffers[0]))
     assert piece.next_offset == 9
     assert log.read(9, max_bytes=1, up_to=log.log_end_offset).next_offset == 10
 
 
 @pytest.mark.parametrize("change", ["truncate", "delete", "close"])
-def test_a_pass_is_given_up_when_the_log_changes_under_it(change: str) -> None:
+def test_a_pass_is_given_up_if_the_log_changes_meanwhile(change: str) -> None:
     log = new_log()
     for number in range(10):
         put(log, (b"a", b"%d" % number + bytes(300)))
@@ -653,7 +658,7 @@ def test_a_pass_is_given_up_when_the_log_changes_under_it(change: str) -> None:
     assert not [name for name in log._fs.list_dir(DIRECTORY) if name.endswith((".tmp", ".swap"))]
 
 
-def test_a_truncation_voids_what_was_compacted_behind_it() -> None:
+def test_a_truncation_voids_the_compaction_points_above_it() -> None:
     log = new_log()
     for number in range(10):
         put(log, (b"a", b"%d" % number + bytes(300)))
@@ -688,7 +693,7 @@ def test_r26_a_swap_that_fails_half_way_takes_the_log_offline() -> None:
     assert stored(log) == expected
 
 
-def test_a_gap_that_begins_before_a_followers_end_is_cut_to_fit() -> None:
+def test_a_gap_that_begins_below_a_followers_end_is_shortened() -> None:
     gap, rest = build_gap(10, 20, 3), keyed([(b"a", b"1")], base_offset=30)
     batches = memoryview(bytes(gap) + bytes(rest))
     joined = joined_at(batches, 17)
@@ -699,7 +704,7 @@ def test_a_gap_that_begins_before_a_followers_end_is_cut_to_fit() -> None:
     assert joined_at(batches, 10) is batches
     assert joined_at(batches, 30) is batches
     other = memoryview(keyed([(b"a", b"1"), (b"b", b"1")], base_offset=10))
-    assert joined_at(other, 11) is other  # no gap: the log refuses it
+    assert joined_at(other, 11) is other  # not a gap: the log refuses it
     broken = bytearray(gap)
     broken[-1] ^= 1
     with pytest.raises(CorruptBatchError):
@@ -715,7 +720,7 @@ def producers(log: Log, ids: Sequence[int]) -> list[Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
-def test_compaction_changes_no_meaning_and_no_producers_state(seed: int) -> None:
+def test_compaction_changes_neither_the_final_state_nor_the_producers(seed: int) -> None:
     writers, log = Writers(seed), new_log()
     rng, now_ms = writers.rng, 1
     for _ in range(rng.randrange(10, 120)):
@@ -755,7 +760,7 @@ def test_compaction_changes_no_meaning_and_no_producers_state(seed: int) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
-def test_a_follower_that_fell_behind_goes_on_from_a_compacted_leader(seed: int) -> None:
+def test_a_follower_that_fell_behind_continues_from_a_compacted_leader(seed: int) -> None:
     writers, leader, follower = Writers(seed), new_log(), new_log()
     rng = writers.rng
     for _ in range(rng.randrange(20, 100)):
@@ -833,7 +838,7 @@ def test_every_crash_point_of_a_compaction_recovers(seed: int, caplog: pytest.Lo
     assert swaps > 20
 
 
-def test_a_decided_segment_that_is_damaged_is_not_believed() -> None:
+def test_a_damaged_swap_file_is_damage_of_the_log() -> None:
     log = new_log()
     for number in range(10):
         put(log, (b"a", b"%d" % number + bytes(300)))

@@ -1,4 +1,4 @@
-"""What every FileSystem must do, run against the disk, memory, and the recorder."""
+"""What every FileSystem must do, tested with the disk (disk.py), memory, and the recorder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proof.recording_filesystem import RecordingFileSystem
 
 @pytest.fixture(params=["disk", "memory", "crashable", "recording"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FileSystem, str]]:
-    """(a file system, a directory in it)"""
+    """Yield (a file system, a directory in it)."""
     match request.param:
         case "disk":
             yield RealFileSystem(), str(tmp_path)
@@ -105,7 +105,7 @@ def test_names(place: tuple[FileSystem, str]) -> None:
     assert fs.list_dir(path + "/a") == []
 
 
-def test_what_is_missing_is_not_found(place: tuple[FileSystem, str]) -> None:
+def test_a_missing_file_is_not_found(place: tuple[FileSystem, str]) -> None:
     fs, path = place
     for action in (fs.open, fs.unlink, fs.read_bytes, fs.file_size, fs.list_dir, fs.sync_dir):
         with pytest.raises(FileNotFoundError):
@@ -160,7 +160,7 @@ def test_dropping_a_file_closes_it(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_write_cut_short_by_the_system_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, position: real(fd, bytes(data)[:3], position))
     file = RealFileSystem().open(str(tmp_path / "f"), create=True)
@@ -185,7 +185,7 @@ def fails_with(number: int) -> Any:
         ("replace", lambda fs, path: fs.rename(path + "/a", path + "/b")),
     ],
 )
-def test_a_full_disk_is_named_and_other_failures_are_not_it(
+def test_a_full_disk_has_an_error_of_its_own(
     function: str, action: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, function, fails_with(28))
@@ -223,9 +223,7 @@ def test_a_failed_atomic_write_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     assert fs.list_dir(str(tmp_path)) == ["f"]
 
 
-def test_a_file_that_may_only_be_read_is_opened_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_file_is_opened_for_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     real = os.open
 

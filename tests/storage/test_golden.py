@@ -1,7 +1,7 @@
 """Frozen bytes of every file of a data directory: tests/golden/storage. A change there changes the format.
 
-Each file is hex text under its own name and ``.hex``. ``UPDATE_GOLDEN=1`` writes them again; a difference
-belongs into the changelog and into docs/storage-format.md.
+Each file is hex text under its own name and ``.hex``. ``UPDATE_GOLDEN=1`` writes them again; describe a
+difference in the changelog and in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def sync(log: Log) -> None:
 
 
 def write_orders(log: Log) -> None:
-    """A truncation, three leader epochs, an idempotent producer, an aborted and a committed transaction."""
+    """Write a truncation, three leader epochs, an idempotent producer, an aborted and a committed
+    transaction."""
     log.append(build_batch([b"hello", b"world"], None, TIME_MS), now_ms=0, leader_epoch=4)
     log.append(build_batch([b"diverged"], None, TIME_MS), now_ms=0, leader_epoch=4)
     sync(log)
@@ -104,7 +105,7 @@ def write_orders(log: Log) -> None:
 
 
 def write_state(log: Log) -> None:
-    """Two closed segments, of which compaction makes one with a gap; and an active one."""
+    """Write two closed segments, which compaction joins into one with a gap, and an active one."""
     for number in range(4):
         value = b"%d" % number * 40
         log.append(build_batch([value, value], [b"a", b"b"], TIME_MS + number), now_ms=0, leader_epoch=0)
@@ -145,7 +146,7 @@ def build() -> dict[str, bytes]:
 
 
 def render(path: str, data: bytes) -> str:
-    """Return a comment with the path, the content in hex, 32 bytes a line, and, of text, the text."""
+    """Return a comment with the path and any text, then the content in hex, 32 bytes a line."""
     lines = [f"# {path}, {len(data)} bytes"]
     if data.isascii() and b"\0" not in data:
         lines += [f"# {line}" for line in data.decode().splitlines()]

@@ -27,7 +27,7 @@ def test_blocks_are_read_back_with_their_ends() -> None:
     assert decode(ENCODED + empty) == [(BLOCK, 48), (Block(3, 600, 9500, b""), 80)]
 
 
-def test_a_block_of_the_other_index_is_none() -> None:
+def test_a_block_of_the_other_index_is_ignored() -> None:
     assert list(decode_blocks(TIME_MAGIC, ENCODED, OFFSET_ENTRY_BYTES)) == []
 
 
@@ -42,11 +42,11 @@ def test_any_changed_byte_ends_the_walk(position: int, change: int) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(st.integers(0, len(ENCODED) - 1))
-def test_a_cut_block_is_none(length: int) -> None:
+def test_a_cut_block_is_ignored(length: int) -> None:
     assert decode(ENCODED[:length]) == []
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=200))
-def test_noise_is_no_block(noise: bytes) -> None:
+def test_noise_is_not_a_block(noise: bytes) -> None:
     assert decode(noise) == []

@@ -25,7 +25,7 @@ def fs() -> MemoryFileSystem:
 
 @pytest.fixture
 def store(fs: MemoryFileSystem, make_batch: Any) -> LogStore:
-    """A data directory with one log of 60 batches of two records in three segments, closed."""
+    """Return a closed data directory with one log of 60 batches of two records in three segments."""
     store = LogStore.open(fs, "/data", cluster_id="c", node_id=1)
     log = store.create_log(TopicPartition("orders", 3), TOPIC_ID, CONFIG)
     for number in range(60):
@@ -67,7 +67,7 @@ def test_batches_are_listed_with_their_headers(fs: MemoryFileSystem, store: LogS
     assert [batch.header.base_offset for batch in listed if batch.header] == list(range(50, 100, 2))
 
 
-def test_a_wrong_crc_is_told_and_the_walk_goes_on(fs: MemoryFileSystem, scribble: Any) -> None:
+def test_a_wrong_crc_is_reported_and_the_walk_continues(fs: MemoryFileSystem, scribble: Any) -> None:
     scribble("00000000000000000000.log", 161 * 2 + 100)
     path = f"{DIRECTORY}/00000000000000000000.log"
     listed = list(inspect.iter_batches(fs, path))
@@ -77,7 +77,7 @@ def test_a_wrong_crc_is_told_and_the_walk_goes_on(fs: MemoryFileSystem, scribble
     assert findings(fs) == [("00000000000000000000.log", 322, True)]
 
 
-def test_a_wrong_offset_is_told(fs: MemoryFileSystem, scribble: Any) -> None:
+def test_a_wrong_offset_is_reported(fs: MemoryFileSystem, scribble: Any) -> None:
     scribble("00000000000000000000.log", 161 + 7, b"\x63")
     found = findings(fs)
     assert ("00000000000000000000.log", 161, True) in found
@@ -96,7 +96,7 @@ def test_a_broken_header_ends_the_walk(fs: MemoryFileSystem, scribble: Any) -> N
 @pytest.mark.parametrize(
     ("tail", "problem"), [(b"\0" * 500, None), (b"\0" * 100 + b"x", "neither"), (b"x" * 5, "neither")]
 )
-def test_zeros_behind_the_last_batch_are_space_and_anything_else_a_torn_tail(
+def test_zeros_behind_the_last_batch_are_free_space_and_other_bytes_a_torn_tail(
     tail: bytes, problem: str | None, fs: MemoryFileSystem, scribble: Any
 ) -> None:
     path = f"{DIRECTORY}/00000000000000000100.log"
@@ -106,7 +106,7 @@ def test_zeros_behind_the_last_batch_are_space_and_anything_else_a_torn_tail(
     assert [is_damage for _, _, is_damage in findings(fs)] == ([] if problem is None else [False])
 
 
-def test_a_batch_that_is_cut_off_is_told(fs: MemoryFileSystem, store: LogStore) -> None:
+def test_a_batch_that_is_cut_off_is_reported(fs: MemoryFileSystem, store: LogStore) -> None:
     path = f"{DIRECTORY}/00000000000000000100.log"
     fs.open(path).truncate(161 * 9 + 100)
     *_, last = inspect.iter_batches(fs, path)
@@ -126,13 +126,13 @@ def test_index_entries_are_absolute(fs: MemoryFileSystem, store: LogStore) -> No
 
 
 @pytest.mark.parametrize("name", ["00000000000000000050.log", "node.json", "5.index"])
-def test_another_file_is_no_index(name: str, fs: MemoryFileSystem, store: LogStore) -> None:
+def test_another_file_is_refused_as_an_index(name: str, fs: MemoryFileSystem, store: LogStore) -> None:
     with pytest.raises(DataDirectoryError, match="not an index file"):
         inspect.read_index(fs, f"{DIRECTORY}/{name}")
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex"])
-def test_an_index_that_is_cut_is_no_damage_and_one_that_lies_is(
+def test_a_cut_index_is_not_damage_and_a_wrong_one_is(
     suffix: str, fs: MemoryFileSystem, store: LogStore, scribble: Any
 ) -> None:
     first, second = (f"{DIRECTORY}/{offset:020d}.{suffix}" for offset in (0, 50))
@@ -146,7 +146,7 @@ def test_an_index_that_is_cut_is_no_damage_and_one_that_lies_is(
 
 
 @pytest.mark.parametrize("name", ["log-state", "leader-epochs"])
-def test_damaged_checkpoints_of_a_log_are_told(name: str, fs: MemoryFileSystem, scribble: Any) -> None:
+def test_damaged_checkpoints_of_a_log_are_reported(name: str, fs: MemoryFileSystem, scribble: Any) -> None:
     scribble(name, 3)
     assert (name, True) in [(found, is_damage) for found, _, is_damage in findings(fs)]
 
@@ -161,27 +161,33 @@ def test_a_whole_data_directory_is_verified_log_by_log(fs: MemoryFileSystem, sto
 
 
 @pytest.mark.parametrize("name", ["node.json", "recovery-points", "clean-shutdown"])
-def test_damaged_files_of_a_data_directory_are_told(name: str, fs: MemoryFileSystem, store: LogStore) -> None:
+def test_damaged_files_of_a_data_directory_are_reported(
+    name: str, fs: MemoryFileSystem, store: LogStore
+) -> None:
     fs.open(f"/data/{name}").write_at(0, b"\xff\xff")
     own, _ = inspect.verify_data_dir(fs, "/data")
     assert [finding.path for finding in own] == [f"/data/{name}"]
 
 
-def test_what_is_no_log_and_no_data_directory_is_named(fs: MemoryFileSystem, store: LogStore) -> None:
+def test_a_directory_that_is_neither_a_log_nor_a_data_directory_is_refused(
+    fs: MemoryFileSystem, store: LogStore
+) -> None:
     with pytest.raises(DataDirectoryError, match="not a log directory"):
         inspect.verify_log(fs, "/data")
     with pytest.raises(DataDirectoryError, match="not a data directory"):
         inspect.verify_data_dir(fs, DIRECTORY)
 
 
-def test_a_log_in_use_can_be_looked_at(fs: MemoryFileSystem, make_batch: Any) -> None:
+def test_a_log_in_use_can_be_inspected(fs: MemoryFileSystem, make_batch: Any) -> None:
     log = Log.create(fs, DIRECTORY, CONFIG)
     log.append(make_batch(), now_ms=1, leader_epoch=1)
     assert inspect.verify_log(fs, DIRECTORY).findings == []
     assert inspect.verify_log(fs, DIRECTORY + "/").log_end_offset == 1
 
 
-def test_text_that_passes_its_crc_but_makes_no_sense_is_told(fs: MemoryFileSystem, store: LogStore) -> None:
+def test_text_that_passes_its_crc_but_cannot_be_parsed_is_reported(
+    fs: MemoryFileSystem, store: LogStore
+) -> None:
     from kafkalite.storage.checkpoints import encode_lines
 
     fs.write_atomically(f"{DIRECTORY}/log-state", encode_lines("log-state", ["log_start_offset x"]))

@@ -52,7 +52,7 @@ def test_file_names_sort_as_offsets_do() -> None:
     assert names == sorted(names)
 
 
-def test_leftovers_are_what_was_retired_or_half_written() -> None:
+def test_retired_and_half_written_files_are_leftovers() -> None:
     assert layout.is_leftover("x.deleted")
     assert layout.is_leftover("log-state.tmp")
     assert not layout.is_leftover("00000000000000000000.log")

@@ -1,4 +1,4 @@
-"""R2, R4 and R5 of the epoch cache, against a list of the epoch of every offset."""
+"""R2, R4 and R5 of the epoch cache, compared with a list of the epoch of every offset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Runs = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5)), max_size=8)
 
 
 def build(runs: list[tuple[int, int]]) -> tuple[LeaderEpochs, list[int]]:
-    """A cache, and the epoch of each offset; ``runs`` are (epoch step, number of records)."""
+    """Return a cache, and the epoch of each offset; ``runs`` are (epoch step, number of records)."""
     epochs, model, epoch = LeaderEpochs(), [], 0
     for step, count in runs:
         epoch += step
@@ -66,7 +66,7 @@ def test_deleting_the_front_leaves_what_a_scan_finds(runs: list[tuple[int, int]]
         assert epochs.entries() == scan(model, start)
 
 
-def test_r2_an_epoch_that_wrote_nothing_gives_way_to_the_next() -> None:
+def test_r2_an_epoch_without_batches_is_replaced_by_the_next() -> None:
     epochs = LeaderEpochs([(1, 0), (2, 10)])
     assert epochs.assign(3, 10)
     assert epochs.entries() == [(1, 0), (3, 10)]

@@ -1,4 +1,4 @@
-"""One log in memory: appending, reading, rolling, syncing, removing."""
+"""One log in memory, from appending to deleting. Tests log.py and segment_list.py."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def log(fs: MemoryFileSystem, config: LogConfig) -> Log:
 
 @pytest.fixture
 def fill(make_batch: MakeBatch) -> Callable[..., Batches]:
-    """fill(log, count, records=, **make_batch's) -> what was appended, as (base offset, bytes)"""
+    """fill(log, count, records=, **make_batch's) -> the appended batches, as (base offset, bytes)"""
 
     def fill(
         log: Log, count: int, *, records: int = 1, epoch: int = 1, now_ms: int = 1, **how: Any
@@ -114,7 +114,7 @@ def test_log_append_time_is_stamped_and_checksummed(
     assert log.max_timestamp() == (99, 0)
 
 
-def test_a_batch_that_is_not_intact_is_refused(log: Log, make_batch: MakeBatch) -> None:
+def test_a_damaged_batch_is_refused(log: Log, make_batch: MakeBatch) -> None:
     batch = make_batch()
     batch[-1] ^= 1
     with pytest.raises(CorruptBatchError):
@@ -153,7 +153,7 @@ def test_r1_a_follower_keeps_the_leaders_bytes(
 
 
 @pytest.mark.parametrize("problem", ["gap", "epoch", "crc", "cut"])
-def test_r1_a_follower_refuses_what_is_not_next_and_writes_nothing(
+def test_r1_a_follower_refuses_a_batch_that_is_not_next_and_writes_nothing(
     problem: str, log: Log, fill: Any, make_batch: MakeBatch
 ) -> None:
     fill(log, 2, epoch=5)
@@ -170,7 +170,7 @@ def test_r1_a_follower_refuses_what_is_not_next_and_writes_nothing(
 # --- reading -------------------------------------------------------------------------------------------
 
 
-def test_reading_gives_whole_batches_from_the_one_that_holds_the_offset(
+def test_a_read_returns_whole_batches_from_the_one_that_holds_the_offset(
     log: Log, fill: Any, split_batches: Any
 ) -> None:
     written = fill(log, 10, records=3)
@@ -182,7 +182,7 @@ def test_reading_gives_whole_batches_from_the_one_that_holds_the_offset(
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1, 160, 161, 162, 321, 322, 323, 100_000])
-def test_the_size_is_kept_but_for_the_first_batch(max_bytes: int, log: Log, fill: Any) -> None:
+def test_only_the_first_batch_may_exceed_the_size(max_bytes: int, log: Log, fill: Any) -> None:
     fill(log, 5)
     for offset in range(5):
         piece = log.read(offset, max_bytes=max_bytes, up_to=5)
@@ -192,7 +192,7 @@ def test_the_size_is_kept_but_for_the_first_batch(max_bytes: int, log: Log, fill
         assert strict.size_bytes == 161 * min(max_bytes // 161, 5 - offset)
 
 
-def test_nothing_at_or_above_up_to_is_given(log: Log, fill: Any) -> None:
+def test_nothing_at_or_above_up_to_is_returned(log: Log, fill: Any) -> None:
     fill(log, 10, records=2)
     assert log.read(0, max_bytes=10_000, up_to=6).next_offset == 6
     assert log.read(0, max_bytes=10_000, up_to=7).next_offset == 6, "a batch that reaches above is left out"
@@ -202,7 +202,7 @@ def test_nothing_at_or_above_up_to_is_given(log: Log, fill: Any) -> None:
     assert log.read(0, max_bytes=10_000, up_to=999).next_offset == 20
 
 
-def test_the_end_is_readable_and_beyond_it_is_not(log: Log, fill: Any) -> None:
+def test_the_log_end_is_in_range_and_offsets_above_are_not(log: Log, fill: Any) -> None:
     assert log.read(0, max_bytes=1, up_to=9) == ([], 0, 0)
     fill(log, 3)
     assert log.read(3, max_bytes=1, up_to=9) == ([], 0, 3)
@@ -211,7 +211,7 @@ def test_the_end_is_readable_and_beyond_it_is_not(log: Log, fill: Any) -> None:
             log.read(offset, max_bytes=1, up_to=9)
 
 
-def test_one_read_goes_on_into_the_next_segments(log: Log, fill: Any, split_batches: Any) -> None:
+def test_one_read_continues_into_the_next_segments(log: Log, fill: Any, split_batches: Any) -> None:
     written = fill(log, 100)
     assert log.segment_count == 4
     piece = log.read(10, max_bytes=9000, up_to=100)
@@ -220,7 +220,7 @@ def test_one_read_goes_on_into_the_next_segments(log: Log, fill: Any, split_batc
     assert 9000 - 161 < piece.size_bytes <= 9000
 
 
-def test_views_outlive_whatever_becomes_of_the_log(log: Log, fill: Any) -> None:
+def test_views_stay_valid_after_the_log_is_closed(log: Log, fill: Any) -> None:
     written = fill(log, 60)
     piece = log.read(0, max_bytes=2000, up_to=60)
     log.roll()
@@ -239,10 +239,10 @@ def test_any_offset_is_found_by_walking_less_than_one_index_interval(
         before = walked()
         piece = log.read(offset, max_bytes=1, up_to=900)
         assert parse_header(piece.buffers[0]).base_offset == offset - offset % 3
-        assert walked() - before < 512 + piece.size_bytes  # the batch that is returned is passed over too
+        assert walked() - before < 512 + piece.size_bytes  # the returned batch is passed over too
 
 
-def test_reading_in_order_goes_on_where_the_last_read_ended(
+def test_reading_in_order_continues_where_the_last_read_ended(
     log: Log, fill: Any, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = fill(log, 200)
@@ -290,7 +290,7 @@ def test_batches_without_timestamps_are_never_found(log: Log, fill: Any) -> None
     assert log.max_timestamp() is None
 
 
-def test_a_timestamp_below_the_log_start_is_not_found_again(log: Log, make_batch: MakeBatch) -> None:
+def test_a_timestamp_below_the_log_start_is_not_found(log: Log, make_batch: MakeBatch) -> None:
     for time in [500, 100, 200, 300, *[50] * 30, 400]:
         log.append(make_batch(2, timestamp_ms=time), now_ms=0, leader_epoch=0)
     assert log.offset_for_timestamp(150) == (500, 0)
@@ -314,7 +314,7 @@ def test_a_full_segment_is_closed_and_gives_its_spare_space_back(
     assert fs.file_size(f"{DIRECTORY}/{names[0]}") == 25 * 161
 
 
-def test_a_segment_is_rolled_by_age_when_appended_to_or_when_asked(log: Log, fill: Any) -> None:
+def test_a_segment_is_rolled_by_age_at_an_append_or_on_request(log: Log, fill: Any) -> None:
     log.reconfigure(replace(log.config, segment_ms=1000))
     fill(log, 1, now_ms=5000)
     fill(log, 1, now_ms=5999)
@@ -338,9 +338,7 @@ def test_jitter_lets_segments_roll_earlier_and_not_all_at_once(fs: MemoryFileSys
     assert len(ages) > 6
 
 
-def test_a_reopened_segment_keeps_the_age_its_first_batch_tells(
-    log: Log, fs: MemoryFileSystem, fill: Any
-) -> None:
+def test_a_reopened_segment_has_the_age_of_its_first_batch(log: Log, fs: MemoryFileSystem, fill: Any) -> None:
     config = replace(log.config, segment_ms=1000)
     fill(log, 1, now_ms=5000, timestamp_ms=5000)
     log = Log.open_clean(fs, DIRECTORY, config, close_and_mark(log))
@@ -358,7 +356,7 @@ def test_a_segment_is_rolled_when_its_index_is_full(log: Log, fill: Any) -> None
 
 def test_a_segment_is_rolled_before_relative_offsets_overflow(log: Log, make_batch: MakeBatch) -> None:
     log.append(make_batch(), now_ms=0, leader_epoch=0)
-    log.log_end_offset = MAX_SEGMENT_BYTES  # as if two thousand million records stood there
+    log.log_end_offset = MAX_SEGMENT_BYTES  # as if the log had two thousand million records
     assert log.append(make_batch(1), now_ms=0, leader_epoch=0).last_offset == MAX_SEGMENT_BYTES
     assert log.segment_count == 1
     log.append(make_batch(1), now_ms=0, leader_epoch=0)
@@ -373,7 +371,7 @@ def test_rolling_an_empty_segment_does_nothing(log: Log) -> None:
 # --- syncing (R7, R26) ---------------------------------------------------------------------------------
 
 
-def test_r7_only_what_was_written_when_the_round_began_counts_as_synced(log: Log, fill: Any) -> None:
+def test_r7_only_batches_written_before_the_round_count_as_synced(log: Log, fill: Any) -> None:
     assert log.begin_sync() is None
     fill(log, 3)
     work = log.begin_sync()
@@ -406,7 +404,7 @@ def test_a_round_syncs_every_segment_that_was_filled_since(
 
 
 @pytest.mark.parametrize("during_sync", ["roll", "delete", "truncate"])
-def test_whatever_happens_during_a_round_its_outcome_is_taken_rightly(
+def test_the_result_of_a_round_is_right_whatever_happens_meanwhile(
     during_sync: str, log: Log, fill: Any, sync: Sync, read_all: ReadAll
 ) -> None:
     written = fill(log, 60)
@@ -469,7 +467,7 @@ def test_r26_a_failed_write_is_final(
     assert "offline" in repr(log)
 
 
-def test_a_process_without_descriptors_is_no_broken_disk(
+def test_a_process_without_descriptors_does_not_take_the_log_offline(
     log: Log, fs: MemoryFileSystem, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(log, 3)
@@ -489,7 +487,7 @@ def test_a_process_without_descriptors_is_no_broken_disk(
     fill(log, 1)
 
 
-def test_a_full_disk_for_the_epochs_is_no_failed_sync(
+def test_a_full_disk_for_the_epochs_is_not_a_failed_sync(
     log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync
 ) -> None:
     fill(log, 3)
@@ -743,7 +741,7 @@ def test_with_page_cache_durability_unsynced_segments_may_go(log: Log, fill: Any
     assert log.log_start_offset == 100
 
 
-def test_without_delay_retired_files_go_at_once(
+def test_without_a_delay_retired_files_are_removed_at_once(
     log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync
 ) -> None:
     fill(log, 60)
@@ -834,7 +832,7 @@ def test_damaged_indexes_are_rebuilt(
         assert walked() - before < 512
 
 
-def test_an_index_that_lies_is_noticed_and_rebuilt(
+def test_a_wrong_index_is_detected_and_rebuilt(
     log: Log, fs: MemoryFileSystem, fill: Any, read_all: ReadAll, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = fill(log, 100)
@@ -851,7 +849,7 @@ def test_an_index_that_lies_is_noticed_and_rebuilt(
     assert read_all(log) == written
 
 
-def test_r24_damage_met_while_reading_takes_the_log_offline(
+def test_r24_damage_found_while_reading_takes_the_log_offline(
     log: Log, fs: MemoryFileSystem, fill: Any
 ) -> None:
     fill(log, 60)
@@ -875,7 +873,9 @@ def test_r24_damage_met_while_reading_takes_the_log_offline(
 @pytest.mark.parametrize(
     "action", ["offset_for_timestamp", "max_timestamp", "truncate", "append", "retention"]
 )
-def test_r24_whoever_meets_damage_says_so(action: str, log: Log, fs: MemoryFileSystem, fill: Any) -> None:
+def test_r24_every_operation_that_finds_damage_reports_it(
+    action: str, log: Log, fs: MemoryFileSystem, fill: Any
+) -> None:
     fill(log, 20)
     end = close_and_mark(log)
     fs.open(f"{DIRECTORY}/00000000000000000000.log").write_at(16, b"\x07")
@@ -905,7 +905,7 @@ def test_segments_missing_after_a_clean_stop_are_damage(log: Log, fs: MemoryFile
         log.read(30, max_bytes=1, up_to=60)
 
 
-def test_a_damaged_log_answers_nothing(fs: MemoryFileSystem, config: LogConfig) -> None:
+def test_a_damaged_log_refuses_every_call(fs: MemoryFileSystem, config: LogConfig) -> None:
     log = Log.damaged(fs, DIRECTORY, config, "no reason")
     for call in (
         lambda: log.read(0, max_bytes=1, up_to=1),
@@ -920,7 +920,7 @@ def test_a_damaged_log_answers_nothing(fs: MemoryFileSystem, config: LogConfig) 
     log.close(clean=True)
 
 
-def test_a_failed_sync_at_closing_is_told(log: Log, fs: MemoryFileSystem, fill: Any) -> None:
+def test_a_failed_sync_at_closing_is_raised(log: Log, fs: MemoryFileSystem, fill: Any) -> None:
     fill(log, 1)
     fs.fail_next_sync()
     with pytest.raises(OSError):
@@ -928,7 +928,7 @@ def test_a_failed_sync_at_closing_is_told(log: Log, fs: MemoryFileSystem, fill: 
     assert log.clean_end is None
 
 
-def test_idle_files_are_let_go_and_come_back(log: Log, fill: Any, read_all: ReadAll, sync: Sync) -> None:
+def test_idle_files_are_closed_and_opened_again(log: Log, fill: Any, read_all: ReadAll, sync: Sync) -> None:
     written = fill(log, 100)
     assert log.release_idle() == 0, "nothing is let go before it is synced"
     sync(log)
@@ -940,7 +940,7 @@ def test_idle_files_are_let_go_and_come_back(log: Log, fill: Any, read_all: Read
     assert read_all(log) == written
 
 
-def test_a_directory_left_from_another_life_gives_no_records(
+def test_a_leftover_directory_has_no_records(
     fs: MemoryFileSystem, config: LogConfig, fill: Any, read_all: ReadAll
 ) -> None:
     fs.make_dirs(DIRECTORY)
@@ -951,7 +951,7 @@ def test_a_directory_left_from_another_life_gives_no_records(
     assert read_all(log) == written
 
 
-def test_a_state_is_told_by_repr_and_properties(log: Log, fill: Any) -> None:
+def test_repr_and_properties_show_the_state(log: Log, fill: Any) -> None:
     fill(log, 3)
     assert repr(log) == "<Log /data/log [0, 3)>"
     assert log.directory == DIRECTORY
@@ -998,7 +998,7 @@ def test_r26_a_write_that_fails_anywhere_takes_the_log_offline(
     assert log.read(29, max_bytes=1, up_to=30).next_offset == 30
 
 
-def test_the_first_segment_of_a_log_that_cannot_be_made(
+def test_a_first_segment_that_cannot_be_created_takes_the_log_offline(
     log: Log, fs: MemoryFileSystem, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -1009,7 +1009,7 @@ def test_the_first_segment_of_a_log_that_cannot_be_made(
         log.append(make_batch(), now_ms=0, leader_epoch=0)
 
 
-def test_an_age_is_worked_out_anew_after_a_change_of_configuration(log: Log, fill: Any) -> None:
+def test_the_roll_time_follows_a_change_of_configuration(log: Log, fill: Any) -> None:
     fill(log, 1, now_ms=100)
     log.reconfigure(replace(log.config, segment_ms=50))
     assert not log.maybe_roll(149)
@@ -1017,7 +1017,7 @@ def test_an_age_is_worked_out_anew_after_a_change_of_configuration(log: Log, fil
 
 
 @pytest.mark.parametrize("action", ["truncate", "boundary", "delete", "retain", "sync", "recover"])
-def test_what_returns_has_made_its_names_durable(
+def test_every_operation_has_made_its_names_durable_when_it_returns(
     action: str, config: LogConfig, fill: Any, sync: Sync
 ) -> None:
     fs = RecordingFileSystem(MemoryFileSystem())
@@ -1049,12 +1049,12 @@ def test_what_returns_has_made_its_names_durable(
             ("index", ".producers")
         ):
             if operation.new_path.endswith(".deleted"):
-                continue  # what the log start has passed is removed by the next start, whatever its name is
+                continue  # a start removes files below the log start whatever their name is
             unsynced.append(f"{operation.kind} {operation.path}")
     assert unsynced == []
 
 
-def test_r5_a_truncation_leaves_indexes_that_describe_the_log(
+def test_r5_after_a_truncation_the_indexes_describe_the_log(
     log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync
 ) -> None:
     log.reconfigure(replace(log.config, segment_bytes=1 << 20, index_interval_bytes=1))
@@ -1071,7 +1071,7 @@ def test_r5_a_truncation_leaves_indexes_that_describe_the_log(
     assert fs.file_size(f"/data/{'0' * 32}-0/00000000000000000000.index") > 249 * 8
 
 
-def test_what_a_truncation_leaves_survives_though_the_directory_was_never_synced(
+def test_a_truncated_log_survives_even_if_the_directory_was_never_synced(
     fs: MemoryFileSystem, config: LogConfig, fill: Any, read_all: ReadAll
 ) -> None:
     log = Log.create(fs, "/data/new", config)

@@ -38,7 +38,7 @@ def test_the_defaults_are_kafkas() -> None:
         ("segment_ms", 1.5, "segment.ms"),
     ],
 )
-def test_a_bad_setting_is_named_with_its_value(setting: str, value: Any, key: str) -> None:
+def test_the_error_for_a_bad_setting_has_its_value(setting: str, value: Any, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LogConfig(**{setting: value})
     assert caught.value.key == key

@@ -1,4 +1,4 @@
-"""How far a number of bytes reaches in a log, against its batches added up."""
+"""``Log.offset_for_bytes``, compared with adding up batches. Lookups by time are in test_log.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(log: Log, make_batch: Callable[..., bytearray], bodies: list[int]) -> S
 
 
 def expected(sizes: Sizes, log_start: int, start: int, end: int, max_bytes: int) -> tuple[int, int, int]:
-    """By adding up, batch after batch."""
+    """Return the expected result by adding up batch after batch."""
     start = max(start, log_start)
     touched = [one for one in sizes if max(one[0], start) < min(one[1], end)]
     total = sum(size for _, _, size in touched)
@@ -54,7 +54,7 @@ def expected(sizes: Sizes, log_start: int, start: int, end: int, max_bytes: int)
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_range_is_measured_as_adding_up_does(data: st.DataObject, make_batch: Any) -> None:
+def test_any_range_is_measured_as_by_adding_up_batches(data: st.DataObject, make_batch: Any) -> None:
     log = new_log(data.draw(st.sampled_from([1024, 2048, 1 << 20])))
     sizes = fill(log, make_batch, data.draw(st.lists(st.integers(0, 900), max_size=30)))
     log_start = log.delete_before(data.draw(st.integers(0, log.log_end_offset)))
@@ -67,7 +67,7 @@ def test_any_range_is_measured_as_adding_up_does(data: st.DataObject, make_batch
 
 
 def test_every_limit_at_every_start(make_batch: Any) -> None:
-    """The edges of batches and segments, one byte before and behind."""
+    """Tests the edges of batches and segments, and one byte before and behind."""
     log = new_log(1024)
     sizes = fill(log, make_batch, [0, 300, 10, 900, 40, 40, 500, 0])
     assert log.segment_count >= 3
@@ -81,7 +81,7 @@ def test_every_limit_at_every_start(make_batch: Any) -> None:
             assert found == expected(sizes, 0, start, log.log_end_offset, limit)
 
 
-def test_taking_piece_by_piece_takes_everything(make_batch: Any) -> None:
+def test_reading_piece_by_piece_reads_everything(make_batch: Any) -> None:
     log = new_log()
     fill(log, make_batch, [number * 13 % 700 for number in range(200)])
     offset = taken = 0
@@ -102,10 +102,10 @@ def test_the_cost_does_not_depend_on_the_range(
     for start in range(0, 6000 - length + 1, 211):
         before = walked()
         log.offset_for_bytes(start, start + length, length * 20)
-        assert walked() - before < 3 * INTERVAL_BYTES  # where it starts, where it ends, where it is cut
+        assert walked() - before < 3 * INTERVAL_BYTES  # at the start, at the end, and at the limit
 
 
-def test_damage_is_told(make_batch: Any) -> None:
+def test_damage_is_reported(make_batch: Any) -> None:
     log = new_log()
     fill(log, make_batch, [200] * 30)
     segment = log._segments.segments[0]

@@ -1,4 +1,4 @@
-"""A log against a list: it holds what the list holds, whatever is done to it (I7, R4, R5, R24)."""
+"""A log compared with a list of batches, over any sequence of operations and crashes (I7, R4, R5, R24)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DIRECTORY = "/data/log"
 
 
 class LogMachine(RuleBasedStateMachine):
-    """``batches`` is the log as it should be: (base offset, next offset, time, epoch, bytes). After a crash
-    the end is anywhere from ``synced`` on; what was truncated before never comes back."""
+    """``batches`` is the expected log: (base offset, next offset, time, epoch, bytes). After a crash the
+    end is anywhere from ``synced`` on; truncated batches never come back."""
 
     make_batch: Any
     read_all: Any
@@ -147,7 +147,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The process dies, the page cache lives."""
+        """Kill the process; the page cache survives."""
         self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point)
         self.synced = self.log.log_end_offset
 

@@ -80,7 +80,7 @@ def test_without_a_cluster_id_a_new_cluster_begins(fs: MemoryFileSystem) -> None
     assert first.directory_id != second.directory_id
 
 
-def test_a_directory_with_something_else_in_it_is_not_formatted(fs: MemoryFileSystem) -> None:
+def test_a_directory_that_is_not_empty_is_not_formatted(fs: MemoryFileSystem) -> None:
     fs.make_dirs(PATH + "/thesis")
     with pytest.raises(DataDirectoryError, match="thesis"):
         open_store(fs)
@@ -90,7 +90,7 @@ def test_a_directory_with_something_else_in_it_is_not_formatted(fs: MemoryFileSy
 @pytest.mark.parametrize(
     ("how", "match"), [({"cluster_id": "other"}, "cluster c, not other"), ({"node_id": 2}, "node 1, not 2")]
 )
-def test_a_strange_directory_is_refused_and_left_alone(
+def test_a_directory_of_another_node_is_refused_and_unchanged(
     how: dict[str, Any], match: str, fs: MemoryFileSystem
 ) -> None:
     open_store(fs).close()
@@ -109,12 +109,12 @@ def test_another_version_is_refused(fs: MemoryFileSystem) -> None:
         open_store(fs)
 
 
-def test_formatting_can_be_left_to_people(fs: MemoryFileSystem) -> None:
+def test_formatting_can_be_disabled(fs: MemoryFileSystem) -> None:
     with pytest.raises(DataDirectoryError, match="not formatted"):
         open_store(fs, format_if_empty=False)
 
 
-def test_a_format_that_was_cut_short_can_be_done_again() -> None:
+def test_an_interrupted_format_can_be_repeated() -> None:
     """After a power loss at any point the directory is formatted completely, or can be formatted again."""
     recording = RecordingFileSystem(MemoryFileSystem(crashable=True))
     identity = format_data_dir(recording, "/a/b/c", cluster_id="c", node_id=1)
@@ -150,7 +150,7 @@ def test_two_processes_do_not_share_a_directory(fs: MemoryFileSystem, tmp_path: 
 # --- starting and stopping -----------------------------------------------------------------------------
 
 
-def test_r21_a_clean_stop_is_marked_and_the_mark_taken_away_at_the_next_start(
+def test_r21_a_clean_stop_is_marked_and_the_next_start_removes_the_marker(
     fs: MemoryFileSystem, write: Any, read_all: Any
 ) -> None:
     store = open_store(fs)
@@ -176,7 +176,7 @@ def test_r21_a_clean_stop_is_marked_and_the_mark_taken_away_at_the_next_start(
     assert len(read_all(get(again))) == 60
 
 
-def test_r21_a_stop_that_could_not_sync_all_is_no_clean_one(
+def test_r21_a_stop_that_could_not_sync_everything_is_not_clean(
     fs: MemoryFileSystem, write: Any, read_all: Any
 ) -> None:
     store = open_store(fs)
@@ -222,7 +222,7 @@ def test_an_untouched_log_stays_marked_over_many_stops(
     assert len(read_all(get(store))) == 10
 
 
-def test_a_damaged_marker_is_no_marker(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
+def test_a_damaged_marker_is_ignored(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
     store = open_store(fs)
     write(get(store), 10)
     store.close()
@@ -272,7 +272,7 @@ def test_r24_only_a_damaged_log_is_replaced(fs: MemoryFileSystem) -> None:
         store.replace_damaged(ORDERS, IDS[0], CONFIG)
 
 
-def test_r25_before_the_metadata_is_complete_no_directory_is_strange(
+def test_r25_before_the_metadata_is_complete_no_directory_is_unknown(
     fs: MemoryFileSystem, write: Any, read_all: Any
 ) -> None:
     store = open_store(fs)
@@ -300,7 +300,7 @@ def test_a_log_whose_last_sync_failed_is_left_out_of_the_marker(
     assert len(read_all(get(store))) >= 10
 
 
-def test_a_marker_that_finds_no_room_is_no_marker(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
+def test_a_marker_without_disk_space_is_not_written(fs: MemoryFileSystem, write: Any, read_all: Any) -> None:
     store = open_store(fs)
     write(get(store), 10)
     get(store).close(clean=True)
@@ -315,7 +315,7 @@ def test_a_marker_that_finds_no_room_is_no_marker(fs: MemoryFileSystem, write: A
 # --- logs ----------------------------------------------------------------------------------------------
 
 
-def test_logs_are_made_found_and_told_apart(fs: MemoryFileSystem) -> None:
+def test_logs_are_created_and_found_by_topic_and_partition(fs: MemoryFileSystem) -> None:
     store = open_store(fs, wanted={})
     log = store.create_log(ORDERS, IDS[0], CONFIG)
     assert store.create_log(ORDERS, IDS[0], CONFIG) is log is store.get(ORDERS)
@@ -328,7 +328,7 @@ def test_logs_are_made_found_and_told_apart(fs: MemoryFileSystem) -> None:
     assert store.get(ORDERS) is log
 
 
-def test_making_a_log_that_is_there_opens_it(fs: MemoryFileSystem, write: Any) -> None:
+def test_creating_a_log_that_exists_opens_it(fs: MemoryFileSystem, write: Any) -> None:
     store = open_store(fs)
     write(get(store), 3)
     store.close()
@@ -358,7 +358,7 @@ def test_r25_unknown_directories_are_left_alone_and_reported_once(
     assert get(store).log_end_offset == 3
 
 
-def test_r24_a_damaged_log_is_offline_and_the_others_go_on(fs: MemoryFileSystem, write: Any) -> None:
+def test_r24_a_damaged_log_is_offline_and_the_others_are_used(fs: MemoryFileSystem, write: Any) -> None:
     store = open_store(fs)
     write(get(store), 10)
     write(get(store, TRADES), 5)
@@ -378,7 +378,7 @@ def test_r24_a_damaged_log_is_offline_and_the_others_go_on(fs: MemoryFileSystem,
     assert list(offline(open_store(fs))) == [ORDERS]
 
 
-def test_r24_a_log_that_vanished_is_offline_not_new(fs: MemoryFileSystem, write: Any) -> None:
+def test_r24_a_missing_log_with_records_is_offline_not_new(fs: MemoryFileSystem, write: Any) -> None:
     for clean in (False, True):
         store = open_store(fs)
         write(get(store), 10)
@@ -392,7 +392,7 @@ def test_r24_a_log_that_vanished_is_offline_not_new(fs: MemoryFileSystem, write:
         fs.rename(f"{PATH}/away", f"{PATH}/{IDS[0]}-0")
 
 
-def test_deleting_a_log_is_durable_and_its_files_go_later(fs: MemoryFileSystem, write: Any) -> None:
+def test_deleting_a_log_is_durable_and_its_files_are_removed_later(fs: MemoryFileSystem, write: Any) -> None:
     store = open_store(fs)
     write(get(store), 10)
     store.checkpoint()
@@ -413,7 +413,9 @@ def test_deleting_a_log_is_durable_and_its_files_go_later(fs: MemoryFileSystem, 
     assert log.log_end_offset == 0
 
 
-def test_a_log_deleted_in_an_earlier_life_is_removed_at_the_start(fs: MemoryFileSystem, write: Any) -> None:
+def test_a_log_deleted_in_an_earlier_session_is_removed_at_the_start(
+    fs: MemoryFileSystem, write: Any
+) -> None:
     store = open_store(fs)
     write(get(store), 1)
     store.delete_log(ORDERS)
@@ -427,7 +429,7 @@ def test_a_log_deleted_in_an_earlier_life_is_removed_at_the_start(fs: MemoryFile
 # --- passes --------------------------------------------------------------------------------------------
 
 
-def test_r24_checkpoints_hold_what_is_synced(fs: MemoryFileSystem, write: Any) -> None:
+def test_r24_checkpoints_have_the_synced_offsets(fs: MemoryFileSystem, write: Any) -> None:
     store = open_store(fs)
     write(get(store), 5)
     write(get(store), 2, synced=False)
@@ -485,7 +487,7 @@ def test_five_thousand_logs_open_quickly_and_hold_no_descriptor(tmp_path: Path, 
     store.close()
 
 
-def test_r24_what_was_recovered_survives_the_next_power_loss(
+def test_r24_a_recovered_log_survives_the_next_power_loss(
     fs: MemoryFileSystem, write: Any, read_all: Any
 ) -> None:
     store = open_store(fs)

@@ -1,6 +1,7 @@
-"""Transactions in a log: what is open, stable and aborted, over restarts, truncation, deletion, power loss.
+"""Transactions in a log: open, stable and aborted, over restarts, truncation, deletion, power loss.
 
-The stateful test holds a real log, on a disk in memory that can lose power, against a plain list of batches.
+The stateful test compares a log, on a disk in memory that can lose power, with a plain list of batches.
+Other tests of ``producer_state`` are in test_producer_state.py.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Transaction(NamedTuple):
 
 
 def transactions(batches: list[Stored]) -> list[Transaction]:
-    """All that a list of batches tells of, read from its beginning."""
+    """Return all transactions of a list of batches."""
     opened: dict[int, int] = {}
     found = []
     for one in batches:
@@ -65,7 +66,7 @@ def transactions(batches: list[Stored]) -> list[Transaction]:
 
 
 def stable_offset(batches: list[Stored], high_watermark: int, start: int) -> int:
-    """The definition, without cleverness."""
+    """Return the last stable offset by its definition."""
     held_back = [
         one.first_offset
         for one in transactions(batches)
@@ -95,7 +96,7 @@ class TransactionalLog(RuleBasedStateMachine):
         producer_snapshots.SNAPSHOT_EVERY_BYTES = self.every
 
     def state(self, producer):
-        """(epoch, next sequence, whether a transaction is open) as the batches tell."""
+        """Return (epoch, next sequence, whether a transaction is open) from the batches."""
         epoch, sequence = 0, 0
         for one in self.batches:
             if one.producer_id == producer:
@@ -167,12 +168,12 @@ class TransactionalLog(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def commit(self, part):
-        """The high watermark moves: on leaders and followers alike what is below it is for ever."""
+        """Move the high watermark: everything below it is final on leaders and followers."""
         ends = [one.last_offset + 1 for one in self.batches]
         ends = [end for end in ends if self.high_watermark < end <= self.log.synced_end_offset]
         if ends:
             self.high_watermark = ends[int(part * (len(ends) - 1))]
-        self.log.settle_transactions(self.high_watermark)
+        self.log.forget_stable_transactions(self.high_watermark)
 
     @rule()
     def restart(self):
@@ -205,7 +206,7 @@ class TransactionalLog(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def delete(self, part):
-        """Up to the first open transaction, so that every replica still tells the same of those left."""
+        """Delete up to the first open transaction, so that all replicas agree on the remaining ones."""
         stable = stable_offset(self.batches, self.high_watermark, self.log.log_start_offset)
         self.log.delete_before(int(self.log.log_start_offset + part * (stable - self.log.log_start_offset)))
 
@@ -291,7 +292,7 @@ def test_r33_an_open_transaction_holds_back_what_follows(log):
         assert log.last_stable_offset(7) == 7
 
 
-def test_below_the_log_start_nothing_is_stable_or_not(log):
+def test_the_last_stable_offset_is_at_least_the_log_start(log):
     append(log, part(1), *(build_batch([b"v" * 200]) for _ in range(20)))
     log.delete_before(10)
     assert log.last_stable_offset(21) == 10
@@ -317,14 +318,14 @@ def test_r29_a_producer_with_an_open_transaction_is_never_forgotten(log):
     assert log.expire_producers(10**12, 1) == 1
 
 
-def test_r29_a_marker_is_a_sign_of_life(log):
+def test_r29_a_marker_counts_as_activity(log):
     log.append(part(1), now_ms=0, leader_epoch=0)
     log.append(build_marker(1, 1, 4, True, 5), now_ms=9_000, leader_epoch=0)
     assert log.expire_producers(10_000, 5_000) == 0
     assert log.producers.get(1).coordinator_epoch == 4
 
 
-def test_a_follower_refuses_a_control_batch_that_is_no_marker(log):
+def test_a_follower_refuses_a_control_batch_that_is_not_a_marker(log):
     batch = build_marker(1, 1, 0, False, 5)
     batch[control._KEY_AT + 3] = 9  # type 9
     seal(batch)
@@ -334,9 +335,9 @@ def test_a_follower_refuses_a_control_batch_that_is_no_marker(log):
     assert log.log_end_offset == 0
 
 
-def test_a_snapshot_keeps_the_aborted_and_those_whose_marker_may_be_lost(fs, log):
+def test_a_snapshot_keeps_aborted_transactions_and_uncommitted_markers(fs, log):
     append(log, part(1), build_marker(1, 1, 0, False, 5), part(2), build_marker(2, 1, 0, True, 5), part(3))
-    log.settle_transactions(2)
+    log.forget_stable_transactions(2)
     log.close(clean=True)
     data = fs.read_bytes(f"{DIRECTORY}/{5:020d}.producers").decode().splitlines()
     assert data[2:-1] == [
@@ -352,7 +353,7 @@ def test_a_snapshot_keeps_the_aborted_and_those_whose_marker_may_be_lost(fs, log
     assert not verify_log(fs, DIRECTORY).findings
 
 
-def test_starting_over_forgets_all(log):
+def test_a_reset_forgets_all_producers_and_transactions(log):
     append(log, part(1), part(2), build_marker(2, 1, 0, False, 5))
     log.reset_to(50)
     assert log.last_stable_offset(50) == 50

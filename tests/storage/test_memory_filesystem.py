@@ -1,4 +1,4 @@
-"""The disk that loses what was not synced must itself be trusted."""
+"""The simulated disk that loses unsynced data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_was_synced_survives_every_crash() -> None:
     assert any(len(data) == 16_000 for data in found)
 
 
-def test_an_unsynced_overwrite_leaves_sectors_of_old_and_new() -> None:
+def test_an_unsynced_overwrite_leaves_old_and_new_sectors() -> None:
     def prepare(fs: MemoryFileSystem) -> None:
         file = fs.open("/d/f", create=True)
         file.write_at(0, b"o" * 3 * PAGE_BYTES)
@@ -79,7 +79,7 @@ def test_a_truncation_may_be_undone() -> None:
     assert {crashed(prepare, seed).read_bytes("/d/f") for seed in range(20)} == {b"ab", b"abcdef"}
 
 
-def test_a_crash_gives_locks_back() -> None:
+def test_a_crash_releases_locks() -> None:
     fs = crashed(lambda fs: fs.lock("/d/.lock"), 1)
     fs.lock("/d/.lock")
 
@@ -106,7 +106,7 @@ def crash_copy(fs: MemoryFileSystem, seed: int) -> bytes:
     return data
 
 
-def test_a_failed_write_happens_as_often_as_asked() -> None:
+def test_writes_fail_as_often_as_requested() -> None:
     fs = MemoryFileSystem()
     file = fs.open("/f", create=True)
     fs.fail_next_write(2)
@@ -116,14 +116,14 @@ def test_a_failed_write_happens_as_often_as_asked() -> None:
     file.write_at(0, b"x")
 
 
-def test_a_full_disk_takes_what_fits_and_says_so() -> None:
+def test_a_full_disk_writes_what_fits_and_raises() -> None:
     fs = MemoryFileSystem(capacity_bytes=10)
     file = fs.open("/f", create=True)
     file.write_at(0, b"12345678")
     with pytest.raises(DiskFullError):
         file.write_at(8, b"9012")
     assert file.read_at(0, 99) == b"1234567890"
-    file.write_at(0, b"x")  # overwriting needs no room
+    file.write_at(0, b"x")  # overwriting needs no space
     with pytest.raises(DiskFullError):
         file.allocate(11)
     with pytest.raises(DiskFullError):
@@ -142,7 +142,7 @@ def test_a_failed_atomic_write_leaves_no_file() -> None:
     assert fs.list_dir("/") == []
 
 
-def test_a_tree_is_taken_and_given() -> None:
+def test_a_tree_is_loaded_and_returned() -> None:
     fs = MemoryFileSystem.from_tree({"/a/b/f": b"1", "/g": b"2"}, ["/empty"])
     assert fs.tree() == {"/a/b/f": b"1", "/g": b"2"}
     assert fs.list_dir("/empty") == []
@@ -150,7 +150,7 @@ def test_a_tree_is_taken_and_given() -> None:
     assert fs.tree() == {"/a/b/f": b"1", "/g": b"2"}
 
 
-def test_a_directory_is_no_file_and_a_file_no_directory() -> None:
+def test_directories_and_files_are_not_mixed_up() -> None:
     fs = MemoryFileSystem.from_tree({"/a/f": b""})
     with pytest.raises(IsADirectoryError):
         fs.open("/a")
@@ -159,6 +159,6 @@ def test_a_directory_is_no_file_and_a_file_no_directory() -> None:
     assert repr(fs.open("/a/f")) == "<MemoryFile /a/f>"
 
 
-def test_a_disk_that_keeps_no_account_cannot_crash() -> None:
+def test_only_a_crashable_disk_can_crash() -> None:
     with pytest.raises(AssertionError, match="crashable"):
         MemoryFileSystem().crash(random.Random(1))

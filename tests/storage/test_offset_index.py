@@ -42,7 +42,7 @@ def test_lookups_find_what_a_walk_finds(steps: list[tuple[int, int]], offset: in
 
 @settings(derandomize=True, deadline=None)
 @given(Steps, st.integers(0, 40))
-def test_entries_saved_in_parts_are_taken_over(steps: list[tuple[int, int]], cut: int) -> None:
+def test_entries_saved_in_parts_are_loaded(steps: list[tuple[int, int]], cut: int) -> None:
     index, model = build(steps)
     cut = min(cut, len(model))
     copy = OffsetIndex()

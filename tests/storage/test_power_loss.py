@@ -1,7 +1,7 @@
-"""Power loss at every point of a recorded trace: nothing acknowledged is lost, nothing torn is served.
+"""Power loss at every point of a recorded trace: no acknowledged batch is lost, no torn batch is returned.
 
-R24, R25; the states are those of ``crash_states``. What must hold in a state is noted in the record
-itself, by a model that is told of every step before and after it is taken.
+R24, R25; the states are those of ``crash_states``. The expectation for a state is noted in the record
+itself, by a model that is updated before and after every step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATH = "/data"
 
 @dataclass(slots=True)
 class Expected:
-    """What recovery of one log may find. Offsets as in Log; ``allowed`` is {base offset: bodies}."""
+    """The expected result of recovering one log. Offsets as in Log; ``allowed`` is {base offset: bodies}."""
 
     end_at_least: int = 0
     start_at_least: int = 0
@@ -49,7 +49,7 @@ class Expected:
 
 
 class Driver:
-    """Runs steps on a recorded store, and notes after each change of mind what is expected."""
+    """Runs steps on a recorded store, and notes each change of the expected result."""
 
     def __init__(self, seed: int, make_batch: Callable[..., bytearray]) -> None:
         self.rng = random.Random(seed)
@@ -208,7 +208,7 @@ def check_state(state: CrashState, read_all: Callable[..., list[tuple[int, bytes
     store.close(clean=False)
     if state.number % 3:
         return
-    again = recover(fs)  # idempotent: what was recovered is found again, by the next start and a clean one
+    again = recover(fs)  # idempotent: the next start, and a clean one, find the same log
     assert ends(again) == found
     again.close(clean=state.number % 2 == 0)
     third = recover(fs)

@@ -1,4 +1,4 @@
-"""A log's producers over its life: snapshots, restarts, truncation, deletion; and starting a log over."""
+"""A log's producers: snapshots, restarts, truncation, deletion; and resetting a log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(producer: int, sequence: int, count: int = 1, body_bytes: int = 60) ->
 
 
 class Life:
-    """A log, and all that was ever appended to it by idempotent producers and still is there."""
+    """A log, and every batch of idempotent producers that is still in it."""
 
     def __init__(self) -> None:
         self.fs = MemoryFileSystem(crashable=True)
@@ -81,7 +81,7 @@ class Life:
         self.log = Log.recover(self.fs, DIRECTORY, CONFIG, point)
 
     def walked(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        """How many headers are read to find the producers."""
+        """Return the number of headers read to restore the producers."""
         seen = 0
         scan = producer_snapshots.scan_producers
 
@@ -132,7 +132,7 @@ def test_without_a_snapshot_the_whole_log_is_walked(life, monkeypatch, damage):
     assert life.snapshots() == []
 
 
-def test_a_log_that_nobody_asks_is_not_walked(life, monkeypatch):
+def test_a_log_is_not_walked_before_its_producers_are_needed(life, monkeypatch):
     life.append(-1, 20)
     life.reopen()
     assert not life.log.is_open
@@ -143,7 +143,7 @@ def test_a_log_that_nobody_asks_is_not_walked(life, monkeypatch):
     assert life.log.producers == life.expected()
 
 
-def test_a_truncation_takes_the_producers_back(life):
+def test_a_truncation_restores_the_earlier_producers(life):
     life.append(1, 10)
     life.append(2, 10)
     for end in (15, 9, 4, 0):
@@ -169,7 +169,7 @@ def test_within_a_long_segment_a_snapshot_replaces_the_one_before(life, monkeypa
     assert life.snapshots() == [6]
 
 
-def test_snapshots_below_the_log_start_go_but_for_the_newest(life):
+def test_snapshots_below_the_log_start_are_removed_but_for_the_newest(life):
     life.append(1, 40)
     last = life.snapshots()[-1]
     life.log.delete_before(39)
@@ -178,7 +178,7 @@ def test_snapshots_below_the_log_start_go_but_for_the_newest(life):
     assert life.log.producers == life.expected()
 
 
-def test_a_disk_without_room_for_a_snapshot_stops_nothing(life, caplog):
+def test_a_snapshot_that_cannot_be_written_is_only_logged(life, caplog):
     life.append(1, 3)
     life.fs.fail_next_write()
     life.log._save_producers(life.log._segments.last, 0)
@@ -215,7 +215,7 @@ def test_i9_the_producers_are_a_function_of_the_log_whatever_happens(seed, life)
     assert life.log.producers == life.expected()
 
 
-def test_verifying_a_log_finds_a_torn_snapshot_and_calls_it_no_damage(life):
+def test_verifying_a_log_reports_a_torn_snapshot_but_not_as_damage(life):
     life.append(1, 3)
     life.reopen()
     path = f"{DIRECTORY}/{3:020d}.producers"
@@ -225,12 +225,12 @@ def test_verifying_a_log_finds_a_torn_snapshot_and_calls_it_no_damage(life):
     assert (finding.path, finding.is_damage) == (path, False)
 
 
-# --- starting over -------------------------------------------------------------------------------------
+# --- resetting -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offset", [100, 3, 0])
 @pytest.mark.parametrize("then", ["nothing", "kill", "power", "clean"])
-def test_a_log_starts_over_for_good(life, offset, then):
+def test_a_reset_is_durable(life, offset, then):
     life.append(1, 20)
     life.sync()
     point = life.log.recovery_point
@@ -256,7 +256,7 @@ def test_a_log_starts_over_for_good(life, offset, then):
     assert (life.log.log_end_offset, life.log.leader_epochs) == (offset + 1, [(3, offset)])
 
 
-def test_a_crash_while_starting_over_leaves_the_old_log_or_the_new_one():
+def test_a_crash_during_a_reset_leaves_the_old_log_or_the_new_one():
     for operations in range(1, 14):
         life = Life()
         life.append(1, 20)
@@ -282,7 +282,7 @@ def test_a_crash_while_starting_over_leaves_the_old_log_or_the_new_one():
         assert (life.log.log_start_offset, life.log.log_end_offset) == (100, 100)
 
 
-def test_an_offline_log_does_not_start_over(life):
+def test_an_offline_log_refuses_a_reset(life):
     from kafkalite.errors import LogOfflineError
 
     life.append(1)

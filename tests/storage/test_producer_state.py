@@ -1,4 +1,4 @@
-"""Idempotent producers: what comes next, what was there before, what is refused (R27, R28, R29)."""
+"""Idempotent producers: batches that are next, repeated, or refused (R27, R28, R29)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_batches_come_in_sequence():
     assert len(states) == 1
 
 
-def test_a_repetition_is_told_with_its_first_offsets():
+def test_a_repeated_batch_is_returned_with_its_first_offsets():
     states = ProducerStates()
     append(states, 0, 3, offset=10)
     append(states, 3, 2, offset=20)
@@ -46,7 +46,7 @@ def test_a_repetition_is_told_with_its_first_offsets():
 
 
 @pytest.mark.parametrize(("sequence", "count"), [(0, 2), (1, 2), (3, 1), (4, 3), (2, 2)])
-def test_a_part_of_what_was_there_is_no_repetition(sequence, count):
+def test_a_part_of_an_earlier_batch_is_not_a_repetition(sequence, count):
     states = ProducerStates()
     append(states, 0, 3, offset=10)
     append(states, 3, 2, offset=20)
@@ -54,7 +54,7 @@ def test_a_part_of_what_was_there_is_no_repetition(sequence, count):
         states.check(header(sequence, count))
 
 
-def test_only_five_batches_are_kept_and_older_ones_are_known_to_have_been_there():
+def test_only_five_batches_are_kept_and_older_ones_still_count_as_repeated():
     states = ProducerStates()
     for number in range(8):
         append(states, number, offset=10 * number)
@@ -89,7 +89,7 @@ def test_an_epoch_begins_with_sequence_0_and_ends_the_one_before():
     assert states.get(PRODUCER).batches[0].base_offset == 3
 
 
-def test_who_is_not_known_must_begin():
+def test_an_unknown_producer_must_begin_with_sequence_0():
     states = ProducerStates()
     with pytest.raises(UnknownProducerIdError):
         states.check(header(4))
@@ -98,18 +98,18 @@ def test_who_is_not_known_must_begin():
             states.check(bad)
 
 
-def test_r29_who_is_silent_for_long_is_forgotten():
+def test_r29_an_inactive_producer_is_forgotten():
     states = ProducerStates()
     states.note(1, 0, 0, 0, 0, 0, 1_000)
     states.note(2, 0, 0, 1, 1, 0, 5_000)
-    states.note(3, 0, 0, 2, 2, 10, NO_TIMESTAMP)  # found in the log
+    states.note(3, 0, 0, 2, 2, 10, NO_TIMESTAMP)  # restored from the log
     assert states.expire(9_000, 8_000) == 1
     assert (states.get(1), len(states)) == (None, 2)
     assert states.expire(16_999, 8_000) == 1
     assert states.expire(17_000, 8_000) == 1
 
 
-def test_lines_tell_all():
+def test_states_are_restored_from_their_lines():
     states = ProducerStates()
     append(states, 0, 3, offset=10, now_ms=4)
     append(states, 3, 2, offset=20, now_ms=5)
@@ -122,8 +122,8 @@ def test_lines_tell_all():
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=60), st.integers(0, SEQUENCES - 1))
-def test_nothing_is_ever_there_twice_or_out_of_order(asked, start):
-    """Against a list of every record's sequence, from anywhere in the circle."""
+def test_nothing_is_ever_appended_twice_or_out_of_order(asked, start):
+    """Compared with a list of every record's sequence, from any start on the circle."""
     states, there = ProducerStates(), [0]
     states.note(PRODUCER, 0, start, 0, 0, 0, 0)
     for relative, count in asked:

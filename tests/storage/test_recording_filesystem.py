@@ -1,4 +1,4 @@
-"""The generator of crash states, on records small enough to list what must come out."""
+"""The generator of crash states, with records small enough to list the expected states."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_directory_is_renamed_with_what_is_in_it_and_removed_with_it() -> None
     assert {"/d/e/f": b""} in found and {"/d/g/f": b""} in found and {} in found
 
 
-def test_notes_part_the_record() -> None:
+def test_notes_divide_the_record() -> None:
     fs = recorder()
     fs.note(1)
     fs.note(2)
@@ -110,7 +110,7 @@ def test_notes_part_the_record() -> None:
     assert (None, ("/d/f",)) not in found
 
 
-def test_reading_is_passed_on_and_not_recorded() -> None:
+def test_reads_are_not_recorded() -> None:
     fs = recorder()
     fs.write_atomically("/d/f", b"abc")
     count = len(fs.operations)
@@ -125,7 +125,7 @@ def test_reading_is_passed_on_and_not_recorded() -> None:
     assert len(fs.operations) == count
 
 
-def test_a_failed_atomic_write_is_recorded_as_it_went() -> None:
+def test_a_failed_atomic_write_is_recorded_step_by_step() -> None:
     fs = RecordingFileSystem(MemoryFileSystem(capacity_bytes=2))
     with pytest.raises(DiskFullError):
         fs.write_atomically("/f", b"abc")

@@ -1,4 +1,4 @@
-"""R24 and R25: what a start finds after anything but an orderly stop."""
+"""R24 and R25: the log that a start finds after a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Batches = list[tuple[int, bytes]]
 
 
 class World:
-    """A log with what was written to it, on a disk that can be crashed and damaged."""
+    """A log with its written batches, on a disk that can be crashed and damaged."""
 
     def __init__(self, make_batch: Any, sync: Any, read_all: Any) -> None:
         self.fs = MemoryFileSystem(crashable=True)
@@ -69,7 +69,7 @@ def world(make_batch: Any, sync: Any, read_all: Any) -> World:
     return World(make_batch, sync, read_all)
 
 
-def test_a_log_nobody_wrote_to(world: World) -> None:
+def test_a_log_that_was_never_written_to_is_empty(world: World) -> None:
     log = world.recover()
     assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (0, 0, 0)
 
@@ -106,7 +106,7 @@ def test_an_intact_batch_behind_a_torn_one_is_cut_too(world: World, torn_tail_cu
     assert "segments_removed=2" in torn_tail_cuts()[0]
 
 
-def test_what_was_cut_never_comes_back(world: World, make_batch: Any) -> None:
+def test_a_tail_that_was_cut_never_comes_back(world: World, make_batch: Any) -> None:
     world.fill(30)
     world.damage(10 * BATCH_BYTES + 100)
     log = world.recover()
@@ -118,7 +118,7 @@ def test_what_was_cut_never_comes_back(world: World, make_batch: Any) -> None:
         assert Log.recover(copy, DIRECTORY, CONFIG).log_end_offset == 10
 
 
-def test_r24_damage_below_the_recovery_point_is_told_and_nothing_is_touched(
+def test_r24_damage_below_the_recovery_point_is_reported_and_nothing_changes(
     world: World, torn_tail_cuts: Any
 ) -> None:
     world.fill(30)
@@ -164,18 +164,18 @@ def test_a_missing_segment_above_the_recovery_point_is_a_torn_tail(world: World,
     assert "base offset 50" in torn_tail_cuts()[0]
 
 
-def test_a_first_segment_that_never_was_there(world: World, torn_tail_cuts: Any) -> None:
+def test_an_unproven_log_without_its_first_segment_is_empty(world: World, torn_tail_cuts: Any) -> None:
     world.fill(30)
     world.fs.unlink(world.path())
     assert world.recover().log_end_offset == 0
     assert len(torn_tail_cuts()) == 1
 
 
-def test_r24_a_closed_segment_is_proven_by_its_index_though_no_checkpoint_tells(world: World) -> None:
+def test_r24_a_closed_segment_is_proven_by_its_index_without_a_checkpoint(world: World) -> None:
     world.fill(60)
     world.sync()
     world.damage(3 * BATCH_BYTES + 100, base_offset=25)
-    log = world.recover()  # taken as it is; whoever reads it meets the CRC
+    log = world.recover()  # not read by the start; a reader finds the wrong CRC
     assert log.log_end_offset == 60
     world.fs.open(world.path(25)).truncate(3 * BATCH_BYTES)
     with pytest.raises(CorruptLogError):
@@ -197,7 +197,10 @@ def test_a_start_reads_only_what_is_not_proven(world: World, monkeypatch: pytest
     monkeypatch.setattr(world.fs, "open", note)
     log = world.recover(point)
     logs = {path for path in opened if path.endswith(".log")}
-    assert logs == {world.path(175), world.path(200)}  # 175 was closed since, its index not: its end is read
+    assert logs == {
+        world.path(175),
+        world.path(200),
+    }  # 175 was closed since, but its index was not saved: its end is read
     assert world.contents(log) == world.written
 
 
@@ -236,7 +239,7 @@ def test_a_recovery_point_from_before_a_truncation_is_capped(world: World) -> No
     assert world.contents(world.recover(old)) == world.written
 
 
-def test_r5_epochs_are_rebuilt_when_the_checkpoint_is_gone_or_damaged(world: World) -> None:
+def test_r5_epochs_are_rebuilt_if_the_checkpoint_is_missing_or_damaged(world: World) -> None:
     world.fill(30, epoch=1)
     world.fill(30, epoch=4)
     point = world.sync()
@@ -251,7 +254,7 @@ def test_r5_epochs_are_rebuilt_when_the_checkpoint_is_gone_or_damaged(world: Wor
         assert world.fs.exists(path)
 
 
-def test_r5_the_walk_for_epochs_meets_damage(world: World) -> None:
+def test_r5_damage_found_while_rebuilding_epochs_is_raised(world: World) -> None:
     world.fill(60)
     point = world.sync()
     world.fs.unlink(f"{DIRECTORY}/leader-epochs")
@@ -260,7 +263,7 @@ def test_r5_the_walk_for_epochs_meets_damage(world: World) -> None:
         world.recover(point)
 
 
-def test_r5_a_clean_log_without_epochs_walks_for_them(world: World) -> None:
+def test_r5_a_clean_log_without_a_checkpoint_rebuilds_its_epochs(world: World) -> None:
     world.fill(30, epoch=1)
     world.fill(3, epoch=2)
     world.log.close(clean=True)
@@ -278,7 +281,7 @@ def test_an_epoch_without_batches_is_forgotten(world: World) -> None:
 
 
 @pytest.mark.parametrize("field", ["offset", "epoch"])
-def test_a_batch_with_a_foreign_offset_or_older_epoch_is_no_part_of_the_log(
+def test_a_batch_with_a_wrong_offset_or_an_older_epoch_is_not_part_of_the_log(
     field: str, world: World, make_batch: Any, torn_tail_cuts: Any
 ) -> None:
     world.fill(3, epoch=5)
@@ -288,7 +291,7 @@ def test_a_batch_with_a_foreign_offset_or_older_epoch_is_no_part_of_the_log(
     assert len(torn_tail_cuts()) == 1
 
 
-def test_zeros_behind_the_last_batch_are_no_tail(world: World, torn_tail_cuts: Any) -> None:
+def test_zeros_behind_the_last_batch_are_not_a_torn_tail(world: World, torn_tail_cuts: Any) -> None:
     world.fill(3)
     for size in (0, 1, 60, 61, 3_000_000):
         world.fs.open(world.path()).truncate(3 * BATCH_BYTES + size)
@@ -296,7 +299,7 @@ def test_zeros_behind_the_last_batch_are_no_tail(world: World, torn_tail_cuts: A
     assert torn_tail_cuts() == []
 
 
-def test_few_bytes_that_are_not_zero_are_a_tail(world: World, torn_tail_cuts: Any) -> None:
+def test_a_few_bytes_that_are_not_zero_are_a_torn_tail(world: World, torn_tail_cuts: Any) -> None:
     world.fill(3)
     world.fs.open(world.path()).truncate(3 * BATCH_BYTES)
     world.damage(3 * BATCH_BYTES, data=b"\0\0x")
@@ -331,7 +334,7 @@ def test_segments_below_the_log_start_are_leftovers_of_a_deletion(world: World) 
     assert not world.fs.exists(world.path()) and not world.fs.exists(world.path(25))
 
 
-def test_a_log_that_ends_below_its_start_begins_there_anew(world: World) -> None:
+def test_a_log_that_ends_below_its_start_begins_again_there(world: World) -> None:
     world.fill(10)
     world.log.delete_before(10)
     world.fs.open(world.path()).truncate(5 * BATCH_BYTES)
@@ -353,7 +356,7 @@ def test_r25_a_damaged_log_state_is_damage(world: World) -> None:
     st.lists(st.tuples(st.integers(0, 30 * BATCH_BYTES - 1), st.binary(min_size=1, max_size=40)), max_size=4),
     st.integers(-1, 25),
 )
-def test_whatever_stands_above_the_recovery_point_recovery_ends_well(
+def test_recovery_succeeds_with_any_bytes_above_the_recovery_point(
     make_batch: Callable[..., bytearray],
     sync: Any,
     read_all: Any,
@@ -361,7 +364,7 @@ def test_whatever_stands_above_the_recovery_point_recovery_ends_well(
     scribbles: list[tuple[int, bytes]],
     cut: int,
 ) -> None:
-    """Fuzzing: scribble anywhere above the recovery point, cut the file anywhere above it."""
+    """Fuzzing: overwrite bytes anywhere above the recovery point, cut the file anywhere above it."""
     world = World(make_batch, sync, read_all)
     world.fill(20)
     world.drop_indexes()
@@ -403,7 +406,7 @@ def _halve(world: World, path: str) -> None:
 def test_a_closed_segment_that_is_missing_or_short_is_damage(
     spoil: Callable[[World, str], None], with_indexes: bool, base_offset: int, world: World
 ) -> None:
-    """R24: a start does not read what is proven, but sees whether it is there."""
+    """R24: a start does not read proven segments, but checks that they are there."""
     world.fill(110)
     point = world.sync()
     if not with_indexes:
@@ -413,10 +416,11 @@ def test_a_closed_segment_that_is_missing_or_short_is_damage(
         world.recover(point)
 
 
-def test_a_closed_segment_that_is_not_cut_to_size_shows_no_zeros_when_the_epochs_are_rebuilt(
+def test_zeros_behind_a_closed_segment_are_skipped_when_the_epochs_are_rebuilt(
     world: World,
 ) -> None:
-    """Killed after a roll, before the cut of the old file was on the disk; then the power failed."""
+    """The process was killed after a roll, before the cut of the old file was durable; then the power
+    failed."""
     world.fill(40)
     world.log.roll()
     point = world.sync()

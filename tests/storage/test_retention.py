@@ -24,11 +24,11 @@ def plan(segments: list[SegmentSummary] | None = None, **changes: Any) -> Retent
     return plan_retention(iter(segments), **(settings | changes))
 
 
-def test_without_limits_nothing_goes() -> None:
+def test_without_limits_nothing_is_removed() -> None:
     assert plan(now_ms=1 << 60) == (0, 0)
 
 
-def test_time_takes_whole_segments_whose_newest_record_is_older() -> None:
+def test_time_removes_whole_segments_whose_newest_record_is_older() -> None:
     assert plan(retention_ms=1000, now_ms=2000) == (1, 10)  # at exactly retention.ms a record stays
     assert plan(retention_ms=1000, now_ms=3001) == (3, 30)
 
@@ -38,7 +38,7 @@ def test_time_stops_at_the_first_young_segment() -> None:
     assert plan(segments, retention_ms=10, now_ms=99_999) == (1, 10)
 
 
-def test_time_takes_the_active_segment_too() -> None:
+def test_time_removes_the_active_segment_too() -> None:
     assert plan(retention_ms=1, now_ms=1_000_000) == (5, 50)
 
 
@@ -50,12 +50,12 @@ def test_size_keeps_at_least_the_limit() -> None:
     assert plan(retention_bytes=0) == (5, 50)
 
 
-def test_segments_below_the_log_start_go() -> None:
+def test_segments_below_the_log_start_are_removed() -> None:
     assert plan(log_start_offset=25) == (2, 25)
     assert plan(log_start_offset=30) == (3, 30)
 
 
-def test_nothing_above_the_high_watermark_goes() -> None:
+def test_nothing_above_the_high_watermark_is_removed() -> None:
     assert plan(retention_ms=1, now_ms=1_000_000, up_to=29) == (2, 20)
     assert plan(retention_ms=1, now_ms=1_000_000, up_to=30) == (3, 30)
 
@@ -66,7 +66,7 @@ def test_a_segment_without_timestamps_does_not_age() -> None:
     assert plan(segments, retention_bytes=0) == (5, 50)
 
 
-def test_a_segment_without_a_record_goes_with_the_next_that_does() -> None:
+def test_a_segment_without_records_is_removed_with_the_next_one_that_has_some() -> None:
     gap = SegmentSummary(0, 10, 100, NO_TIMESTAMP, is_gap=True)
     assert plan([gap, *SEGMENTS[1:]], retention_ms=1, now_ms=1_000_000) == (5, 50)
     assert plan([gap, *SEGMENTS[1:]], retention_ms=10**9, now_ms=1_000_000) == (0, 0)
@@ -80,7 +80,7 @@ def test_an_empty_active_segment_stays() -> None:
     )
 
 
-def test_only_the_segments_that_go_and_one_more_are_looked_at() -> None:
+def test_only_the_removed_segments_and_one_more_are_read() -> None:
     def endless() -> Any:
         yield from SEGMENTS[:3]
         raise AssertionError("asked for more")
@@ -105,7 +105,7 @@ def test_only_the_segments_that_go_and_one_more_are_looked_at() -> None:
     st.integers(0, 300),
     st.integers(0, 90),
 )
-def test_what_stays_is_a_suffix_that_keeps_its_promises(
+def test_the_remaining_segments_are_a_suffix_within_the_limits(
     shape: list[tuple[int, int]], retention_bytes: int, retention_ms: int, now_ms: int, up_to: int
 ) -> None:
     segments = [SegmentSummary(10 * n, 10 * n + 10, size, at) for n, (size, at) in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""What a segment does on its own: growing ahead, and saving and loading its indexes."""
+"""A segment without a log: allocating ahead, saving and loading its indexes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_space_is_allocated_ahead_in_doubling_steps_up_to_the_segments_size(
     assert segment.file.size() == segment.allocated_bytes == segment.size_bytes
 
 
-def test_on_a_nearly_full_disk_only_what_is_needed_is_allocated(
+def test_on_a_nearly_full_disk_only_the_necessary_space_is_allocated(
     fs: MemoryFileSystem, segment: Segment, fill: Any
 ) -> None:
     fs.capacity_bytes = RESERVE_BYTES + 350
@@ -86,7 +86,7 @@ def test_on_a_nearly_full_disk_only_what_is_needed_is_allocated(
     assert (segment.size_bytes, segment.next_offset) == (300, 103)
 
 
-def test_indexes_are_saved_when_entries_have_gathered_and_only_of_what_is_synced(
+def test_indexes_are_saved_after_enough_entries_and_only_of_synced_batches(
     fs: MemoryFileSystem, segment: Segment, fill: Any
 ) -> None:
     fill(segment, SAVE_INDEX_ENTRIES)
@@ -102,7 +102,7 @@ def test_indexes_are_saved_when_entries_have_gathered_and_only_of_what_is_synced
     assert len(read_index(fs, TIME_INDEX).entries) == 80
 
 
-def test_saving_goes_on_where_it_ended(fs: MemoryFileSystem, segment: Segment, fill: Any) -> None:
+def test_saving_continues_where_it_ended(fs: MemoryFileSystem, segment: Segment, fill: Any) -> None:
     for _ in range(3):
         fill(segment, SAVE_INDEX_ENTRIES + 1)
         segment.save_indexes(segment.size_bytes, final=False)
@@ -121,7 +121,7 @@ def test_saving_goes_on_where_it_ended(fs: MemoryFileSystem, segment: Segment, f
     assert block_count(fs) == 5
 
 
-def test_an_index_that_finds_no_room_is_kept_in_memory(
+def test_an_index_that_cannot_be_saved_is_kept_in_memory(
     fs: MemoryFileSystem, segment: Segment, fill: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(segment, 70)
@@ -140,7 +140,9 @@ def test_an_unloaded_index_is_not_saved(fs: MemoryFileSystem, segment: Segment, 
     assert not fs.exists(INDEX)
 
 
-def test_only_what_both_files_agree_on_is_taken(fs: MemoryFileSystem, segment: Segment, fill: Any) -> None:
+def test_only_entries_on_which_both_files_agree_are_loaded(
+    fs: MemoryFileSystem, segment: Segment, fill: Any
+) -> None:
     for _ in range(2):
         fill(segment, 70)
         segment.save_indexes(segment.size_bytes, final=False)
@@ -148,7 +150,7 @@ def test_only_what_both_files_agree_on_is_taken(fs: MemoryFileSystem, segment: S
     again = reopen(fs, segment)
     assert again.take_saved_indexes(1000) == (169, 6900)
     assert len(again.offset_index) == len(again.time_index) == 69
-    assert not fs.exists(INDEX) and not fs.exists(TIME_INDEX), "to be written anew"
+    assert not fs.exists(INDEX) and not fs.exists(TIME_INDEX), "they will be rewritten"
     again.load_indexes()
     assert len(again.offset_index) == 139
 
@@ -180,7 +182,7 @@ def test_time_entries_that_do_not_follow_are_refused_with_their_block(
     assert len(again.offset_index) == len(again.time_index) == 0
 
 
-def test_an_index_that_lies_about_positions_is_rebuilt(
+def test_an_index_with_wrong_positions_is_rebuilt(
     fs: MemoryFileSystem, segment: Segment, fill: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     from kafkalite.storage.index_block import OFFSET_MAGIC, TIME_MAGIC, Block, encode_block
@@ -194,7 +196,7 @@ def test_an_index_that_lies_about_positions_is_rebuilt(
     assert "index rebuilt" in caplog.text
 
 
-def test_an_offset_that_is_nowhere_is_damage(fs: MemoryFileSystem, segment: Segment, fill: Any) -> None:
+def test_a_missing_offset_is_damage(fs: MemoryFileSystem, segment: Segment, fill: Any) -> None:
     fill(segment, 10)
     segment.file.write_at(300 + 16, b"\7")
     segment.offset_index.truncate_to_position(0)
@@ -206,7 +208,7 @@ def test_an_offset_that_is_nowhere_is_damage(fs: MemoryFileSystem, segment: Segm
         segment.find(103)
 
 
-def test_a_segment_tells_what_it_is(segment: Segment, fill: Any) -> None:
+def test_repr_shows_the_range_and_the_size(segment: Segment, fill: Any) -> None:
     assert segment.first_timestamp_ms() == -1
     fill(segment, 2)
     assert segment.first_timestamp_ms() == 100

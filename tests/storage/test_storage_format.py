@@ -1,4 +1,4 @@
-"""docs/storage-format.md is the specification: its worked example is what the code writes, byte for byte."""
+"""docs/storage-format.md is the specification: the code writes its worked example byte for byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC_ID = "0123456789abcdef0123456789abcdef"
 
 
 class CountingBytes:
-    """An Rng that isn't one: the ids of the example are 00 01 02 …"""
+    """An Rng that is not random: the ids of the example are 00 01 02 …"""
 
     def randbytes(self, n: int, /) -> bytes:
         return bytes(range(n))
@@ -36,7 +36,7 @@ class CountingBytes:
 
 
 def build_example() -> dict[str, bytes]:
-    """The steps the document tells: three batches, the first record deleted, an orderly stop."""
+    """Run the steps of the document: three batches, the first record deleted, an orderly stop."""
     fs = MemoryFileSystem()
     store = LogStore.open(fs, "/data", cluster_id="demo", node_id=1, rng=CountingBytes())
     config = LogConfig(index_interval_bytes=64)
@@ -51,7 +51,7 @@ def build_example() -> dict[str, bytes]:
 
 
 def documented(text: str) -> Iterator[tuple[str, bytes]]:
-    """(file name, bytes) of each fenced block whose language is ``hexdump`` or ``file``."""
+    """Yield (file name, bytes) of each fenced block whose language is ``hexdump`` or ``file``."""
     for language, name, body in re.findall(r"```(hexdump|file) (\S+)\n(.*?)```", text, re.DOTALL):
         if language == "file":
             yield name, body.encode()
@@ -65,7 +65,7 @@ def text(repository: Path) -> str:
     return (repository / "docs" / "storage-format.md").read_text()
 
 
-def test_the_worked_example_is_what_is_written(text: str) -> None:
+def test_the_code_writes_the_worked_example(text: str) -> None:
     built = {path.removeprefix("/data/"): data for path, data in build_example().items()}
     shown = dict(documented(text))
     assert set(built) - set(shown) == {".lock"}
@@ -73,7 +73,7 @@ def test_the_worked_example_is_what_is_written(text: str) -> None:
         assert data == built[name], name
 
 
-def test_the_numbers_of_the_document_are_the_codes(text: str) -> None:
+def test_the_document_has_the_numbers_of_the_code(text: str) -> None:
     assert f'"{OFFSET_MAGIC.decode()}"' in text and f'"{TIME_MAGIC.decode()}"' in text
     assert f"{BLOCK_HEADER_BYTES}-byte" in text
     assert VERSION == 1

@@ -1,4 +1,4 @@
-"""A round of syncing that runs in another thread while the log goes on (R7, R26)."""
+"""A sync round that runs in another thread while the log is used (R7, R26)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def saved_epochs(fs: MemoryFileSystem) -> list[tuple[int, int]]:
     return [tuple(entry) for entry in decode_leader_epochs(fs.read_bytes(path), path)[0]]
 
 
-def test_a_round_in_a_thread_leaves_what_one_in_line_leaves(fs: MemoryFileSystem, log: Log) -> None:
+def test_a_round_in_a_thread_has_the_same_result_as_one_without(fs: MemoryFileSystem, log: Log) -> None:
     work = log.begin_sync()
     assert work is not None
     thread = threading.Thread(target=work.run)
@@ -89,7 +89,7 @@ def test_a_truncation_waits_for_a_write_of_epochs_under_way(
     assert saved_epochs(fs) == [(1, 0), (2, 10)]
 
 
-def test_the_outcome_for_a_closed_log_is_of_no_interest(log: Log) -> None:
+def test_the_result_for_a_closed_log_is_ignored(log: Log) -> None:
     work = log.begin_sync()
     assert work is not None
     log.close(clean=False)
@@ -97,7 +97,7 @@ def test_the_outcome_for_a_closed_log_is_of_no_interest(log: Log) -> None:
     assert log.offline_reason is None
 
 
-def test_a_write_that_fails_for_the_epochs_is_final_too(fs: MemoryFileSystem, log: Log) -> None:
+def test_a_failed_write_of_the_epochs_is_final(fs: MemoryFileSystem, log: Log) -> None:
     work = log.begin_sync()
     assert work is not None
     fs.fail_next_write()
@@ -107,7 +107,7 @@ def test_a_write_that_fails_for_the_epochs_is_final_too(fs: MemoryFileSystem, lo
     assert log.offline_reason is not None
 
 
-def test_files_stay_open_for_a_round_whatever_becomes_of_their_segments(log: Log) -> None:
+def test_files_stay_open_for_a_round_after_their_segments_are_removed(log: Log) -> None:
     work = log.begin_sync()
     assert work is not None
     log.delete_before(30)
@@ -134,7 +134,7 @@ def test_many_new_logs_share_the_sync_of_their_parent(make_batch: Any) -> None:
         assert log.synced_end_offset == 1
 
 
-def test_a_sync_that_fails_among_many_is_one_log_s(fs: MemoryFileSystem, make_batch: Any) -> None:
+def test_a_failed_sync_affects_only_its_log(fs: MemoryFileSystem, make_batch: Any) -> None:
     logs = [Log.create(fs, f"/data/log{number}", LogConfig()) for number in range(3)]
     for log in logs:
         log.append(make_batch(), now_ms=1, leader_epoch=1)

@@ -10,7 +10,7 @@ Entries = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10)), max_size=3
 
 
 def build(steps: list[tuple[int, int]]) -> tuple[TimeIndex, list[tuple[int, int]]]:
-    """The steps' timestamps as the largest so far, and the entries that must come of them."""
+    """Return the largest timestamps so far, and the entries that the steps must add."""
     index, model, offset, largest = TimeIndex(), [], 0, NO_TIMESTAMP
     for timestamp, step in steps:
         offset += step
@@ -25,7 +25,7 @@ def as_list(index: TimeIndex) -> list[tuple[int, int]]:
     return list(zip(index.timestamps, index.relative_offsets, strict=True))
 
 
-def test_an_empty_index_knows_no_time() -> None:
+def test_an_empty_index_finds_no_time() -> None:
     index = TimeIndex()
     assert len(index) == 0
     assert index.last_timestamp_ms == NO_TIMESTAMP
@@ -41,7 +41,9 @@ def test_entries_are_big_endian() -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(Entries, st.integers(0, 60), st.integers(0, 300))
-def test_only_growth_is_noted_and_found(steps: list[tuple[int, int]], timestamp: int, offset: int) -> None:
+def test_only_growing_timestamps_are_indexed(
+    steps: list[tuple[int, int]], timestamp: int, offset: int
+) -> None:
     index, model = build(steps)
     assert as_list(index) == model
     assert index.first_not_below(timestamp) == next((o for t, o in model if t >= timestamp), None)
@@ -52,7 +54,7 @@ def test_only_growth_is_noted_and_found(steps: list[tuple[int, int]], timestamp:
 
 @settings(derandomize=True, deadline=None)
 @given(Entries, st.integers(0, 40))
-def test_entries_saved_in_parts_are_taken_over(steps: list[tuple[int, int]], cut: int) -> None:
+def test_entries_saved_in_parts_are_loaded(steps: list[tuple[int, int]], cut: int) -> None:
     index, model = build(steps)
     cut = min(cut, len(model))
     copy = TimeIndex()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, NamedTuple, NewType, TypeVar
+from typing import Final, NamedTuple, NewType
 
 from kafkalite.limits import MAX_TOPIC_NAME_LENGTH
 
@@ -133,9 +133,6 @@ class GroupMetadata(NamedTuple):
     member_id: str = ""
     member_epoch: int = NO_EPOCH
     instance_id: str | None = None
-
-
-R = TypeVar("R")
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")

@@ -160,7 +160,7 @@ def _read_of_transactions(record: StateRecord) -> StateEntry:
         "updated": format_time(found.update_ms),
         "partitions": [f"{tp.topic}-{tp.partition}" for tp in in_order(found.partitions)],
     }
-    if not found.is_member:
+    if not found.is_writer:
         return StateEntry("transaction", {"transactional_id": found.name}, value)
-    value |= {"member": found.member, "batch": found.batch_id}
+    value |= {"member": found.writer_name, "batch": found.batch_id}
     return StateEntry("member", {"application_id": found.name, "producer_id": found.producer_id}, value)

@@ -65,7 +65,7 @@ from kafkalite.transactions.transaction import (
     DECIDED,
     NO_BATCH,
     NO_IDENTITY,
-    NO_MEMBER,
+    NO_WRITER,
     PREPARED,
     Identity,
     Transaction,
@@ -95,9 +95,9 @@ class TransactionMachine:
 
     @property
     def transaction_count(self) -> int:
-        """Transactional ids, and members of groups, that are known."""
+        """Transactional ids, and writers of groups, that are known."""
         return len(self._table.transactions) + sum(
-            len(group.members) for group in self._table.groups.values()
+            len(group.writers) for group in self._table.groups.values()
         )
 
     # --- deciding ----------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class TransactionMachine:
             raise ConcurrentTransactionsError(
                 f"the markers of {transaction.name!r}'s last transaction are being written"
             )
-        if transaction.is_member and transaction.state is not TransactionState.ONGOING:
-            raise InvalidTxnStateError(f"the transaction of {transaction.member!r} has ended")
+        if transaction.is_writer and transaction.state is not TransactionState.ONGOING:
+            raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
         if transaction.identity.producer_epoch >= MAX_PRODUCER_EPOCH:
             raise InvalidProducerEpochError(f"{transaction.name!r} must get its next producer id first")
         results = [TxnPartitionResult(asked.topic, asked.partition, *_OK) for asked in request.partitions]
@@ -243,9 +243,9 @@ class TransactionMachine:
     def _end(self, request: EndTxnRequest, spare_id: int, now: Instant) -> Decision:
         asked_by = Identity(request.producer_id, request.producer_epoch)
         transaction = self._find(request.transactional_id, asked_by)
-        if transaction.is_member and request.is_commit:
+        if transaction.is_writer and request.is_commit:
             raise InvalidTxnStateError(
-                f"{transaction.member!r} is a member of a batch of {transaction.name!r}: "
+                f"{transaction.writer_name!r} is a writer of a batch of {transaction.name!r}: "
                 "only EndTxnGroup commits it"
             )
         if asked_by == transaction.ended and transaction.state in DECIDED:
@@ -259,10 +259,10 @@ class TransactionMachine:
             raise ConcurrentTransactionsError(
                 f"the markers of {transaction.name!r}'s last transaction are being written"
             )
-        if transaction.is_member and transaction.state is not TransactionState.ONGOING:
-            raise InvalidTxnStateError(f"the transaction of {transaction.member!r} has ended")
+        if transaction.is_writer and transaction.state is not TransactionState.ONGOING:
+            raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
         next_id = NO_PRODUCER_ID
-        if transaction.needs_producer_id and not transaction.is_member:
+        if transaction.needs_producer_id and not transaction.is_writer:
             next_id = _given(spare_id)
         decided = transaction.prepared(
             now.wall_ms, is_commit=request.is_commit, ended=asked_by, next_producer_id=next_id
@@ -291,7 +291,7 @@ class TransactionMachine:
         self._check_group_name(name)
         self._check_timeout(request.timeout_ms)
         _check_batch(batch_id)
-        self._check_name(request.member, "member's name")
+        self._check_name(request.member, "writer's name")
         group = self._table.groups.get(name) or TransactionGroup(name)
         if batch_id <= group.last_batch_id:
             return Decision(
@@ -303,21 +303,21 @@ class TransactionMachine:
             records.append(_latest(earlier.prepared(now.wall_ms, is_commit=False)))
         elif len(group.open) >= MAX_TXN_GROUP_MEMBERS:
             raise InvalidTxnStateError(
-                f"{name!r} has {len(group.open)} open members, and may have no more",
+                f"{name!r} has {len(group.open)} open writers, and may have no more",
                 hint="end the batches that are written, or wait for their time-out",
             )
         identity = group.free_identity() or Identity(_given(spare_id), 0)
-        member = Transaction(
+        writer = Transaction(
             name,
             *identity,
             TransactionState.ONGOING,
             request.timeout_ms,
             now.wall_ms,
             now.wall_ms,
-            member=request.member,
+            writer_name=request.member,
             batch_id=batch_id,
         )
-        records.append(transaction_record(member))
+        records.append(transaction_record(writer))
         return Decision(tuple(records), JoinTxnGroupResponse(*_OK, *identity, group.last_batch_id, False))
 
     def _end_group(self, request: EndTxnGroupRequest, now: Instant) -> Decision:
@@ -337,8 +337,8 @@ class TransactionMachine:
         names = tuple(dict.fromkeys(winner.member for winner in request.winners))
         records = [result_record(GroupResult(name, batch_id, names))]
         is_complete = group.is_complete
-        for member in group.ongoing(batch_id):
-            decided = member.prepared(now.wall_ms, is_commit=member.producer_id in winners)
+        for writer in group.ongoing(batch_id):
+            decided = writer.prepared(now.wall_ms, is_commit=writer.producer_id in winners)
             is_complete = is_complete and not decided.is_open
             records.append(_latest(decided))
         return Decision(tuple(records), EndTxnGroupResponse(*_OK, batch_id, list(names), False, is_complete))
@@ -351,7 +351,7 @@ class TransactionMachine:
             raise InvalidTxnStateError(
                 f"no batch of {name!r} is decided", hint="what nobody decides is forgotten in its time"
             )
-        if any(member.state is TransactionState.ONGOING for member in group.open_members()):
+        if any(writer.state is TransactionState.ONGOING for writer in group.open_writers()):
             raise InvalidTxnStateError(
                 f"{name!r} is at work: writers of a batch after {group.last_batch_id} are open",
                 hint="stop it, and wait until they are aborted; 'kl txn describe' shows them",
@@ -363,20 +363,20 @@ class TransactionMachine:
 
     def _describe_group(self, request: DescribeTxnGroupRequest) -> DescribeTxnGroupResponse:
         group = self._group(request.application_id)
-        members = [
+        writers = [
             TxnGroupMember(
-                member.member,
-                member.batch_id,
-                member.producer_id,
-                member.producer_epoch,
-                member.state.value,
-                member.start_ms,
-                in_order(member.partitions),
+                writer.writer_name,
+                writer.batch_id,
+                writer.producer_id,
+                writer.producer_epoch,
+                writer.state.value,
+                writer.start_ms,
+                in_order(writer.partitions),
             )
-            for member in group.open_members()
+            for writer in group.open_writers()
         ]
         return DescribeTxnGroupResponse(
-            *_OK, group.name, group.last_batch_id, list(group.last_winners), members
+            *_OK, group.name, group.last_batch_id, list(group.last_winners), writers
         )
 
     # --- telling -----------------------------------------------------------------------------------
@@ -446,10 +446,10 @@ class TransactionMachine:
         return group
 
     def _find(self, name: str, asked_by: Identity) -> Transaction:
-        """The transaction of the id, or of the member. Raises InvalidProducerIdMappingError."""
+        """The transaction of the id, or of the writer. Raises InvalidProducerIdMappingError."""
         group = self._table.groups.get(name)
         if group is not None:
-            transaction = group.members.get(asked_by.producer_id)
+            transaction = group.writers.get(asked_by.producer_id)
         else:
             transaction = self._table.transactions.get(name)
             if transaction is not None and asked_by.producer_id not in (
@@ -496,8 +496,8 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """The record of it; a member that is done and has no epoch left is forgotten."""
-    if transaction.is_member and not transaction.is_open and transaction.needs_producer_id:
+    """The record of it; a writer that is done and has no epoch left is forgotten."""
+    if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
 
@@ -507,8 +507,10 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """With the identity of the next transaction; a member has none, it joins again."""
-    return EndTxnResponse(*_OK, *(NO_IDENTITY if transaction.member != NO_MEMBER else transaction.identity))
+    """With the identity of the next transaction; a writer has none, it joins again."""
+    return EndTxnResponse(
+        *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
+    )
 
 
 def _fenced(name: str, asked_by: Identity) -> ProducerFencedError:

@@ -7,10 +7,10 @@ key                             value
 ``[1, transactional id]``       the transaction
 ``[2, application id]``         the last batch that was decided, and the names of its winners; since when
                                 the application is retired (version 1)
-``[3, application id, id]``     a member's transaction, by its producer id
+``[3, application id, id]``     a writer's transaction, by its producer id
 ==============================  ================================================================
 
-So a record about one member never repeats the others. A reader refuses a type or version it does not know:
+So a record about one writer never repeats the others. A reader refuses a type or version it does not know:
 skipping it would make this coordinator forget a decision (R36).
 """
 
@@ -28,7 +28,7 @@ from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnPartition
 from kafkalite.transactions.transaction import (
     NO_BATCH,
-    NO_MEMBER,
+    NO_WRITER,
     Identity,
     Key,
     Transaction,
@@ -42,7 +42,7 @@ class KeyType(enum.IntEnum):
 
     TRANSACTION = 1
     GROUP = 2
-    MEMBER = 3
+    WRITER = 3
 
 
 _VERSION: Final = 0
@@ -77,13 +77,13 @@ def transaction_record(transaction: Transaction) -> StateRecord:
         transaction.next_producer_id,
         _partitions_to_array(transaction.partitions),
     ]
-    if transaction.is_member:
-        value += [transaction.member, transaction.batch_id]
+    if transaction.is_writer:
+        value += [transaction.writer_name, transaction.batch_id]
     return StateRecord(_key(transaction.key), msgpack.packb(value))
 
 
 def removal(key: Key) -> StateRecord:
-    """The record that forgets a transactional id or a member; ``result_record`` forgets a group."""
+    """The record that forgets a transactional id or a writer; ``result_record`` forgets a group."""
     return StateRecord(_key(key), None)
 
 
@@ -111,12 +111,12 @@ def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
 
 def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
     kind, name, *rest = msgpack.unpackb(record.key)
-    if kind not in (KeyType.TRANSACTION, KeyType.GROUP, KeyType.MEMBER) or type(name) is not str:
+    if kind not in (KeyType.TRANSACTION, KeyType.GROUP, KeyType.WRITER) or type(name) is not str:
         raise ValueError(f"unknown type {kind!r}")
     if record.value is None:
         if kind == KeyType.GROUP:
             return GroupResult(name, NO_BATCH, ())
-        return name, _member_id(rest) if kind == KeyType.MEMBER else NO_PRODUCER_ID
+        return name, _writer_id(rest) if kind == KeyType.WRITER else NO_PRODUCER_ID
     version, *fields = msgpack.unpackb(record.value)
     if version == _RETIRED_VERSION and kind == KeyType.GROUP:
         batch_id, winners, retired_ms = fields
@@ -126,9 +126,9 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
     if kind == KeyType.GROUP:
         batch_id, winners = fields
         return GroupResult(name, batch_id, tuple(winners))
-    member, batch_id = NO_MEMBER, NO_BATCH
-    if kind == KeyType.MEMBER:
-        *fields, member, batch_id = fields
+    writer, batch_id = NO_WRITER, NO_BATCH
+    if kind == KeyType.WRITER:
+        *fields, writer, batch_id = fields
     (
         producer_id,
         epoch,
@@ -152,15 +152,15 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
         _partitions_from_array(topics),
         Identity(ended_id, ended_epoch),
         next_id,
-        member,
+        writer,
         batch_id,
     )
 
 
-def _member_id(rest: list[Any]) -> int:
+def _writer_id(rest: list[Any]) -> int:
     (producer_id,) = rest
     if type(producer_id) is not int or producer_id < 0:
-        raise ValueError(f"a member has no producer id {producer_id!r}")
+        raise ValueError(f"a writer has no producer id {producer_id!r}")
     return producer_id
 
 
@@ -169,7 +169,7 @@ def _key(key: Key) -> bytes:
     if producer_id == NO_PRODUCER_ID:
         packed: bytes = msgpack.packb([int(KeyType.TRANSACTION), name])
     else:
-        packed = msgpack.packb([int(KeyType.MEMBER), name, producer_id])
+        packed = msgpack.packb([int(KeyType.WRITER), name, producer_id])
     return packed
 
 

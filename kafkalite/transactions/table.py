@@ -46,18 +46,18 @@ class TransactionTable:
     # --- looking -----------------------------------------------------------------------------------
 
     def get(self, key: Key) -> Transaction | None:
-        """The latest transaction of a transactional id, or of a member."""
+        """The latest transaction of a transactional id, or of a writer."""
         name, producer_id = key
         if producer_id == NO_PRODUCER_ID:
             return self.transactions.get(name)
         group = self.groups.get(name)
-        return None if group is None else group.members.get(producer_id)
+        return None if group is None else group.writers.get(producer_id)
 
     def __iter__(self) -> Iterator[Transaction]:
-        """Every transactional id's and every member's."""
+        """Every transactional id's and every writer's."""
         yield from self.transactions.values()
         for group in self.groups.values():
-            yield from group.members.values()
+            yield from group.writers.values()
 
     def overdue(self, now: Instant) -> Iterator[Transaction]:
         """Ongoing ones that have lasted longer than their time-out, the longest overdue first."""
@@ -77,7 +77,7 @@ class TransactionTable:
             if group is None or key[1] != NO_PRODUCER_ID:
                 yield removal(key)
                 continue
-            for producer_id in group.members:
+            for producer_id in group.writers:
                 yield removal((group.name, producer_id))
             yield result_record(GroupResult(group.name, NO_BATCH, ()))
 
@@ -106,8 +106,8 @@ class TransactionTable:
             was_over = self.is_over(item.name)
             group.decide(item)
             for producer_id in group.free if was_over else ():  # they expire by themselves again
-                member = group.members[producer_id]
-                self._idle[member.key] = self._expiration(member.update_ms, now)
+                writer = group.writers[producer_id]
+                self._idle[writer.key] = self._expiration(writer.update_ms, now)
             self._settle(group, item.retired_ms, now)
             self._drop_if_empty(group)
         else:
@@ -115,7 +115,7 @@ class TransactionTable:
 
     def _put(self, transaction: Transaction, now: Instant) -> None:
         key = transaction.key
-        if transaction.is_member:
+        if transaction.is_writer:
             group = self.groups.setdefault(transaction.name, TransactionGroup(transaction.name))
             group.put(transaction)
             self._settle(group, transaction.update_ms, now)
@@ -155,9 +155,9 @@ class TransactionTable:
         if group.open or not self.is_over(group.name):
             return
         if deadline_ms is None:
-            for member in group.members.values():
-                self._idle.pop(member.key, None)
-                used_ms = max(used_ms, member.update_ms)
+            for writer in group.writers.values():
+                self._idle.pop(writer.key, None)
+                used_ms = max(used_ms, writer.update_ms)
             deadline_ms = now.monotonic_ms
         self._idle[key] = max(deadline_ms, self._expiration(used_ms, now))
 

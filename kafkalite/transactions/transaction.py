@@ -26,10 +26,10 @@ from kafkalite.model import MAX_PRODUCER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_I
 from kafkalite.protocol.messages.transactions import TxnPartition
 
 NO_BATCH: Final = -1
-NO_MEMBER: Final = ""
+NO_WRITER: Final = ""
 
 Key = tuple[str, int]
-"""(name, NO_PRODUCER_ID) of a transactional id; (application id, producer id) of a group's member."""
+"""(name, NO_PRODUCER_ID) of a transactional id; (application id, producer id) of a group's writer."""
 
 
 class TransactionState(enum.Enum):
@@ -69,12 +69,12 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class Transaction(NamedTuple):
-    """A transactional id's, or a group member's, latest transaction.
+    """A transactional id's, or a group writer's, latest transaction.
 
     Invariant: only an open one has partitions and a start; only a prepared one has a next producer id.
     """
 
-    name: str  #: the transactional id; a member's application id
+    name: str  #: the transactional id; a writer's application id
     producer_id: int
     producer_epoch: int  #: Ongoing: of its batches. Prepared: of its markers. Else: of the next one's batches
     state: TransactionState
@@ -86,11 +86,11 @@ class Transaction(NamedTuple):
     #: NO_IDENTITY when the decision was made over its head: then it is fenced
     ended: Identity = NO_IDENTITY
     next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: whose epoch 0 is next
-    member: str = NO_MEMBER
+    writer_name: str = NO_WRITER
     batch_id: int = NO_BATCH
 
     @property
-    def is_member(self) -> bool:
+    def is_writer(self) -> bool:
         return self.batch_id != NO_BATCH
 
     @property

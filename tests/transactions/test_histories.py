@@ -188,7 +188,7 @@ class World:
         if isinstance(item, GroupResult):
             group = table.groups.get(item.name)
             if item.last_batch_id == NO_BATCH:
-                assert group is not None and group.is_retired and not group.members, "it may come back"
+                assert group is not None and group.is_retired and not group.writers, "it may come back"
                 self.results.clear()  # the name is a new application's
             elif group is not None and item.retired_ms >= 0:
                 assert item[:3] == group.result[:3] and not group.is_retired
@@ -198,9 +198,9 @@ class World:
             return
         before = table.get(item.key if isinstance(item, Transaction) else item)
         if not isinstance(item, Transaction):
-            assert before is None or not before.is_open or before.is_member
+            assert before is None or not before.is_open or before.is_writer
             return
-        if item.is_member and before is not None and item.member != before.member:
+        if item.is_writer and before is not None and item.writer_name != before.writer_name:
             assert not before.is_open
         assert item.state in NEXT_STATES[before and before.state], f"{before} became {item}"
         if before is None:

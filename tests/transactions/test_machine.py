@@ -118,10 +118,10 @@ class Driver:
         for pending in self.machine.pending_markers():
             self.ask(MarkersWritten(*pending[:3], pending.partitions))
 
-    def join(self, member: str, spare_id: int, *, batch_id: int = 0, timeout_ms: int = 60_000) -> TxnWinner:
-        answer = self.ask(WithSpareId(JoinTxnGroupRequest("app", batch_id, member, timeout_ms), spare_id))
+    def join(self, writer: str, spare_id: int, *, batch_id: int = 0, timeout_ms: int = 60_000) -> TxnWinner:
+        answer = self.ask(WithSpareId(JoinTxnGroupRequest("app", batch_id, writer, timeout_ms), spare_id))
         assert not answer.is_finished
-        return TxnWinner(member, answer.producer_id, answer.producer_epoch)
+        return TxnWinner(writer, answer.producer_id, answer.producer_epoch)
 
     def finish(self, batch_id: int, *winners: TxnWinner) -> EndTxnGroupResponse:
         answer: EndTxnGroupResponse = self.ask(EndTxnGroupRequest("app", batch_id, list(winners)))
@@ -135,9 +135,9 @@ class Driver:
         (described,) = self.ask(DescribeTransactionsRequest([name])).transactions
         return str(described.state)
 
-    def members(self) -> dict[str, str]:
+    def writers(self) -> dict[str, str]:
         described: DescribeTxnGroupResponse = self.ask(DescribeTxnGroupRequest("app"))
-        return {member.member: member.state for member in described.members}
+        return {writer.member: writer.state for writer in described.members}
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ class TestBeginning:
     def test_names_that_are_refused(self, driver: Driver, name: str) -> None:
         with pytest.raises(InvalidRequestError, match=r"transactional.id has 1 to 1000 characters"):
             driver.init(name)
-        with pytest.raises(InvalidRequestError, match="member's name"):
+        with pytest.raises(InvalidRequestError, match="writer's name"):
             driver.join(name, 7)
         with pytest.raises(InvalidRequestError, match="application id"):
             driver.ask(JoinTxnGroupRequest(name, 0, "a", 1))
@@ -373,7 +373,7 @@ class TestTheLastEpoch:
     def test_a_new_producer_gets_another_id(self, driver: Driver) -> None:
         assert driver.init(spare_id=9) == (9, 0)
 
-    def test_a_members_id_is_not_used_again(self, driver: Driver) -> None:
+    def test_a_writers_id_is_not_used_again(self, driver: Driver) -> None:
         last = Transaction(
             "app",
             8,
@@ -382,7 +382,7 @@ class TestTheLastEpoch:
             60_000,
             WALL_MS,
             WALL_MS,
-            member="a",
+            writer_name="a",
             batch_id=0,
         )
         driver.take((transaction_record(last),))
@@ -491,7 +491,7 @@ class TestTime:
         winner = driver.join("a", 7)
         driver.finish(0, winner)
         driver.pass_time(1_000_000)
-        assert driver.tick() == 1  # the member's producer id
+        assert driver.tick() == 1  # the writer's producer id
         assert driver.machine.next_deadline_ms() is None
         driver.reload()
         assert driver.finish(0) == EndTxnGroupResponse(0, None, 0, ["a"], True, True)
@@ -547,7 +547,7 @@ class TestRetirement:
         for count in (1, 0):
             driver.pass_time(5_000_000)
             assert driver.tick() == count  # b wrote nothing, and is free
-            assert driver.members() == {"a": "PrepareCommit"}
+            assert driver.writers() == {"a": "PrepareCommit"}
             compacted = {record.key: record for record in driver.log}
             driver.log = sorted(compacted.values(), key=lambda record: record.key)  # the result first
             driver.reload()
@@ -613,7 +613,7 @@ class TestRetirement:
         with pytest.raises(InvalidTxnStateError, match="not an application"):
             driver.ask(RetireTxnGroupRequest("t"))
 
-    def test_many_members_take_several_ticks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_writers_take_several_ticks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         driver = Driver()
         for number in range(5):
             driver.join(str(number), 10 + number)
@@ -635,16 +635,16 @@ class TestGroups:
         driver.add(8, 0, STOCK, name="app")
         count = len(driver.log)
         assert driver.finish(0, b, c) == EndTxnGroupResponse(0, None, 0, ["b", "c"], False, False)
-        assert len(driver.log) == count + 4  # the result, and each member: one decision
+        assert len(driver.log) == count + 4  # the result, and each writer: one decision
         assert driver.machine.pending_markers() == [
             PendingMarker("app", 7, 1, False, (ORDERS,)),
             PendingMarker("app", 8, 1, True, (ORDERS, STOCK)),
         ]
-        assert driver.members() == {"a": "PrepareAbort", "b": "PrepareCommit"}  # c wrote nothing
+        assert driver.writers() == {"a": "PrepareAbort", "b": "PrepareCommit"}  # c wrote nothing
         assert driver.finish(0, a) == EndTxnGroupResponse(0, None, 0, ["b", "c"], True, False)
         driver.mark()
         assert driver.finish(0, a) == EndTxnGroupResponse(0, None, 0, ["b", "c"], True, True)
-        assert driver.members() == {}
+        assert driver.writers() == {}
 
     def test_a_finished_batch_is_not_joined(self, driver: Driver) -> None:
         driver.finish(4)
@@ -670,7 +670,7 @@ class TestGroups:
         for number in (7, 8, 9):
             driver.add(number, 0, ORDERS, name="app")
         driver.finish(2, b)
-        assert driver.members() == {"a": "PrepareAbort", "b": "PrepareCommit", "c": "Ongoing"}
+        assert driver.writers() == {"a": "PrepareAbort", "b": "PrepareCommit", "c": "Ongoing"}
 
     def test_winners_that_are_none(self, driver: Driver) -> None:
         a = driver.join("a", 7)
@@ -729,12 +729,12 @@ class TestGroups:
         assert driver.join("b", 8, batch_id=1) == TxnWinner("b", 8, 0)
         driver.mark()
         assert driver.join("c", 9, batch_id=1) == TxnWinner("c", 7, 1)
-        with pytest.raises(InvalidProducerEpochError):  # a late batch of the member before
+        with pytest.raises(InvalidProducerEpochError):  # a late batch of the writer before
             driver.add(7, 0, STOCK, name="app")
         driver.add(7, 1, ORDERS, name="app")
         assert driver.machine.transaction_count == 2
 
-    def test_a_member_may_abort_itself_and_only_the_batch_commits_it(self, driver: Driver) -> None:
+    def test_a_writer_may_abort_itself_and_only_the_batch_commits_it(self, driver: Driver) -> None:
         driver.join("a", 7)
         driver.add(7, 0, ORDERS, name="app")
         with pytest.raises(InvalidTxnStateError, match="only EndTxnGroup commits it"):
@@ -757,11 +757,11 @@ class TestGroups:
         with pytest.raises(InvalidTxnStateError, match="not an application"):
             driver.ask(EndTxnGroupRequest("plain", 0, []))
 
-    def test_there_are_not_too_many_members(self, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_there_are_not_too_many_writers(self, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine_module, "MAX_TXN_GROUP_MEMBERS", 2)
         driver.join("a", 7)
         driver.join("b", 8)
-        with pytest.raises(InvalidTxnStateError, match="2 open members"):
+        with pytest.raises(InvalidTxnStateError, match="2 open writers"):
             driver.join("c", 9)
         assert driver.join("b", 9) == TxnWinner("b", 9, 0)
 
@@ -790,10 +790,10 @@ class TestTelling:
 
     def test_a_group(self, driver: Driver) -> None:
         with pytest.raises(TransactionalIdNotFoundError):
-            driver.members()
+            driver.writers()
         driver.join("a", 9, batch_id=3)
         driver.add(9, 0, ORDERS, name="app")
-        member = TxnGroupMember("a", 3, 9, 0, "Ongoing", WALL_MS, [ORDERS])
+        writer = TxnGroupMember("a", 3, 9, 0, "Ongoing", WALL_MS, [ORDERS])
         assert driver.ask(DescribeTxnGroupRequest("app")) == DescribeTxnGroupResponse(
-            0, None, "app", -1, [], [member]
+            0, None, "app", -1, [], [writer]
         )

@@ -19,7 +19,7 @@ from kafkalite.transactions.record_codec import (
     result_record,
     transaction_record,
 )
-from kafkalite.transactions.transaction import NO_BATCH, NO_MEMBER, Identity, Transaction, TransactionState
+from kafkalite.transactions.transaction import NO_BATCH, NO_WRITER, Identity, Transaction, TransactionState
 
 ids = st.integers(0, 2**62)
 epochs = st.integers(0, 2**15 - 1)
@@ -41,11 +41,11 @@ transactions = st.builds(
     partitions,
     identities,
     st.integers(-1, 99),
-    st.just(NO_MEMBER),
+    st.just(NO_WRITER),
     st.just(NO_BATCH),
 )
-members = st.builds(
-    lambda transaction, member, batch: transaction._replace(member=member, batch_id=batch),
+writers = st.builds(
+    lambda transaction, writer, batch: transaction._replace(writer_name=writer, batch_id=batch),
     transactions,
     names,
     ids,
@@ -54,7 +54,7 @@ results = st.builds(GroupResult, names, ids, st.lists(names).map(tuple), times)
 
 
 @settings(derandomize=True, deadline=None)
-@given(st.one_of(transactions, members))
+@given(st.one_of(transactions, writers))
 def test_a_transaction_is_read_back(transaction: Transaction) -> None:
     record = transaction_record(transaction)
     assert parse_record(record) == transaction
@@ -81,7 +81,7 @@ def test_the_bytes_are_what_they_were() -> None:
         [0, 5000, 3, 1, 60_000, 1_000, 2_000, -1, -1, -1, [["orders", [0, 3, 7, 1]]]],
     ]
     member = transaction._replace(
-        state=TransactionState.COMPLETE_ABORT, partitions=frozenset(), member="a", batch_id=4
+        state=TransactionState.COMPLETE_ABORT, partitions=frozenset(), writer_name="a", batch_id=4
     )
     assert [msgpack.unpackb(part) for part in transaction_record(member)] == [
         [3, "t", 5000],

@@ -26,7 +26,7 @@ def _may_send_an_end(shard: Any, response: Any, original: Any) -> bool:
 
 
 def _append_unverified(
-    waiting: Any, partition: Any, batch: Any, header: Any, _transactional_id: str, acks: int, _then: Any
+    waiting: Any, partition: Any, batch: Any, header: Any, transactional_id: str, acks: int, then: Any
 ) -> Any:
     return partition.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
 

@@ -20,7 +20,7 @@ _LEADER: Final = "kafkalite.replication.leader:PartitionLeader"
 _PARTITION: Final = "kafkalite.replication.partition:Partition"
 
 
-def _accepts_any_response(self: PartitionFollower, leader_epoch: int, _asked: FetchPosition | None) -> bool:
+def _accepts_any_response(self: PartitionFollower, leader_epoch: int, asked: FetchPosition | None) -> bool:
     return leader_epoch == self.leader_epoch
 
 

@@ -36,7 +36,8 @@ def test_a_replacement_takes_the_arguments_of_its_rule(rule: str, replacement: C
     parameters = [one for one in signature(replacement).parameters.values() if one.name != "original"]
     wanted = list(signature(_function(rule)).parameters.values())
     if not any(one.kind in _VARIABLE for one in parameters):
-        assert [one.name for one in parameters] == [one.name for one in wanted]
+        is_method = bool(wanted) and wanted[0].name == "self"  # the replacement may name it otherwise
+        assert [one.name for one in parameters[is_method:]] == [one.name for one in wanted[is_method:]]
         assert [one.kind for one in parameters] == [one.kind for one in wanted]
 
 
@@ -57,7 +58,6 @@ def test_every_mutant_cites_a_rule_that_is_defined() -> None:
     assert cited <= defined
 
 
-@pytest.mark.xfail(reason="rooms are being converted", strict=False)
 def test_the_product_mentions_no_mutants() -> None:
     mentioning = [
         path.relative_to(ROOT).as_posix()

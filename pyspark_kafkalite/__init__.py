@@ -1,6 +1,6 @@
-"""Where Spark looks for the format ``kafkalite``: it imports every ``pyspark_*`` module that is installed.
+"""Registers the format ``kafkalite``: Spark imports every installed module named ``pyspark_*``.
 
-All of it is in ``sparkbridge``; this module must import quickly and never fail.
+The implementation is in ``sparkbridge``; this module must import quickly and never fail.
 """
 
 from __future__ import annotations
@@ -11,4 +11,6 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(KafkaliteDataSource):
-    """The source and sink that ``spark.read.format("kafkalite")`` and its three siblings use."""
+    """The source and sink of ``spark.read.format("kafkalite")``, ``readStream``, ``write`` and
+    ``writeStream``.
+    """

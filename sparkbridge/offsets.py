@@ -119,7 +119,7 @@ class StreamOffset:
             raise _refused(told, f"true or false as {INITIAL}")
         ids = told.get(IDS, {})
         if not isinstance(ids, Mapping) or not all(isinstance(id_, str) for id_ in ids.values()):
-            raise _refused(told, f"an object of texts as {IDS}")
+            raise _refused(told, f"an object of strings as {IDS}")
         return cls(
             positions=positions_from_json(topics, told),
             ids=dict(ids),

@@ -515,6 +515,6 @@ def _check_exactly_once(settings: Mapping[str, str]) -> None:
         value = settings.get(name)
         if value is not None and value.strip().lower() not in allowed:
             raise SparkOptionError(
-                f"kafka.{name} is {value}, which can't be with exactlyOnce",
+                f"kafka.{name} is {value}, which exactlyOnce does not allow",
                 hint="leave it out, or set exactlyOnce=false",
             )

@@ -106,7 +106,7 @@ def _parse(
         where: Where | None = read(value) if is_readable else None
         if where is None:
             raise SparkOptionError(
-                f"{option} has {value!r} for {whose}, which is no place there",
+                f"{option} has {value!r} for {whose}, which is not a valid place",
                 hint=f"write for example {examples}",
             )
         return where
@@ -139,7 +139,7 @@ def _parse_object(text: str, option: str, examples: str) -> dict[str, Any]:
         told = json.loads(text)
     except (ValueError, RecursionError) as cause:
         raise SparkOptionError(
-            f"{option} is {text[:200]!r}, which is no json: {cause}", hint=f"write for example {examples}"
+            f"{option} is {text[:200]!r}, which is not json: {cause}", hint=f"write for example {examples}"
         ) from cause
     assert isinstance(told, dict), "json that begins with a brace is an object"
     return told

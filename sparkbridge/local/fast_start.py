@@ -1,16 +1,17 @@
-"""Quick starts of Spark on one machine: unpacked Python modules, and an archive of loaded Java classes.
+"""Makes Spark start quickly on one machine: unpacked Python modules, and an archive of loaded Java
+classes.
 
-pyspark ships its Python modules to workers as a zip of sources, so each new worker compiles them again: 0.6 s
-lost in each. ``shadow_home`` is a SPARK_HOME of symlinks where that zip is the installed package itself.
-``class_archive`` is what the JVM calls AppCDS, classes already parsed and laid out: it halves the start of a
+pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them
+again for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package
+itself. ``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start of a
 session.
 
-Both live in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
-``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Nothing here is needed: what can't be made is
-done without. Two processes that make the same thing at once both end with a whole one.
+Both are in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
+``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made,
+Spark starts without them. Two processes that make the same file at once both end with a complete one.
 
-Sessions of ``sparkbridge.session`` make the first, which is small, and use the second where it is there:
-``kl pipeline warm-up`` makes it, as does ``python -m sparkbridge.local.fast_start``.
+Sessions of ``sparkbridge.session`` make the first, which is small, and use the second if it exists:
+``kl pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
 
 
 class Java(NamedTuple):
-    """A Java that was found: the command, its major version, and all that it says of itself."""
+    """An installed Java: the command, its major version, and the output of ``java -version``."""
 
     command: str
     major: int
@@ -53,7 +54,7 @@ class Java(NamedTuple):
 
 @remembered
 def find_java() -> Java | None:
-    """The Java that Spark would start: below JAVA_HOME, else on the PATH. None: there is none that runs."""
+    """Return the Java that Spark would start: below JAVA_HOME, else on the PATH. None if none can be run."""
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None:
@@ -68,19 +69,19 @@ def find_java() -> Java | None:
 
 
 def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where what makes starts quick is kept; not made yet."""
+    """Return the cache directory. It may not exist yet."""
     named = cache or os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "kafkalite" / "spark"
-    except RuntimeError:  # this user has no home
+    except RuntimeError:  # the user has no home directory
         return Path(tempfile.gettempdir()) / f"kafkalite-spark-{os.getuid()}"
 
 
 def shadow_home(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """A SPARK_HOME for this machine whose Python workers start quickly; None when it can't be made."""
+    """Return a SPARK_HOME for this machine whose Python workers start quickly; None if it cannot be made."""
     found = util.find_spec("pyspark")
     if found is None or found.origin is None:
         return None
@@ -97,7 +98,7 @@ def shadow_home(cache: str | os.PathLike[str] | None = None) -> Path | None:
             making.rename(home)
         except OSError:
             shutil.rmtree(making, ignore_errors=True)
-            return home if _is_trusted(home) else None  # another process was quicker
+            return home if _is_trusted(home) else None  # another process was faster
     except OSError as error:
         logger.debug("no shadow SPARK_HOME at %s: %s", home, error)
         return None
@@ -109,7 +110,7 @@ def _link_home(installed: Path, home: Path) -> None:
         if (installed / directory).exists():
             (home / directory).symlink_to(installed / directory)
     library = home / "python" / "lib"
-    unzipped = library / "pyspark.zip"  # Spark asks for this name, and Python takes a directory as well
+    unzipped = library / "pyspark.zip"  # Spark requires this name, and Python accepts a directory
     unzipped.mkdir(parents=True)
     (unzipped / "pyspark").symlink_to(installed)
     for archive in (installed / "python" / "lib").glob("py4j-*.zip"):
@@ -117,9 +118,9 @@ def _link_home(installed: Path, home: Path) -> None:
 
 
 def quiet_daemon(home: Path) -> str | None:
-    """The name of the module in ``home``, one of ``shadow_home``, that starts Python workers quietly.
+    """Return the name of the module in ``home``, a ``shadow_home``, that starts Python workers quietly.
 
-    See ``quiet_daemon.py``. None when it is not there and can't be put there.
+    See ``quiet_daemon.py``. None if it is missing and cannot be written.
     """
     source = Path(__file__).with_name("quiet_daemon.py").read_text()
     name = f"kafkalite_daemon_{_digest(source)}"
@@ -136,10 +137,10 @@ def quiet_daemon(home: Path) -> str | None:
 
 
 def class_archive(cache: str | os.PathLike[str] | None = None, *, makes: bool = False) -> Path | None:
-    """The class archive for the Java and the pyspark that are here; None when there is none.
+    """Return the class archive for the installed Java and pyspark, or None.
 
-    With ``makes``, one that is missing is made, if that works (``make_class_archive``). An archive fits only
-    the exact paths it was made with: those of ``shadow_home(cache)``.
+    With ``makes``, a missing one is made if possible (``make_class_archive``). An archive fits only the
+    exact paths that it was made with: those of ``shadow_home(cache)``.
     """
     if makes:
         try:
@@ -155,29 +156,30 @@ def class_archive(cache: str | os.PathLike[str] | None = None, *, makes: bool = 
 
 
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
-    """The same, made if it is missing: by a Spark session of its own, in under a minute and 200 MB of disk.
+    """Return the class archive. If it is missing, a Spark session makes it, in under a minute and 200 MB
+    of disk.
 
-    Raises FastStartError that says why there is none; that another process is making it is a reason, too.
+    Raises FastStartError, also while another process is making it.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None:
-        raise FastStartError("there is no java that runs", hint="install one, or set JAVA_HOME")
+        raise FastStartError("no working java was found", hint="install one, or set JAVA_HOME")
     if home is None:
         raise FastStartError(
-            f"nothing can be kept in {cache_directory(cache)}", hint=f"name a directory by {CACHE_VARIABLE}"
+            f"cannot write to {cache_directory(cache)}", hint=f"set a directory in {CACHE_VARIABLE}"
         )
     archive = _archive_of(home, java)
     if not archive.exists():
         try:
             with _alone(archive.with_suffix(".lock")) as is_alone:
                 if not is_alone:
-                    raise FastStartError(f"another process is making {archive} just now")
+                    raise FastStartError(f"another process is making {archive}")
                 if not archive.exists():
                     _remove_stale(home, archive)
                     _record(home, archive)
         except OSError as error:
             raise FastStartError(
-                f"{archive} can't be written: {error.strerror}", hint=f"name a directory by {CACHE_VARIABLE}"
+                f"{archive} can't be written: {error.strerror}", hint=f"set a directory in {CACHE_VARIABLE}"
             ) from error
     if not _is_trusted(archive):
         raise FastStartError(f"{archive} belongs to another user, and is not used")
@@ -185,7 +187,7 @@ def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def can_make_class_archive(cache: str | os.PathLike[str] | None = None) -> bool:
-    """Whether there is none, and a place for one."""
+    """Whether there is no archive, but a place for one."""
     java, home = find_java(), shadow_home(cache)
     return (
         java is not None
@@ -200,7 +202,9 @@ def _archive_of(home: Path, java: Java) -> Path:
 
 
 def _remove_stale(home: Path, archive: Path) -> None:
-    """What a killed process left of this archive, and homes with their archives whose pyspark is gone."""
+    """Remove what a killed process left of this archive, and homes and archives of removed pyspark
+    versions.
+    """
     for path in archive.parent.glob(f"{archive.stem}.*"):
         if path.suffix != ".lock":
             path.unlink(missing_ok=True)
@@ -212,7 +216,7 @@ def _remove_stale(home: Path, archive: Path) -> None:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether it is there, and of this user or root: Spark runs what is in it."""
+    """Whether the file exists and belongs to this user or root: Spark runs its contents."""
     try:
         return path.stat().st_uid in {os.getuid(), 0}
     except OSError:
@@ -230,12 +234,12 @@ def _record(home: Path, archive: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # the JVM is its child, and would write the archive still when it is stopped
+        start_new_session=True,  # so that the JVM, its child, can be killed with it and writes no archive
     )
     try:
         _, told = process.communicate(timeout=WARM_UP_TIMEOUT_S)
         if process.returncode:
-            last = (told.strip().splitlines() or ["it said nothing"])[-1]
+            last = (told.strip().splitlines() or ["no output"])[-1]
             raise FastStartError(f"Spark's warm-up failed: {last}")
         if not making.exists():
             raise FastStartError(f"Java wrote no archive to {making.parent}", hint="200 MB are needed there")
@@ -253,7 +257,7 @@ def _record(home: Path, archive: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[bool]:
-    """Whether this process is the only one here; the lock ends with the process, however that ends."""
+    """Whether this process alone holds the lock, which ends with the process."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,8 +268,8 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Options for a JVM; ``is_short_lived`` gives up peak speed (no C2, one collector thread)."""
-    options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # an archive that doesn't fit is nobody's concern
+    """Return options for a JVM; ``is_short_lived`` gives up peak speed (no C2, one collector thread)."""
+    options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     if archive is not None:
@@ -278,7 +282,7 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    """Make what is missing, and tell where it is."""
+    """Make what is missing, and print where it is."""
     try:
         archive = make_class_archive()
     except FastStartError as error:

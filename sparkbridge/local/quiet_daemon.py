@@ -1,12 +1,13 @@
-"""pyspark's daemon of Python workers, but a worker whose JVM has hung up ends without a traceback.
+"""pyspark's daemon of Python workers, except that a worker whose JVM closed the connection ends without a
+traceback.
 
-A JVM that has all the rows it wants (LIMIT, a query that is stopped) closes the connection while a worker
-still writes. pyspark ends such a worker, and prints a BrokenPipeError on the way, to the terminal of whoever
-runs the query, for something that is no error. Everything else that goes wrong in a worker is told as ever.
+A JVM that has all the rows it needs (LIMIT, a stopped query) closes the connection while a worker still
+writes. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing
+failed. All other errors of workers are reported as usual.
 
-Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; those that plan a query always have
-pyspark's own. What runs is a copy beside pyspark, in a SPARK_HOME of ``fast_start``, where kafkalite need not
-be. So this imports pyspark alone.
+Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; workers that plan a query
+always use pyspark's own. A copy of this file runs, in a SPARK_HOME of ``fast_start``, where kafkalite
+may not be installed. So it imports pyspark alone.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ from typing import Any
 
 from pyspark import daemon
 
-HUNG_UP = 1  #: a worker's answer that ends its process
+HUNG_UP = 1  # : a worker's result that ends its process
 
 
 def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
-    """``serve`` with the end of its connection as an answer instead of an error."""
+    """Wrap ``serve`` so that a closed connection is a result instead of an error."""
 
     def worker(sock: Any, authenticated: bool) -> int:
         try:
             return serve(sock, authenticated)
         except (BrokenPipeError, ConnectionResetError):
-            sys.unraisablehook = _say_nothing  # from Python 3.13 on files tell what they can't write any more
+            sys.unraisablehook = (
+                _say_nothing  # since Python 3.13, files report data that they could not write
+            )
             return HUNG_UP
 
     return worker
 
 
 def _say_nothing(_: object) -> None:
-    """Of what is left over in a process that ends."""
+    """Ignore the unflushed files of a process that ends."""
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
     spark = session("orders")                                    # this machine, all cores
     spark = session("orders", master="spark://master:7077")      # a cluster
 
-A session made by ``SparkSession.builder`` works as well: ``recommended_settings`` says what it misses.
+A session of ``SparkSession.builder`` works as well: ``recommended_settings`` returns the settings to
+add.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _CHECKPOINT_MANAGER: Final = (
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are all on this machine."""
+    """Whether driver and executors all run on this machine."""
     return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
 
 
 def missing_requirements() -> list[str]:
-    """What Spark needs and is not here, a sentence each, with what to do; empty when all is well."""
+    """Return the missing requirements of Spark, a sentence each with what to do; [] if there are none."""
     missing: list[str] = []
     for package, least in (("pyspark", MIN_PYSPARK), ("pyarrow", (18,))):
         wanted = ".".join(map(str, least))
@@ -55,7 +56,7 @@ def missing_requirements() -> list[str]:
     if java is None:
         home = os.environ.get("JAVA_HOME")
         where = f" in JAVA_HOME, {home}" if home else ""
-        missing.append(f"there is no java that runs{where}; {need}: {how}")
+        missing.append(f"no working java was found{where}; {need}: {how}")
     elif java.major < fast_start.MIN_JAVA:
         missing.append(f"{java.command} is Java {java.major}; {need}: {how}")
     return missing
@@ -69,11 +70,11 @@ def _how_to_install() -> str:
 def recommended_settings(
     master: str, *, cache: str | os.PathLike[str] | None = None, is_short_lived: bool = False
 ) -> dict[str, str]:
-    """Spark's settings by name, ``spark.master`` among them, as good for ``master`` as we know.
+    """Return Spark's settings by name, including ``spark.master``.
 
-    Local masters also get no web interface, one address for all, as many shuffle partitions as cores, and a
-    manager of checkpoint files that is quicker on a local disk. ``is_short_lived`` (tests, short jobs) trades
-    peak speed for a quicker start.
+    Local masters also get no web interface, one address for everything, as many shuffle partitions as
+    cores, and a manager of checkpoint files that is faster on a local disk. ``is_short_lived`` (tests,
+    short jobs) trades peak speed for a quicker start.
     """
     settings = {
         "spark.master": master,
@@ -96,7 +97,7 @@ def recommended_settings(
 
 
 def _cores(master: str) -> int:
-    """Cores of a local master, or of all workers of a local cluster."""
+    """Return the cores of a local master, or of all workers of a local cluster."""
     if cluster := _LOCAL_CLUSTER.fullmatch(master):
         workers, each, *_ = (int(number) for number in cluster["cores"].split(","))
         return workers * each
@@ -109,7 +110,9 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def launch_environment(master: str, cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """The environment in which to start a JVM: whatever the user has set stays, and is restored after."""
+    """Set the environment to start a JVM in, without overriding variables of the user, and restore it
+    afterwards.
+    """
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL_ADDRESS}
@@ -133,11 +136,11 @@ def session(
     cache: str | os.PathLike[str] | None = None,
     is_short_lived: bool = False,
 ) -> Any:
-    """The running SparkSession, or a new one with the recommended settings and then ``settings``.
+    """Return the running SparkSession, or a new one with the recommended settings and then ``settings``.
 
-    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
-    environment. What spark-submit was told goes before what we recommend. In ``settings``, True and False
-    become Spark's words, and extraJavaOptions are added to ours. ``cache``: see ``fast_start``.
+    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in
+    the environment. Settings of spark-submit override the recommended ones. In ``settings``, True and
+    False become Spark's words, and extraJavaOptions are appended. ``cache``: see ``fast_start``.
     """
     from pyspark.sql import SparkSession
 
@@ -165,9 +168,10 @@ def session(
 
 
 def _end_forgotten_jvm(error: BaseException) -> None:
-    """End the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, came.
+    """Kill the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, was raised.
 
-    pyspark forgets it and removes the directory where it was to report; finding none, it runs for ever.
+    pyspark forgets it and removes the directory to which it would report, so the JVM would run for
+    ever.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -180,10 +184,10 @@ def _end_forgotten_jvm(error: BaseException) -> None:
 
 
 def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
-    """The setting that starts Python workers by ``quiet_daemon``, where the JVM will find that module."""
+    """Return the setting that starts Python workers by ``quiet_daemon``, if the JVM can find that module."""
     from pyspark import SparkContext
 
-    jvm = SparkContext._jvm  # one that runs already keeps the SPARK_HOME that it was started with
+    jvm = SparkContext._jvm  # a running JVM keeps the SPARK_HOME that it was started with
     used = os.environ.get("SPARK_HOME") if jvm is None else jvm.System.getenv("SPARK_HOME")
     home = fast_start.shadow_home(cache)
     if home is None or used != str(home):
@@ -193,7 +197,7 @@ def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
 
 
 def _submitted_settings() -> dict[str, str]:
-    """Spark's settings of a program that spark-submit has started: its JVM is there before us."""
+    """Return the settings of a program that spark-submit started: its JVM already runs."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext

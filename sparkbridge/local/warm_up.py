@@ -1,6 +1,6 @@
-"""A Spark session that uses what a pipeline will use, then writes down the classes it has loaded.
+"""Runs a Spark session that uses what pipelines use; its JVM then writes an archive of the loaded classes.
 
-Run as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set, by ``fast_start.class_archive``.
+Run by ``fast_start`` as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
 
 class WarmUpSource(DataSource):
-    """A hundred numbers, and a sink that forgets them."""
+    """A source of a hundred numbers, and a sink that discards them."""
 
     @classmethod
     def name(cls) -> str:
@@ -115,7 +115,7 @@ def main(archive: str) -> None:
     gateway = spark.sparkContext._gateway
     spark.stop()
     gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM ends when its standard input does, and writes the archive then
+    gateway.proc.stdin.close()  # ends the JVM, which then writes the archive
     gateway.proc.wait()
 
 

@@ -1,8 +1,8 @@
-"""Less garbage collection in Spark's Python workers.
+"""Reduces garbage collection in Spark's Python workers.
 
-Spark has a worker collect garbage after every task and every call of the driver's. That goes over all that is
-loaded, some 20 ms of a core, while the micro-batch's next step wants the core, and often the worker. What a
-worker holds when it does something for the second time, modules above all, is left out from then on.
+Spark makes a worker collect garbage after every task and every call of the driver, which scans all
+loaded modules: some 20 ms of a core that the next step of the micro-batch needs. When a worker does
+something for the second time, all of its current objects are excluded from then on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ _uses: dict[Use, int] = {}
 
 
 def spare_collections(use: Use) -> None:
-    """Called at the begin of each ``use`` of a process. Nothing where Spark does not use workers again.
+    """Call this at the start of each ``use`` of a process. It does nothing if Spark does not reuse
+    workers.
 
-    Cycles that become garbage later, of what is there now, are never found: so this is done once per use.
+    Current objects that become cyclic garbage later are never freed: so this is done once per use.
     """
     if not os.environ.get("SPARK_REUSE_WORKER"):
         return
     count = _uses[use] = _uses.get(use, 0) + 1
-    if count == 2:  # by now the first one's imports are done
+    if count == 2:  # the first use has done its imports
         gc.collect()
         gc.freeze()

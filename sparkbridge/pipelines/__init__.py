@@ -1,4 +1,4 @@
 """Pipelines declared in a file: a source, transforms in SQL or Python, a sink; run by Spark.
 
-``files`` reads and checks a file without Spark, ``engine`` runs it, ``kl pipeline`` is what people call.
+``files`` reads and checks a file without Spark, ``engine`` runs it; ``kl pipeline`` is the command.
 """

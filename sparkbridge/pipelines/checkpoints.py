@@ -1,6 +1,6 @@
-"""Where queries keep how far they are, and whether what is there already is theirs. No Spark.
+"""Checks that the checkpoints and outputs of a run belong to its queries. No Spark.
 
-Only directories of this machine are looked into.
+Only directories of this machine are checked.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Of ``[sink]`` the directory itself; of ``[sinks.NAME]``, also of a single one, NAME in it."""
+    """Return the directory itself for ``[sink]``, and its subdirectory NAME for ``[sinks.NAME]``, even a
+    single one.
+    """
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raises PipelineError where queries would begin anew because the file had other sinks before."""
+    """Raise PipelineError if queries would start from the beginning because the file had other sinks
+    before.
+    """
     if is_url(directory):
         return
     home = Path(directory)
     if pipeline.has_one_sink:
         others = [] if _is_checkpoint(home) else sorted(at.parent.name for at in home.glob("*/metadata"))
         was = f"of the sinks {', '.join(others)}" if others else ""
-        advice = f"move {others[0]}'s to {home}, if [sink] goes on with it" if others else ""
+        advice = f"move {others[0]}'s to {home}, if [sink] continues it" if others else ""
     else:
         was = "of a single [sink]" if _is_checkpoint(home) else ""
-        advice = f"move it to {home / pipeline.sinks[0].name}, if that sink goes on with it"
+        advice = f"move it to {home / pipeline.sinks[0].name}, if that sink continues it"
     if was:
         raise PipelineError(
             f"checkpoint {home} is that {was}: this pipeline would read and write everything again",
@@ -42,9 +46,9 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 
 
 def require_own_output(output: str, checkpoint: str) -> None:
-    """Raises PipelineError where Spark would leave out batches of this query without a word.
+    """Raise PipelineError if Spark would silently skip batches of this query.
 
-    Beside Parquet files it keeps which batches are written, by number: of any query that writes there.
+    Beside Parquet files it stores the numbers of the written batches, of any query that writes there.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -52,15 +56,16 @@ def require_own_output(output: str, checkpoint: str) -> None:
     if written > _latest_batch(Path(checkpoint) / "offsets"):
         raise PipelineError(
             f"parquet {output} holds batches 0 to {written} of another checkpoint than {checkpoint}:"
-            " Spark would take those of this run for written",
+            " Spark would skip those of this run",
             hint="give another directory, move this one away, or give the --checkpoint it was written with",
         )
 
 
 def written_files(output: Path) -> list[Path] | None:
-    """The files of finished batches, by Spark's own list beside them; None where there is no such list.
+    """Return the files of finished batches, by Spark's own list beside them; None if there is no such
+    list.
 
-    A run that was killed leaves others: empty ones, and such as the repetition of their batch wrote again.
+    A killed run leaves other files: empty ones, and those that the repeated batch wrote again.
     """
     log = output / _METADATA
     numbers = (
@@ -74,13 +79,13 @@ def written_files(output: Path) -> list[Path] | None:
         line
         for batch in sorted(batches)
         if batch >= begin
-        for line in (log / batches[batch]).read_text("utf-8").splitlines()[1:]  # the first is a version
+        for line in (log / batches[batch]).read_text("utf-8").splitlines()[1:]  # the first line is a version
     ]
     return [Path(unquote(urlsplit(json.loads(line)["path"]).path)) for line in lines]
 
 
 def _latest_batch(log: Path) -> int:
-    """The latest in a log of Spark's: files 7, 8, 9.compact; -1 when there is none."""
+    """Return the latest batch in a log of Spark's (files 7, 8, 9.compact); -1 if there is none."""
     names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
 

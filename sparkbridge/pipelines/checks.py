@@ -1,7 +1,8 @@
-"""Whether what a pipeline made is what it should be: ``[check]``, after an available-now run.
+"""Checks the output of a pipeline: ``[check]``, after an available-now run.
 
-A function ``check(run)`` gets a CheckRun, raises AssertionError where something is wrong, and may return a
-sentence about what it found. It reads the output with kafkalite's own consumer and pyarrow, not with Spark.
+A function ``check(run)`` receives a CheckRun, raises AssertionError if something is wrong, and may
+return a sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, not with
+Spark.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RECORDS_PER_READ: Final = 10_000
-_READ_PAUSE_MS: Final = 100  #: control records at the end of a partition are no records
+_READ_PAUSE_MS: Final = 100  # : a partition may end with control records, which are not returned
 _SHOWN: Final = 3
 
 
 class Finding(NamedTuple):
-    """The outcome of one check. ``text`` says what was found, or what is wrong."""
+    """The outcome of one check. ``text`` describes the finding or the failure."""
 
     name: str
     holds: bool
@@ -39,7 +40,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What a check function may look at."""
+    """The outputs and the demo input of a run, for check functions."""
 
     run: Run
     spark: SparkSession
@@ -49,7 +50,7 @@ class CheckRun:
         return self.run.setting.servers
 
     def sink(self, name: str = "") -> Sink:
-        """The sink of that name; the only one without a name. Raises PipelineError."""
+        """Return the sink of that name; without a name, the only sink. Raises PipelineError."""
         sinks = {each.name: each for each in self.run.pipeline.sinks}
         if not name and len(sinks) == 1:
             return next(iter(sinks.values()))
@@ -58,11 +59,11 @@ class CheckRun:
         return sinks[name]
 
     def records(self, topic: str) -> list[Record]:
-        """All committed records of a topic, by partition and offset."""
+        """Return all committed records of a topic, by partition and offset."""
         return _records(topic, self.servers)
 
     def rows(self, sink: str = "") -> list[dict[str, Any]]:
-        """What the sink got: a topic's values from JSON, or the rows of Parquet files."""
+        """Return the rows of a sink: a topic's values parsed from JSON, or the rows of Parquet files."""
         found = self.sink(sink)
         if found.topic:
             return [json.loads(record.value or b"null") for record in self.records(found.topic)]
@@ -79,15 +80,15 @@ class CheckRun:
         return list(files.to_table().to_pylist())
 
     def path(self, sink: str = "") -> Path:
-        """The directory of a Parquet sink."""
+        """Return the directory of a Parquet sink."""
         return Path(self.run.output_path(self.sink(sink)))
 
     def input(self) -> Iterator[demo.DemoRecord]:
-        """The records of the demo, made anew."""
+        """Generate the records of the demo again."""
         return demo.records(self.run.file)
 
     def equal(self, what: str, got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
-        """Raises AssertionError that shows the first few differences."""
+        """Raise AssertionError with the first few differences, if there are any."""
         if got != expected:
             raise AssertionError(f"{what}: {_difference(got, expected)}")
 
@@ -118,7 +119,7 @@ def _records(topic: str, servers: str) -> list[Record]:
 
 
 def check(run: Run, spark: SparkSession) -> list[Finding]:
-    """Every check of the pipeline, also after one that failed. Raises what Spark makes of bad SQL."""
+    """Run all checks of the pipeline, also after one that failed. Raises Spark's error for bad SQL."""
     declared = run.pipeline.check
     findings: list[Finding] = []
     if declared.sql:
@@ -135,7 +136,7 @@ def _sql_finding(spark: SparkSession, name: str, query: str) -> Finding:
     if len(rows) == 1 and len(rows[0]) == 1 and isinstance(rows[0][0], bool):
         return Finding(name, rows[0][0], "holds" if rows[0][0] else "does not hold")
     answer = ", ".join(str(tuple(row)) for row in rows) or "no row"
-    return Finding(name, False, f"must answer one row, true or false; it answered {answer}")
+    return Finding(name, False, f"must return one row, true or false; it returned {answer}")
 
 
 def _python_finding(check_run: CheckRun, name: str, run: Run) -> Finding:
@@ -159,7 +160,7 @@ def _line_of(problem: AssertionError) -> str:
 
 
 def _make_views(run: Run, spark: SparkSession) -> None:
-    """``output``, or each sink's name, as a view of what is in its topic or files; the tables are there."""
+    """Create ``output``, or each sink's name, as a view of its topic or files; the tables exist already."""
     for each in run.queries:
         if each.sink.console:
             continue

@@ -48,7 +48,9 @@ class Field(NamedTuple):
 
 
 def parse_schema(text: str) -> list[Field]:
-    """The fields of a schema, in order. Raises ValueError that says which field and why."""
+    """Return the fields of a schema, in order. Raises ValueError that names the wrong field and the
+    reason.
+    """
     fields = [_field(part) for part in _parts(text)]
     seen: set[str] = set()
     for field in fields:
@@ -91,7 +93,7 @@ def _checked_type(text: str, field: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets. Raises ValueError for brackets that do not match."""
+    """Split at the commas outside of brackets. Raises ValueError for unbalanced brackets."""
     parts = [""]
     depth = 0
     is_quoted = False

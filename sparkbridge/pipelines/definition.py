@@ -1,4 +1,4 @@
-"""What a pipeline is: values, as its file declares them. Pure."""
+"""A pipeline as values, as its file declares it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERVAL: Final = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*", re.I)
 
 
 class FunctionRef(NamedTuple):
-    """``file.py:function``, the file relative to the pipeline's."""
+    """``file.py:function``; the file is relative to the pipeline's."""
 
     path: str
     function: str
@@ -33,7 +33,7 @@ class FunctionRef(NamedTuple):
 class Decode:
     """How a record's value becomes columns.
 
-    ``pattern`` is that of text, with ``groups`` that say the number of the group of each field.
+    ``pattern`` is for text; ``groups`` is the number of the group of each field.
     """
 
     format: DecodeFormat = "none"
@@ -111,7 +111,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What must hold after an available-now run: SQL that answers true, by name; a function."""
+    """Conditions after an available-now run: SQL queries that return true, by name, and a function."""
 
     sql: Mapping[str, str] = field(default_factory=dict)
     python: FunctionRef | None = None
@@ -122,7 +122,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Input for a try-out: ``load`` makes the records, ``topics`` have so many partitions."""
+    """Input to try a pipeline: ``load`` makes the records, ``topics`` have that many partitions."""
 
     load: FunctionRef
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -145,16 +145,16 @@ class Pipeline:
 
     @property
     def has_one_sink(self) -> bool:
-        """Whether it is ``[sink]``, not ``[sinks.NAME]``."""
+        """Whether the file has ``[sink]``, not ``[sinks.NAME]``."""
         return [sink.name for sink in self.sinks] == ["sink"]
 
     def group_id(self, sink: Sink) -> str:
-        """The group whose offsets show how far the query of ``sink`` is."""
+        """Return the group whose committed offsets show the progress of the query of ``sink``."""
         return self.name if self.has_one_sink else f"{self.name}.{sink.name}"
 
 
 def parse_interval_ms(text: str) -> int:
-    """``5 seconds`` -> 5000. Raises ValueError."""
+    """Parse ``5 seconds`` -> 5000. Raises ValueError."""
     match = _INTERVAL.fullmatch(text)
     unit_ms = _UNITS_MS.get(match[2].lower()) if match else None
     if match is None or unit_ms is None:
@@ -163,7 +163,7 @@ def parse_interval_ms(text: str) -> int:
 
 
 def parse_trigger(text: str) -> str:
-    """``available-now``, or an interval as it was written. Raises ValueError."""
+    """Return ``available-now``, or an interval unchanged. Raises ValueError."""
     cleaned = text.strip()
     if re.sub(r"[-_ ]", "", cleaned.lower()) == "availablenow":
         return AVAILABLE_NOW
@@ -177,7 +177,7 @@ def parse_trigger(text: str) -> str:
 
 
 def parse_function(text: str) -> FunctionRef:
-    """``check.py:check``. Raises ValueError."""
+    """Parse ``check.py:check``. Raises ValueError."""
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise ValueError(

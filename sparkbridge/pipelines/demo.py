@@ -1,6 +1,6 @@
-"""Input for a pipeline's try-out: records made by the file's own ``load`` function, sent to its topics.
+"""Input to try a pipeline: records from the file's own ``load`` function, sent to its topics.
 
-``load(demo)`` is a generator of DemoRecord, or of tuples like it. It must make the same records each time:
+``load(demo)`` generates DemoRecord, or equivalent tuples. It must generate the same records each time:
 the check calls it again.
 """
 
@@ -23,7 +23,7 @@ _RECORDS_PER_SEND: Final = 2_000
 
 
 class DemoRecord(NamedTuple):
-    """``timestamp_ms`` None is the moment of sending."""
+    """``timestamp_ms`` None is the time of sending."""
 
     topic: str
     key: bytes | None
@@ -33,20 +33,22 @@ class DemoRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoInput:
-    """What ``load`` is given: the directory of the pipeline's file, ``[demo.settings]``."""
+    """The argument of ``load``: the directory of the pipeline's file, and ``[demo.settings]``."""
 
     directory: Path
     settings: Mapping[str, str]
 
     def path(self, name: str) -> Path | None:
-        """The file that a setting names, beside the pipeline's; None when it is not set or not there."""
+        """Return the file that a setting names, relative to the pipeline's; None if it is not set or
+        missing.
+        """
         text = self.settings.get(name, "")
         path = (self.directory / Path(text).expanduser()).resolve()
         return path if text and path.is_file() else None
 
 
 def records(file: PipelineFile) -> Iterator[DemoRecord]:
-    """The demo's records, anew. Raises PipelineError when the file has no [demo]."""
+    """Generate the demo's records. Raises PipelineError if the file has no [demo]."""
     if file.pipeline is None or file.pipeline.demo is None:
         raise PipelineError(f"{file.path} has no [demo]", hint='[demo] load = "load.py:load" makes its input')
     demo = file.pipeline.demo
@@ -55,9 +57,9 @@ def records(file: PipelineFile) -> Iterator[DemoRecord]:
 
 
 def fill(file: PipelineFile, servers: str) -> dict[str, int]:
-    """Make the demo's topics and send its records; how many went to each topic.
+    """Create the demo's topics, send its records, and return how many were sent to each topic.
 
-    Raises TopicAlreadyExistsError, and makes none: the check would not know the records of before.
+    Raises TopicAlreadyExistsError before it creates any: the check would not know the existing records.
     """
     from kafkalite.client.blocking.producer import Producer
 
@@ -81,14 +83,14 @@ def _make_topics(topics: Mapping[str, int], servers: str) -> None:
 
     with Admin(servers) as admin:
         there = [topic.name for topic in admin.list_topics() if topic.name in topics]
-        if there:  # told before one is made, which the next try would find
+        if there:  # raised before a topic is created, which the next try would find
             raise TopicAlreadyExistsError(
-                f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo makes its topics itself",
+                f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo creates its topics itself",
                 hint=f"kl topic delete {' '.join(there)}, or leave -b and KL_BOOTSTRAP_SERVERS out:"
-                " then it has a broker of its own",
+                " then it starts a broker of its own",
             )
         for name, partition_count in topics.items():
-            # retention would delete what was said to be of long ago
+            # Retention would delete records with old timestamps.
             admin.create_topic(name, partition_count, configs={"retention.ms": "-1"})
 
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: How often a query is asked for its progress.
+# : The pause between two requests for a query's progress.
 _POLL_SECONDS: Final = 0.1
 
 
 class ShownRows(NamedTuple):
     """The first rows of one batch, for the console: as Spark writes them in text, and as JSON objects."""
 
-    query: str  #: as its tally is called
+    query: str  # : the name of its tally
     batch_id: int
     columns: Sequence[str]
     rows: Sequence[Sequence[str | None]]
@@ -45,10 +45,10 @@ Show = Callable[[ShownRows], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a pipeline runs: the brokers, the directory of its checkpoints, the place of relative outputs.
+    """Where a pipeline runs: the brokers, the directory of its checkpoints, the base of relative outputs.
 
-    ``checkpoint`` is a directory or a URL; ``trigger`` replaces that of the file; ``outputs`` None is the
-    file's own directory.
+    ``checkpoint`` is a directory or a URL; ``trigger`` overrides that of the file; ``outputs`` None is
+    the directory of the file.
     """
 
     servers: str
@@ -65,7 +65,7 @@ class RunningQuery:
     tally: Tally
 
     def poll(self) -> list[BatchProgress]:
-        """The batches finished since the last time."""
+        """Return the batches that finished since the last call."""
         told_ones = [json.loads(each.json) for each in self.query.recentProgress]
         return self.tally.take(told_ones)
 
@@ -86,7 +86,9 @@ class Run:
     def wait(
         self, on_batch: Callable[[RunningQuery, BatchProgress], None], on_tick: Callable[[], None]
     ) -> None:
-        """Until all have ended. Raises PipelineError for the first that failed, after stopping the others."""
+        """Wait until all queries have ended. Raises PipelineError for the first that failed, and stops the
+        others.
+        """
         try:
             alive = list(self.queries)
             while alive:
@@ -105,16 +107,18 @@ class Run:
             return bool(running.query.awaitTermination(seconds))
 
     def stop(self) -> None:
-        """Stop what still runs; a batch under way is not finished, and is run again by the next start."""
+        """Stop the running queries. An unfinished batch is run again by the next start."""
         from py4j.protocol import Py4JError
 
         for each in self.queries:
-            with contextlib.suppress(Py4JError, OSError):  # a JVM that is gone runs no query
+            with contextlib.suppress(Py4JError, OSError):  # the JVM has ended, and its queries with it
                 if each.query.isActive:
                     each.query.stop()
 
     def name_of(self, sink: Sink) -> str:
-        """How people know its query: the pipeline's name of ``[sink]``, its own of ``[sinks.NAME]``."""
+        """Return the displayed name of a query: the pipeline's for ``[sink]``, the sink's for
+        ``[sinks.NAME]``.
+        """
         return self.pipeline.name if self.pipeline.has_one_sink else sink.name
 
     def output_path(self, sink: Sink) -> str:
@@ -122,14 +126,14 @@ class Run:
 
 
 def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
-    """Where a Parquet sink writes: a URL as it is, a relative path below ``outputs`` or beside the file."""
+    """Return where a Parquet sink writes: a URL, or a path relative to ``outputs`` or to the file."""
     if is_url(sink.parquet):
         return sink.parquet
     return str((setting.outputs or file.directory) / Path(sink.parquet).expanduser())
 
 
 def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, str]:
-    """The file's options; the brokers and the group where they name none."""
+    """Return the file's options, with brokers and group added if the file does not set them."""
     options = dict(pipeline.source.options)
     names = {name.lower() for name in options}
     for name, value in (
@@ -144,7 +148,7 @@ def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, st
 def start(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, setting: Setting, show: Show | None = None
 ) -> Run:
-    """Start the pipeline's queries. Raises PipelineError that says which part Spark refused, and why."""
+    """Start the pipeline's queries. Raises PipelineError with the part that Spark refused, and why."""
     run = Run(file, pipeline, setting)
     if setting.checkpoint is not None:
         require_own_checkpoint(setting.checkpoint, pipeline)
@@ -194,7 +198,7 @@ def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:
     options: dict[str, str] = {"kafka.bootstrap.servers": run.setting.servers, "topic": sink.topic}
     options |= sink.options
     rows = frames.topic_columns(frame, sink)
-    if sink.output_mode == "update":  # Spark takes no update mode for a sink in Python
+    if sink.output_mode == "update":  # Spark supports no update mode for a sink in Python
         from sparkbridge import foreach_batch
 
         given = {name: text for name, text in options.items() if name.lower() != "sinkname"}
@@ -208,9 +212,9 @@ def _show_batch(query: str, count: int, show: Show | None) -> Callable[[DataFram
     def on_batch(frame: DataFrame, batch_id: int) -> None:
         from pyspark.sql import functions as sql
 
-        names = [f"column_{number}" for number in range(len(frame.columns))]  # two may have the same
+        names = [f"column_{number}" for number in range(len(frame.columns))]  # names may occur twice
         document = sql.struct(*[sql.col(n).alias(c) for n, c in zip(names, frame.columns, strict=True)])
-        # Spark makes the text: in Python, times would be those of this machine's zone.
+        # Spark formats the text: Python would format times in the time zone of this machine.
         texts = frame.toDF(*names).select(
             *[sql.col(name).cast("string") for name in names],
             sql.to_json(document, {"ignoreNullFields": "false"}),

@@ -1,4 +1,4 @@
-"""Pipelines' files: found, read, changed by ``--set``, checked. No Spark, no broker."""
+"""Finds, reads and checks pipeline files, and applies ``--set``. No Spark, no broker."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sparkbridge.pipelines.parsing import read_pipeline
 from sparkbridge.pipelines.section import Problem
 
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive's letter is none
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive letter does not match
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
-FILE_NAME: Final = "pipeline.toml"  #: of a pipeline that is called by its directory
+FILE_NAME: Final = "pipeline.toml"  # : of a pipeline that is named by its directory
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """A file as it was found. ``pipeline`` is None when a problem is an error."""
+    """A file and its problems. ``pipeline`` is None if one of them is an error."""
 
     path: Path
     pipeline: Pipeline | None
@@ -40,16 +40,16 @@ class PipelineFile:
         return self.path.resolve().parent
 
     def resolve(self, path: str) -> Path:
-        """A path of the file: relative ones begin beside it."""
+        """Return a path of the file; relative ones are relative to the file."""
         return (self.directory / Path(path).expanduser()).resolve()
 
     def locate(self, path: str) -> str:
-        """The same for what Spark opens: a URL stays as it is."""
+        """Return the same for Spark: a URL is unchanged."""
         return path if is_url(path) else str(self.resolve(path))
 
 
 def is_url(path: str) -> bool:
-    """``s3a://bucket/x``, ``hdfs:/x``: not a path of this machine."""
+    """Whether it is ``s3a://bucket/x`` or ``hdfs:/x``, not a path of this machine."""
     return _URL.match(path) is not None
 
 
@@ -63,7 +63,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
     except tomllib.TOMLDecodeError as problem:
         at = _AT_LINE.search(str(problem))
         line = int(at[1]) if at and at[1] else text.count("\n") + 1
-        message = f"is no TOML: {_AT_LINE.sub('', str(problem))}"
+        message = f"is not TOML: {_AT_LINE.sub('', str(problem))}"
         return PipelineFile(path, None, (Problem("", "", message, line=line),))
     for override in overrides:
         apply_override(document, override)
@@ -76,7 +76,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """``sink.topic=out``: the value is TOML when it reads as TOML, else a string. Raises PipelineError."""
+    """Apply ``sink.topic=out``: the value is parsed as TOML, else it is a string. Raises PipelineError."""
     name, equals, text = override.partition("=")
     parts = [part.strip() for part in name.split(".")]
     if not equals or not all(parts):
@@ -90,18 +90,16 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     place: Any = document
     for number, part in enumerate(parts[:-1], 1):
         if part in {"options", "settings", "spark", "sql"} and number < len(parts) - 1:
-            place.setdefault(part, {})[".".join(parts[number:])] = (
-                value  # names of options have dots of their own
-            )
+            place.setdefault(part, {})[".".join(parts[number:])] = value  # names of options contain dots
             return
         if isinstance(place, list):
             place = _item(place, part, override)
         else:
             place = place.setdefault(part, {})
         if not isinstance(place, dict | list):
-            raise PipelineError(f"--set {override!r}: {'.'.join(parts[:number])} is no table")
+            raise PipelineError(f"--set {override!r}: {'.'.join(parts[:number])} is not a table")
     if isinstance(place, list):
-        raise PipelineError(f"--set {override!r}: say which, from 1: {name}.1.sql=…")
+        raise PipelineError(f"--set {override!r}: select one, from 1: {name}.1.sql=…")
     place[parts[-1]] = value
 
 
@@ -112,23 +110,23 @@ def _item(listed: list[Any], part: str, override: str) -> Any:
 
 
 def find(directory: Path) -> list[Path]:
-    """The pipelines in a directory and one level below it, by name."""
+    """Return the pipelines in a directory and one level below it, by name."""
     found = [path for pattern in ("*.toml", "*/*.toml") for path in directory.glob(pattern)]
     return sorted(path for path in found if _looks_like_one(path))
 
 
 def named_by(path: Path) -> Path:
-    """What to name for a pipeline's file: the file, or the directory in which it is the one."""
+    """Return the argument that selects a pipeline's file: the file, or its directory."""
     return path.parent if path.name == FILE_NAME else path
 
 
 def short_name(path: Path) -> str:
-    """What a pipeline is called by its place, whatever its file says."""
+    """Return the name of a pipeline by its location, whatever its file says."""
     return path.parent.name if path.name == FILE_NAME else path.stem
 
 
 def shipped() -> Path | None:
-    """The directory of the example pipelines, in a checkout."""
+    """Return the directory of the example pipelines, in a checkout."""
     directory = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
     return directory if directory.is_dir() else None
 
@@ -141,12 +139,12 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def find_line(text: str, table: str, key: str) -> int:
-    """The line, from 1, where ``key`` of ``[table]`` stands, or its heading; 0 when neither is found.
+    """Return the line (from 1) of ``key`` in ``[table]``, or of its heading; 0 if neither is found.
 
-    By looking, not by parsing: tomllib keeps no lines.
+    It searches the text, because tomllib keeps no line numbers.
     """
     wanted, number = table, 0
-    if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # "transform 2": the second of its kind
+    if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # "transform 2": the second of these tables
         wanted, number = match[1] + match[3], int(match[2])
     headings = _headings(text, number, match[1] if match else "")
     best = 0
@@ -160,13 +158,13 @@ def find_line(text: str, table: str, key: str) -> int:
             if name == wanted and (line or at):
                 return line or at
             best = line or best
-    if not table and not best:  # a table of the file as a whole
+    if not table and not best:  # a top-level table
         best = next((at for name, at, _ in headings if name == key or name.startswith(f"{key}.")), 0)
     return best
 
 
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
-    """(name, line, the lines under it) of each table; of the tables called ``listed`` only one."""
+    """Return (name, line, the lines under it) of each table; of the tables called ``listed`` only one."""
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
     for at, line in enumerate(text.splitlines(), 1):
@@ -186,7 +184,7 @@ def _line_of_key(lines: list[str], heading: int, key: str) -> int:
     return next((heading + at for at, line in enumerate(lines, 1) if pattern.match(line)), 0)
 
 
-# --- what a file names -----------------------------------------------------------------------------
+# --- files that a pipeline refers to ---------------------------------------------------------------
 
 
 def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
@@ -213,15 +211,19 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
             continue
         try:
             problem = problem_of(file.resolve(path))
-        except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, ~ of nobody
-            problem = f"{path!r} can't be a path here: {error}", ""
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # too long, with a zero byte, or ~ of an unknown user
+            problem = f"{path!r} is not a valid path: {error}", ""
         if problem:
             problems.append(Problem(table, key, *problem))
     return problems
 
 
 def _no_problem(path: Path) -> None:
-    """What a run makes need not be there."""
+    """Accept a path that a run creates."""
 
 
 def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
@@ -229,7 +231,9 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """A file or directory, or a pattern (``days/*.csv``) that one matches; of ``{a,b}`` Spark alone knows."""
+    """Whether a file, directory or match of a pattern (``days/*.csv``) exists. Only Spark expands
+    ``{a,b}``.
+    """
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -244,13 +248,13 @@ def _nearest_file(path: Path) -> str:
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """(message, hint), found by parsing: nothing of the file runs."""
+    """Return (message, hint) or None, by parsing: the file is not run."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
         return f"there is no {function.path}", _nearest_file(path)
     except SyntaxError as problem:
-        return f"{function.path}:{problem.lineno} is no Python: {problem.msg}", ""
+        return f"{function.path}:{problem.lineno} is not Python: {problem.msg}", ""
     except (OSError, UnicodeDecodeError) as problem:
         return f"{function.path} can't be read: {problem}", ""
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -268,7 +272,7 @@ def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | No
 
 
 def describe(problem: Problem, path: Path) -> Mapping[str, Any]:
-    """For machines."""
+    """Return a problem as a JSON document."""
     return {
         "file": str(path),
         "line": problem.line or None,
@@ -281,7 +285,7 @@ def describe(problem: Problem, path: Path) -> Mapping[str, Any]:
 
 
 def tell(problem: Problem, path: Path) -> str:
-    """For people: ``pipeline.toml:7: [source] topc is not known here; did you mean topic?``."""
+    """Return a problem as text: ``pipeline.toml:7: [source] topc is not known here; did you mean topic?``."""
     at = f"{path}:{problem.line}" if problem.line else str(path)
     hint = f"; {problem.hint}" if problem.hint else ""
     level = "warning: " if problem.is_warning else ""

@@ -1,4 +1,4 @@
-"""A pipeline's declared parts as DataFrames: decode, tables, steps, and a topic's columns."""
+"""Makes DataFrames of a pipeline's declared parts: decode, tables, steps, and a topic's columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _CORRUPT: Final = "_corrupt_record"
 def read_stream(
     spark: SparkSession, source: Source, options: Mapping[str, str], columns: str = ""
 ) -> DataFrame:
-    """The topics as a streaming DataFrame. ``columns`` is the schema of what is wanted; empty is all."""
+    """Return the topics as a streaming DataFrame. ``columns`` is the schema of the columns to read; "" is
+    all.
+    """
     reader = spark.readStream.format("kafkalite").options(**options)
     if columns:
         reader = reader.schema(columns)
@@ -43,9 +45,9 @@ def read_stream(
 
 
 def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
-    """What ``record`` holds: the columns that steps and sinks name; none when they never name ``record``.
+    """Return the columns of ``record`` that steps and sinks name; none if they never name ``record``.
 
-    All but the value where that can't be told: ``record`` as a whole, a step in Python.
+    If that is unknown (``record`` as a whole, a step in Python), return all columns but the value.
     """
     steps, sinks = pipeline.steps, pipeline.sinks
     texts = [step.sql for step in steps] + [step.watermark.column for step in steps if step.watermark]
@@ -58,9 +60,9 @@ def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def wanted_columns(pipeline: Pipeline) -> str:
-    """The schema of the record's columns that something reads; empty is all of them.
+    """Return the schema of the record's columns that are read; "" is all of them.
 
-    Spark asks a Python source for every column, used or not, so what is not asked for here is not built.
+    Spark requests all columns of a Python source, used or not: those left out here are not built.
     """
     named = record_columns(pipeline)
     if pipeline.source.decode.format == "none" or "headers" in named:
@@ -69,7 +71,9 @@ def wanted_columns(pipeline: Pipeline) -> str:
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
-    """The fields of the value as columns; and ``record``, of the record's columns in ``record_names``."""
+    """Return the fields of the value as columns, and ``record`` with the record's columns in
+    ``record_names``.
+    """
     from pyspark.sql import functions as sql
 
     if decode.format == "none":
@@ -120,9 +124,10 @@ def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
 
 
 def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
-    """The function, its file imported once under a name of its own. Raises PipelineError.
+    """Return the function. Its file is imported once, under a unique name. Raises PipelineError.
 
-    What Spark sends to its workers (a UDF) goes by value: no worker can import that name.
+    Functions that Spark sends to its workers (UDFs) are pickled by value: no worker can import that
+    name.
     """
     from pyspark import cloudpickle
 
@@ -148,7 +153,9 @@ def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
 def views(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, source: DataFrame
 ) -> dict[str, DataFrame]:
-    """Every view by name: ``source``, the tables, each step. Raises PipelineError that names the step."""
+    """Return every view by name: ``source``, the tables, each step. Raises PipelineError that names the
+    step.
+    """
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
         with explained(f"[tables.{table.name}]"):
@@ -164,7 +171,7 @@ def views(
             else:
                 latest = function(file, step.python)(latest, dict(found))
                 if not hasattr(latest, "createOrReplaceTempView"):
-                    raise PipelineError(f"{step.python} returned {type(latest).__name__}, no DataFrame")
+                    raise PipelineError(f"{step.python} returned {type(latest).__name__}, not a DataFrame")
             if step.watermark is not None:
                 latest = latest.withWatermark(step.watermark.column, step.watermark.delay)
             latest.createOrReplaceTempView(step.name)
@@ -173,7 +180,7 @@ def views(
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """The columns that a topic takes: the sink's expressions, the value as JSON unless it has one."""
+    """Return the columns for a topic: the sink's expressions, and the value as JSON unless it has one."""
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}

@@ -1,6 +1,6 @@
-"""A pipeline's document (the tables of its TOML) -> Pipeline, and all that is wrong with it. Pure.
+"""Parses a pipeline's document (the tables of its TOML) and collects its validation errors. Pure.
 
-No file is opened, no topic asked for, no Spark started: what needs them is checked elsewhere.
+Checks that need files, topics or Spark are made elsewhere.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _AGGREGATES: Final = re.compile(r"\bgroup\s+by\b", re.I)
 
 
 def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline | None, list[Problem]]:
-    """None when a problem is an error. Warnings come with a pipeline."""
+    """Return the pipeline and its problems; None if one of them is an error."""
     pipeline, problems = read_pipeline(document)
     return (None if any(not each.is_warning for each in problems) else pipeline), problems
 
 
 def read_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
-    """The same with a default in place of what is wrong, so that the rest can be looked at, too."""
+    """Return the same with defaults in place of wrong values, so that the rest can be checked."""
     problems: list[Problem] = []
     return _pipeline(Section("", document, problems)), problems
 
@@ -88,7 +88,7 @@ def _pipeline(root: Section) -> Pipeline:
     for setting in spark:
         if not setting.startswith(("spark.", "hive.")):
             root.problems.append(
-                Problem("spark", setting, "is no setting of Spark's", f"did you mean spark.{setting}?")
+                Problem("spark", setting, "is not a setting of Spark", f"did you mean spark.{setting}?")
             )
     root.finish()
     _warn_of_aggregations(root, steps, sinks)
@@ -101,7 +101,7 @@ def _required(root: Section, key: str, hint: str) -> Section:
     if found is None:
         if not root.has_nearly((key,)):
             root.problems.append(Problem(key, "", "is missing", hint))
-        return Section(key, {}, [])  # what is missing in it is not worth another word
+        return Section(key, {}, [])  # do not report its missing keys
     return found
 
 
@@ -142,7 +142,7 @@ def _check_source_options(section: Section, options: Mapping[str, str], trigger:
     for name in taken:
         section.error(f"options.{name}", "is what [source] topic, topics or topic_pattern says")
     if "kafka.bootstrap.servers" in folded:
-        section.warn(f"options.{folded['kafka.bootstrap.servers']}", "wins over -b and KL_BOOTSTRAP_SERVERS")
+        section.warn(f"options.{folded['kafka.bootstrap.servers']}", "overrides -b and KL_BOOTSTRAP_SERVERS")
     _check_known_options(section, options, SOURCE_OPTIONS)
     given = {"kafka.bootstrap.servers": "localhost:9092", "kafka.group.id": "pipeline", **options}
     if not taken:
@@ -164,11 +164,11 @@ def _check_known_options(
     for name in options:
         if name.lower() not in folded and not name.lower().startswith("kafka."):
             hint = nearest(name, names) or "docs/spark.md lists them all"
-            section.error(f"options.{name}", "is no option that Spark's streams take here", hint)
+            section.error(f"options.{name}", "is not an option of Spark's streams", hint)
 
 
 def _check_parses(section: Section, parse: Callable[[], object]) -> None:
-    """The bridge's own parser has the last word about values. It stops at the first that is wrong."""
+    """Check the values with the bridge's own parser, which stops at the first error."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -211,14 +211,14 @@ def _decode(source: Section) -> Decode:
     if format_ == "text":
         fields, pattern, groups = _text_fields(section, fields, pattern)
     if any(each.name.lower() == "record" for each in fields):
-        section.error("schema", "a field can't be called 'record': that is the record the fields are of")
+        section.error("schema", "a field can't be called 'record': that is the column with the whole record")
     return Decode(format_, schema, fields, pattern, groups, mode)
 
 
 def _text_fields(
     section: Section, fields: tuple[ddl.Field, ...], pattern: str
 ) -> tuple[tuple[ddl.Field, ...], str, dict[str, int]]:
-    """The fields (strings, unless a schema says otherwise), Java's pattern, and the groups by name."""
+    """Return the fields (strings, unless a schema says otherwise), Java's pattern, and the groups by name."""
     if not pattern:
         if not section.has("pattern"):
             section.error("pattern", "is missing", "a regular expression with a (?<name>…) for each field")
@@ -234,7 +234,7 @@ def _text_fields(
     for each in fields:
         if each.name not in groups:
             section.error(
-                "schema", f"field {each.name!r} is no group of the pattern", nearest(each.name, groups)
+                "schema", f"field {each.name!r} is not a group of the pattern", nearest(each.name, groups)
             )
         if "<" in each.type or each.type == "binary":
             section.error("schema", f"field {each.name!r}: no {each.type} can be read from text")
@@ -245,7 +245,7 @@ def _check_pattern(section: Section, key: str, pattern: str) -> re.Pattern[str] 
     try:
         return re.compile(_GROUP.sub(r"(?P<\1>", pattern))
     except re.error as problem:
-        section.error(key, f"is no regular expression: {problem}")
+        section.error(key, f"is not a regular expression: {problem}")
         return None
 
 
@@ -268,9 +268,9 @@ def _table(section: Section, name: str) -> Table:
 
 def _check_view(section: Section, key: str, name: str, taken: Iterable[str]) -> None:
     if not _VIEW.fullmatch(name):
-        section.error(key, f"{name!r} is no name of a view: letters, digits and _")
+        section.error(key, f"{name!r} is not a valid view name: letters, digits and _")
     elif name.lower() in _RESERVED_VIEWS:
-        section.error(key, f"{name!r} has a meaning of its own", f"not one of {', '.join(_RESERVED_VIEWS)}")
+        section.error(key, f"{name!r} is reserved", f"not one of {', '.join(_RESERVED_VIEWS)}")
     elif name.lower() in {each.lower() for each in taken}:
         section.error(key, f"{name!r} is the name of another table or step")
 
@@ -306,12 +306,12 @@ def _watermark(section: Section | None) -> Watermark | None:
 
 
 def _bare(sql: str) -> str:
-    """Without comments and literals, and without calls that have a FROM of their own."""
+    """Remove comments, literals, and calls that contain a FROM."""
     return _FROM_INSIDE_CALL.sub("f()", _LITERAL.sub("''", _COMMENT.sub(" ", sql)))
 
 
 def _check_reads(section: Section, sql: str, views: list[str]) -> None:
-    """Names after FROM and JOIN that no view has: an error where one is near, else a warning."""
+    """Report unknown views after FROM and JOIN: an error if a similar name exists, else a warning."""
     text = _bare(sql)
     known = {name.lower() for name in views} | {name.lower() for name in _WITH.findall(text)} | _NOT_VIEWS
     for name in dict.fromkeys(_READS.findall(text)):
@@ -319,10 +319,10 @@ def _check_reads(section: Section, sql: str, views: list[str]) -> None:
             continue
         hint = nearest(name, views)
         if hint:
-            section.error("sql", f"reads {name!r}, which is no view", hint)
+            section.error("sql", f"reads {name!r}, which is not a view", hint)
         else:
             section.warn(
-                "sql", f"reads {name!r}, which is no view of this file", f"it has {', '.join(views)}"
+                "sql", f"reads {name!r}, which is not a view of this file", f"it has {', '.join(views)}"
             )
 
 
@@ -350,7 +350,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
     reads = section.text("from", views[-1])
     if reads not in views:
         section.error(
-            "from", f"{reads!r} is no view", nearest(reads, views) or f"there are {', '.join(views)}"
+            "from", f"{reads!r} is not a view", nearest(reads, views) or f"there are {', '.join(views)}"
         )
     kinds = [key for key in _SINK_KINDS if section.has(key)]
     topic, parquet = section.text("topic"), section.text("parquet")
@@ -389,7 +389,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
 
 
 def _columns(section: Section) -> tuple[dict[str, str], tuple[str, ...]]:
-    """A topic's columns as expressions; ``value`` may be a list, the columns of a JSON object."""
+    """Return a topic's columns as expressions. ``value`` may be a list, the columns of a JSON object."""
     if isinstance(section.values.get("value"), list):
         json_columns = section.texts("value")
         names = [name for name in _COLUMNS if name != "value"]
@@ -413,7 +413,10 @@ def _warn_of_aggregations(root: Section, steps: tuple[Step, ...], sinks: tuple[S
 
 
 def _check_targets(root: Section, source: Source, sinks: tuple[Sink, ...]) -> None:
-    """Two queries into one directory take each other's batches for their own; a loop feeds itself."""
+    """Report sinks that share a directory, and topics that are read and written.
+
+    Two queries into one directory would take each other's batches for their own.
+    """
     seen: dict[str, Sink] = {}
     for sink in sinks:
         table = "sink" if sink.name == "sink" else f"sinks.{sink.name}"
@@ -444,7 +447,7 @@ def _check(section: Section | None, sinks: tuple[Sink, ...]) -> Check:
             "", "checks nothing", 'python = "check.py:check", or sql = { "what holds" = "SELECT …" }'
         )
     if all(sink.console for sink in sinks) and sinks:
-        section.error("", "needs a sink that keeps what it gets: a topic or parquet")
+        section.error("", "needs a sink that stores its rows: a topic or parquet")
     return Check(sql, python)
 
 

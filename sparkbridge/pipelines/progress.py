@@ -1,4 +1,4 @@
-"""How far the queries of a pipeline are: what Spark tells of each batch, added up, and as a line. Pure."""
+"""The progress of a pipeline's queries: Spark's progress of each batch, summed, and as a line. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sparkbridge.listener import BatchProgress
 
 @dataclass(slots=True)
 class Tally:
-    """All batches of one query. A batch counts once, however often its progress is told."""
+    """All batches of one query. A batch counts once, however often its progress is reported."""
 
     name: str
     batches: int = 0
     rows: int = 0
     busy_ms: int = 0
-    late: int = 0  #: rows left out as older than the watermark, counted after a first grouping
-    last: BatchProgress | None = None  #: also a look that found nothing
+    late: int = 0  # : rows dropped by the watermark, counted after a first grouping
+    last: BatchProgress | None = None  # : also of a trigger without data
 
     def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
-        """Count what is new, and return the batches among it. ``progresses`` are in order, some known."""
+        """Count and return the new batches. ``progresses`` are in order, and may include known ones."""
         fresh: list[BatchProgress] = []
         for told in progresses:
             progress = BatchProgress.parse(told)
@@ -39,22 +39,22 @@ class Tally:
 
     @property
     def lag(self) -> int | None:
-        """Records behind the query when it last looked; None before that."""
+        """Return the lag when the query last looked; None before that."""
         return None if self.last is None else self.last.lag
 
     @property
     def rows_per_second(self) -> float:
-        """Over the time spent in batches."""
+        """The rate over the time spent in batches."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property
     def batch_ms(self) -> float:
-        """The mean."""
+        """The mean duration of a batch."""
         return self.busy_ms / self.batches if self.batches else 0.0
 
 
 def line_of(tallies: Iterable[Tally]) -> str:
-    """``counts: 12,345 rows, 61,000/s, lag 0, batch 3 in 202 ms``; the queries side by side."""
+    """Return ``counts: 12,345 rows, 61,000/s, lag 0, batch 3 in 202 ms``; several queries side by side."""
     return "  |  ".join(map(_part, tallies))
 
 

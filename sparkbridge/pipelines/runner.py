@@ -1,4 +1,4 @@
-"""A pipeline from its file to its end in one call: session, demo input, queries, checks."""
+"""Runs a pipeline from its file to its end in one call: session, demo input, queries, checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_QUERY_LOGGER: Final = "SQLQueryContextLogger"  #: pyspark's, of errors in queries
+_QUERY_LOGGER: Final = "SQLQueryContextLogger"  # : pyspark's logger of errors in queries
 
 
 def _nothing(*_: Any) -> None:
@@ -34,10 +34,10 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What somebody who watches is told. ``on_tick`` comes several times a second.
+    """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping``: whether the end was asked for, so that a query's failure is a part of it. A signal to
-    the whole process group ends Spark's JVM, too.
+    ``is_stopping``: whether the run is being stopped, so that a query's failure is expected. A signal
+    to the whole process group ends Spark's JVM, too.
     """
 
     on_start: Callable[[Run], None] = _nothing
@@ -49,7 +49,7 @@ class Listener:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a run. ``was_stopped``: by Ctrl-C, before its end."""
+    """The result of a run. ``was_stopped``: by Ctrl-C, before its end."""
 
     run: Run
     findings: list[checks.Finding] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Report:
 
 
 def require_spark() -> None:
-    """Raises PipelineError that says what is missing, and how to get it."""
+    """Raise PipelineError with the missing requirements, and how to install them."""
     missing = missing_requirements()
     if missing:
         raise PipelineError("; ".join(missing))
@@ -71,7 +71,8 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A session of its own, ended with its JVM. What the JVM and the workers print goes to ``log``.
+    """Open a new session, which ends with its JVM. Output of the JVM and the workers is written to
+    ``log``.
 
     Raises PipelineError.
     """
@@ -101,7 +102,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _last_words_of(log: Path | None) -> Iterator[None]:
-    """A JVM that ended at once has told ``log`` why, and nobody else."""
+    """Add the reason to the error if the JVM ended at once: only ``log`` has it."""
     before_bytes = log.stat().st_size if log is not None and log.exists() else 0
     try:
         yield
@@ -115,7 +116,7 @@ def _last_words_of(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Children started inside write their stderr to ``log``; ours is ours again afterwards."""
+    """Redirect the stderr of child processes started inside to ``log``."""
     if log is None:
         yield
         return
@@ -133,7 +134,7 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _query_log_to(log: Path | None) -> Iterator[None]:
-    """pyspark logs each query that Spark refuses, with the JVM's stack trace, to our stderr: to ``log``."""
+    """Redirect pyspark's log of refused queries, with the JVM's stack trace, from stderr to ``log``."""
     if log is None:
         yield
         return
@@ -159,14 +160,14 @@ def execute(
     has_checks: bool = True,
     listener: Listener | None = None,
 ) -> Report:
-    """Run a pipeline until its queries end, or KeyboardInterrupt; then check it, if it ended by itself.
+    """Run a pipeline until its queries end, or KeyboardInterrupt; then check it if it ended by itself.
 
-    Raises PipelineError for a pipeline that can't run or fails.
+    Raises PipelineError for a pipeline that cannot run or that fails.
     """
     listener = listener or Listener()
     pipeline = file.pipeline
     if pipeline is None:
-        raise PipelineError(f"{file.path} is no pipeline")
+        raise PipelineError(f"{file.path} is not a valid pipeline")
     run = engine.start(spark, file, pipeline, setting, listener.on_rows)
     report = Report(run)
     try:
@@ -186,7 +187,7 @@ def execute(
 
 @contextlib.contextmanager
 def demo_setting(servers: str) -> Iterator[Setting]:
-    """Checkpoints and outputs in a directory that is gone afterwards; available-now, always."""
+    """Return a setting with checkpoints and outputs in a temporary directory, always available-now."""
     with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
         home = Path(directory)
         yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home)
@@ -201,6 +202,6 @@ def execute_demo(
     listener: Listener | None = None,
     on_filled: Callable[[dict[str, int]], None] = _nothing,
 ) -> Report:
-    """The same over the demo's own input, which is sent to ``setting.servers`` first."""
+    """Send the demo's input to ``setting.servers``, then ``execute`` the pipeline."""
     on_filled(demo.fill(file, setting.servers))
     return execute(spark, file, setting, has_checks=has_checks, listener=listener)

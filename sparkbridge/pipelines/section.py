@@ -1,4 +1,6 @@
-"""One table of a pipeline's file, read key by key; what is wrong is collected, not raised. Pure."""
+"""Reads one table of a pipeline's file key by key, and collects its problems instead of raising them.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and where: ``table`` as TOML heads it (``sinks.counts``), ``key`` in it or empty.
+    """A validation error or warning: ``table`` as headed in TOML (``sinks.counts``), ``key`` in it or "".
 
-    A warning does not keep a pipeline from running. ``line`` counts from 1; 0 is not known.
+    A warning does not prevent a pipeline from running. ``line`` counts from 1; 0 is unknown.
     """
 
     table: str
@@ -34,16 +36,16 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """``[source] topic``, or empty for the file as a whole."""
+        """``[source] topic``, or "" for the file as a whole."""
         if not self.table:
             return self.key
         return f"[{self.table}] {self.key}".rstrip()
 
 
 class Section:
-    """Reads a table once; ``finish`` complains of the keys that nobody asked for.
+    """Reads a table once; ``finish`` reports the keys that were not read.
 
-    An answer to a key that is absent or of a wrong kind is the default: the rest is still checked.
+    A key that is absent or of a wrong kind has its default value, so that the rest is still checked.
     """
 
     def __init__(self, name: str, values: Mapping[str, Any], problems: list[Problem]) -> None:
@@ -53,7 +55,7 @@ class Section:
         self._known: list[str] = []
 
     def error(self, key: str, message: str, hint: str = "") -> None:
-        """Once, also of a key that is read twice."""
+        """Report an error, once, even if a key is read twice."""
         if not any(
             (each.table, each.key, each.message) == (self.name, key, message) for each in self.problems
         ):
@@ -66,11 +68,11 @@ class Section:
         return key in self.values
 
     def has_nearly(self, keys: Sequence[str]) -> bool:
-        """Whether an unknown key looks like one of ``keys``: ``finish`` tells of it, which is enough."""
+        """Whether an unread key is similar to one of ``keys``: ``finish`` reports it."""
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
-        """The value if it is of ``kind``; a boolean is no number."""
+        """Return the value if it is of ``kind``; a boolean is not a number."""
         self._known.append(key)
         if key not in self.values:
             return default
@@ -81,7 +83,7 @@ class Section:
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
-        """A string that is not blank. ``required`` says in a hint what to write when it is absent."""
+        """Return a string that is not blank. ``required`` is the hint if it is absent."""
         found = self.get(key, str, default)
         if key in self.values:
             if isinstance(self.values[key], str) and not found.strip():
@@ -92,7 +94,7 @@ class Section:
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings that are not blank."""
+        """Return a list of strings that are not blank."""
         listed = self.get(key, list, [])
         if all(isinstance(item, str) and item.strip() for item in listed):
             return tuple(listed)
@@ -107,7 +109,7 @@ class Section:
         return found
 
     def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        """One of ``allowed``, in any case."""
+        """Return one of ``allowed``, compared without case."""
         found = self.text(key, default)
         for each in allowed:
             if each.lower() == found.lower():
@@ -116,7 +118,7 @@ class Section:
         return default
 
     def parsed(self, key: str, parse: Callable[[str], T], default: T) -> T:
-        """``parse`` raises ValueError, which becomes the complaint."""
+        """Return the result of ``parse``, whose ValueError is reported."""
         text = self.text(key)
         if not text:
             return default
@@ -127,7 +129,7 @@ class Section:
             return default
 
     def settings(self, key: str) -> dict[str, str]:
-        """A table of options, as Spark takes them: strings; numbers and booleans are written out."""
+        """Return a table of options for Spark: strings; numbers and booleans are converted."""
         found: dict[str, str] = {}
         for name, value in self.get(key, dict, {}).items():
             if isinstance(value, bool):
@@ -142,14 +144,14 @@ class Section:
         return found
 
     def table(self, key: str) -> Section | None:
-        """A table inside of this one; None when there is none."""
+        """Return a table inside this one, or None."""
         if key not in self.values:
             self._known.append(key)
             return None
         return Section(self.inside(key), self.get(key, dict, {}), self.problems)
 
     def tables(self, key: str) -> dict[str, Section]:
-        """A table of tables, ``[key.NAME]``."""
+        """Return a table of tables, ``[key.NAME]``."""
         found: dict[str, Section] = {}
         for name, value in self.get(key, dict, {}).items():
             if isinstance(value, dict):
@@ -161,7 +163,7 @@ class Section:
         return found
 
     def listed_tables(self, key: str) -> list[Section]:
-        """An array of tables, ``[[key]]``; they are told apart by their number, from 1."""
+        """Return an array of tables, ``[[key]]``, named by their number from 1."""
         value = self.values.get(key, [])
         self._known.append(key)
         if isinstance(value, dict):
@@ -186,7 +188,7 @@ class Section:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``did you mean topic?``, or empty when nothing is near."""
+    """Return ``did you mean topic?``, or "" if no name is similar."""
     folded = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), folded, n=1)
     return f"did you mean {folded[near[0]]}?" if near else ""

@@ -1,4 +1,6 @@
-"""What Spark raises, as one sentence that names the cause. Python tracebacks of workers end in such a one."""
+"""Finds the cause of an error of Spark, as one sentence. Python tracebacks of workers end with such a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _WRAPPERS: Final = (
 _FRAME: Final = re.compile(r'^\s*File "([^"<>]+)", line (\d+)', re.MULTILINE)
 _OF_THE_JVM: Final = ("py4j.", "org.", "java.", "scala.", "com.")
 _WRONG_QUERY: Final = frozenset({"AnalysisException", "ParseException"})
-USER_MODULE: Final = "kafkalite_pipeline_"  #: how the module of a pipeline's Python file is called first
+USER_MODULE: Final = "kafkalite_pipeline_"  # : prefix of the module name of a pipeline's Python file
 _JAVA: Final = re.compile(
     r"^(?:Caused by)?: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)", re.MULTILINE
 )
@@ -37,12 +39,12 @@ _OTHER_STATE: Final = re.compile(
 )
 _UNCAUGHT: Final = re.compile(r"^Exception in thread \S+ [\w.$]+: (?P<text>[^\n]+)", re.MULTILINE)
 _CHATTER: Final = re.compile(r"^WARNING|^Using |^Setting |^To adjust | WARN | INFO ")
-SEE_LOG: Final = "--spark-log FILE keeps what Spark says about it"
+SEE_LOG: Final = "--spark-log FILE writes Spark's log to a file"
 _TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?;?\s*$")
 
 
 def cause(error: BaseException) -> str:
-    """The sentence. The innermost named error of ours wins, then Python's, then Spark's condition."""
+    """Return the cause: our innermost error, else Python's, else Spark's error condition."""
     text = _all_text(error)
     if ours := _last(_OURS, text):
         return ours["text"].strip()
@@ -61,21 +63,21 @@ def cause(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """What to do about it; empty where the sentence says that. To be asked while Spark's JVM is there."""
+    """Return what to do, or "" if the cause says it. Call it while Spark's JVM runs."""
     if _OTHER_STATE.search(_all_text(error)):
-        return "the checkpoint is that of other steps: with another --checkpoint DIR it begins anew"
+        return "the checkpoint belongs to other steps: use another --checkpoint DIR to start again"
     return "" if _is_named(error) else SEE_LOG
 
 
 def _is_named(error: BaseException) -> bool:
-    """Whether the sentence says by itself what to do: ours, a wrong query, or a line of the file."""
+    """Whether the cause says what to do: our error, a wrong query, or a line of the file."""
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None
 
 
 def last_words(log: str) -> str:
-    """Why a JVM ended before anybody could ask it, from what it printed; empty when it said nothing."""
+    """Return the reason why a JVM ended early from its output; "" if it printed nothing."""
     if uncaught := _UNCAUGHT.search(log):
         return uncaught["text"].strip()
     lines = (line.strip() for line in log.splitlines())
@@ -83,7 +85,7 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`` (transform.py:12)``: the last line of a pipeline's own Python on the way; empty without one."""
+    """Return `` (transform.py:12)``, the last line of a pipeline's own Python in the traceback, or ""."""
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -94,7 +96,7 @@ def place(error: BaseException) -> str:
 
 
 def _place_in_worker(traceback: str) -> str:
-    """`` (transform.py:12)``: the last line of the traceback, if it is of nobody's library."""
+    """Return `` (transform.py:12)``, the last line of the traceback, unless it is a library's."""
     frames = _FRAME.findall(traceback)
     if not frames or any(part in frames[-1][0] for part in ("site-packages", "pyspark", "kafkalite")):
         return ""
@@ -117,7 +119,9 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Errors of Spark or of the user's Python become PipelineError: ``where: cause``. Ours pass."""
+    """Turn errors of Spark or the user's Python into PipelineError ``where: cause``. Our errors pass
+    unchanged.
+    """
     try:
         yield
     except KafkaliteError:

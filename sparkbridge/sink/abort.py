@@ -80,7 +80,9 @@ def abort_batch(
                 return
             _abort_attempts(options, sorted(found - done), done)
     except KafkaliteError as error:
-        logger.warning("what was written of a batch of %s is not aborted yet: %s", sink_id or "a sink", error)
+        logger.warning(
+            "the transactions of a batch of %s are not aborted yet: %s", sink_id or "a sink", error
+        )
 
 
 def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> Iterator[Attempt]:

@@ -29,7 +29,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
         if overwrite:
             raise SparkOptionError(
-                "a topic can't be overwritten, records are only added", hint='say .mode("append")'
+                "a topic can't be overwritten, records are only added", hint='use .mode("append")'
             )
         self.options = SinkOptions.parse(options, is_stream=False)
         check_settings(self.options)
@@ -45,7 +45,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
 
         context = TaskContext.get()
         if context is None:
-            raise SinkCommitError("this is no task of Spark's", hint="write with df.write")
+            raise SinkCommitError("this is not a task of Spark", hint="write with df.write")
         attempt = f"{self.job_id}-{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}"
         sink_id, batch_id = self.sink_id, self.batch_id
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""  # inside foreachBatch

@@ -186,7 +186,7 @@ def _check_given(topic: str, given: Any, count: int) -> None:
         wrong = lowest if lowest < 0 else highest
         raise RecordError(
             f"a row has partition {wrong}, but topic {topic!r} has partitions 0 to {count - 1}",
-            hint="leave column 'partition' null where the key shall decide",
+            hint="leave column 'partition' null to let the key decide",
         )
 
 
@@ -208,7 +208,7 @@ def _by_topic(topics: Any) -> Iterator[tuple[str, Any]]:
     if topics.null_count:
         raise RecordError(
             "a row has no topic: column 'topic' is null in it",
-            hint='fill it, or say .option("topic", "name"), which comes before the column',
+            hint='fill it, or use .option("topic", "name"), which overrides the column',
         )
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
@@ -262,7 +262,7 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
     if lowest is not None and lowest < 0:
         raise RecordError(
             "a row has a timestamp before 1970, which a record can't have",
-            hint="leave column 'timestamp' null where the time of writing is meant",
+            hint="leave column 'timestamp' null to use the time of writing",
         )
     millis = pc.divide(micros, pa.scalar(1000, pa.int64()))
     return millis.fill_null(now_ms) if millis.null_count else millis
@@ -333,7 +333,7 @@ def cut(
         end = sizes.end(start, limit_bytes, limit_records)
         if end == start:
             raise RecordTooLargeError(
-                f"a row makes a record of {sizes.between(start, start + 1)} bytes; a batch may have "
+                f"a row makes a record of {sizes.between(start, start + 1)} bytes; the limit of a batch is "
                 f"{limit_bytes}",
                 hint="raise the topic's max.message.bytes, and kafka.max.request.size with it",
             )

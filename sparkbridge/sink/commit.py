@@ -84,13 +84,15 @@ def commit_batch(
         raise older_batch_error(sink_id, batch_id, error.message) from error
     except KafkaliteError as error:
         raise SinkCommitError(
-            f"whether batch {batch_id} of {sink_id!r} is committed is not known: {error}",
-            hint="start the query again: it runs the batch once more, and it is written once all the same",
+            f"it is unknown whether batch {batch_id} of {sink_id!r} is committed: {error}",
+            hint="start the query again: it repeats the batch, which is still written only once",
         ) from error
     _check_same_query(sink_id, query_id, batch_id, result)
     if not result.is_complete:
         logger.warning(
-            "batch %d of %s is committed; some partitions show it when they have a leader", batch_id, sink_id
+            "batch %d of %s is committed; some partitions make it visible when they have a leader",
+            batch_id,
+            sink_id,
         )
     return result
 
@@ -158,9 +160,9 @@ def started(make: Callable[[], C], timeout_ms: int) -> C:
 
 def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
     return SinkCommitError(
-        f"batch {batch_id} of {sink_id!r} comes after a later one was committed ({why}): nothing was written",
+        f"batch {batch_id} of {sink_id!r} is older than the last committed one ({why}): nothing was written",
         hint="the checkpoint is new, or older than the sink, or two queries use one name, or this driver was "
-        "replaced: if it is to go on, give it a sinkName (txnAppId) of its own",
+        "replaced: to continue, give it a sinkName (txnAppId) of its own",
     )
 
 

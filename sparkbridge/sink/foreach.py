@@ -32,7 +32,8 @@ def foreach_batch(
     refused = sorted({name.lower() for name in given} & {"txnappid", "txnversion"})
     if refused:
         raise SparkOptionError(
-            f"{', '.join(refused)} can't be given to foreach_batch", hint="they are sinkName and the batch"
+            f"{', '.join(refused)} can't be given to foreach_batch",
+            hint="they are derived from sinkName and the batch",
         )
     from sparkbridge.sink.task_writer import check_settings
 

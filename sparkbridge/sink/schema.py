@@ -84,7 +84,7 @@ def sink_columns(schema: StructType, topic: str | None) -> SinkColumns:
     if topic is None and "topic" not in found:
         raise SinkSchemaError(
             "no topic to write to: there is neither an option nor a column 'topic'",
-            hint=_rename(_slips("topic", others)) or 'say .option("topic", "name")',
+            hint=_rename(_slips("topic", others)) or 'use .option("topic", "name")',
         )
     _warn_of_slips(others, found)
     if topic is not None:

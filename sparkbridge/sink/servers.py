@@ -42,5 +42,5 @@ def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
         raise ConnectionFailedError(
             f"the sink's brokers were not reached within {timeout_ms / 1000:g} s, kafka.bootstrap.servers is "
             f"{servers!r}: {error.message}",
-            hint="see that the option names a broker's host and port, and that the driver can reach it",
+            hint="check that the option names a broker's host and port, and that the driver can reach it",
         ) from error

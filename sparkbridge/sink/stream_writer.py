@@ -54,7 +54,7 @@ def _task_identity(options: SinkOptions, mark: str) -> TaskIdentity:
     batch_id = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
     if context is None or query_id is None or batch_id is None:
         raise SinkCommitError(
-            "this is no task of a streaming query: Spark did not tell the query and the batch",
+            "this is not a task of a streaming query: Spark passed no query and batch",
             hint="write with df.writeStream, or with df.write for a batch",
         )
     run_id = context.getLocalProperty("spark.jobGroup.id") or ""

@@ -165,7 +165,7 @@ def _check_offsets(array: pa.Array, base_offset: int, name: str, where: str) -> 
     try:
         array.view(pa.binary()).validate(full=True)
     except pa.ArrowException as error:
-        message = f"{where}@{base_offset}: the column {name} does not hold together: {error}"
+        message = f"{where}@{base_offset}: the column {name} is inconsistent: {error}"
         raise CorruptBatchError(message) from error
 
 

@@ -27,11 +27,11 @@ from sparkbridge.source.start_and_end import (
     time_of,
 )
 
-_GONE: Final = "the topic or the partition does not exist, or is not read, any more"
+_GONE: Final = "the topic or the partition was deleted or is no longer read"
 _CREATED_AGAIN: Final = "the topic was deleted and created again"
 _AGED_OUT: Final = "they were deleted, by retention or by request, before they were read"
-_WENT_BACK: Final = "the log ends before what was read already"
-_NOT_FROM_ZERO: Final = "the partition is new and does not begin at 0 any more"
+_WENT_BACK: Final = "the log ends before the position of the query"
+_NOT_FROM_ZERO: Final = "the partition is new and no longer begins at 0"
 
 _MAX_OFFSET: Final = 2**63 - 1
 _NOWHERE: Final = -1  # the position in a partition that was never read

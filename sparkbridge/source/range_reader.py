@@ -114,7 +114,7 @@ class _RangeReader:
             except UnknownTopicOrPartitionError as error:
                 token = None
                 if self._has_topic():
-                    self._lose(end, f"the partition is gone ({error.message})")
+                    self._lose(end, f"the partition was deleted ({error.message})")
                 continue
             except (ConnectionFailedError, RequestTimeoutError):
                 token = None
@@ -175,7 +175,7 @@ class _RangeReader:
         if end < len(payload):
             next_offset = spans[-1][2] if spans else self._position
             raise CorruptBatchError(
-                f"{self._tp}@{next_offset}: {len(payload) - end} bytes of an answer are no record batch",
+                f"{self._tp}@{next_offset}: {len(payload) - end} bytes of a response are not a record batch",
                 hint="restore the partition from a replica, or start the query behind that offset",
             )
         if spans:
@@ -230,7 +230,7 @@ class _RangeReader:
         if time.monotonic() < self._deadline_s:
             return
         if fetched.high_watermark < self._range.end:  # it was not when the batch was planned
-            self._lose(self._range.end, f"the log ends at {fetched.high_watermark} by now")
+            self._lose(self._range.end, f"the log now ends at {fetched.high_watermark}")
             return
         readable = fetched.last_stable_offset if self._is_read_committed else fetched.high_watermark
         hint = "raise kafkaConsumer.pollTimeoutMs, if the partition's replicas are only slow"
@@ -266,7 +266,7 @@ class _RangeReader:
             raise DataLossError(
                 f"{self._tp}: the topic was deleted and created again while offsets {range_.start} to "
                 f"{range_.end} were read",
-                hint="what was read may be of either topic; the task run again, or the query, tells the loss",
+                hint="the rows may be of either topic; the repeated task, or the query, reports the loss",
             )
 
     def _found_topic_id(self) -> str | None:
@@ -292,13 +292,13 @@ class _RangeReader:
         topic, partition = self._tp
         found = self._cluster.snapshot({topic: [partition]}).get(topic)
         if found is None or not 0 <= partition < len(found.starts):
-            self._lose(self._range.end, "the partition is gone")
+            self._lose(self._range.end, "the partition was deleted")
             return
         log_start, log_end = found.starts[partition], found.ends[partition]
         if log_start > self._position:
-            self._lose(min(log_start, self._range.end), f"the log starts at {log_start} by now")
+            self._lose(min(log_start, self._range.end), f"the log now starts at {log_start}")
         elif log_end < self._position:
-            self._lose(self._range.end, f"the log ends at {log_end} by now")
+            self._lose(self._range.end, f"the log now ends at {log_end}")
         elif time.monotonic() < self._deadline_s:
             time.sleep(_RETRY_PAUSE_S)  # the leader may be new and not know its end yet
         else:

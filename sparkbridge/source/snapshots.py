@@ -133,8 +133,8 @@ def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, T
     if missing:
         option = "subscribe" if options.assign is None else "assign"
         raise SparkOptionError(
-            f"{option} names what does not exist: {', '.join(missing)}",
-            hint="create it first, or use subscribePattern, which takes up a topic when it comes",
+            f"{option} names missing topics or partitions: {', '.join(missing)}",
+            hint="create it first, or use subscribePattern, which adds topics when they are created",
         )
     return snapshot
 
@@ -193,7 +193,7 @@ def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
         told += f"; and {len(losses) - _LOSSES_SHOWN} more"
     if is_failing:
         raise DataLossError(
-            f"records that the query had still to read are gone: {told}",
-            hint="set failOnDataLoss to false to go on without them",
+            f"records were deleted before the query read them: {told}",
+            hint="set failOnDataLoss to false to continue without them",
         )
-    warnings.warn(f"records are gone: {told}", DataLossWarning, stacklevel=2)
+    warnings.warn(f"records were deleted before they were read: {told}", DataLossWarning, stacklevel=2)

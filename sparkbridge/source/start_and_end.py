@@ -89,7 +89,7 @@ def check_match(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds])
         raise StartOffsetMismatchError(
             f"{spec.option} must name exactly the partitions that are read: it "
             f"{' and '.join(part for part in (lacks, names) if part)}",
-            hint="read are now: " + (_listed([str(tp) for tp in partitions]) or "none"),
+            hint="the partitions are: " + (_listed([str(tp) for tp in partitions]) or "none"),
         )
 
 
@@ -198,14 +198,14 @@ def check_order(starting: Mapping[TopicPartition, int], ending: Mapping[TopicPar
         start = starting.get(tp, 0)
         if start > end:
             raise StartAfterEndError(
-                f"{tp} is to be read from offset {start} to {end}, which is before it",
+                f"{tp} would start at offset {start} and end at {end}",
                 hint="compare the starting options with the ending ones",
             )
 
 
 def _outside(spec: PositionSpec, tp: TopicPartition, wanted: int, position: int) -> Loss:
-    side = "before the log start" if wanted < position else "behind the end"
-    why = f"{spec.option} asks for offset {wanted}, which is {side}; {position} is taken"
+    side = "before the log start" if wanted < position else "beyond the end"
+    why = f"{spec.option} asks for offset {wanted}, which is {side}; {position} is used"
     return Loss(tp.topic, tp.partition, min(wanted, position), max(wanted, position), why)
 
 

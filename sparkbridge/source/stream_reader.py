@@ -202,8 +202,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         except (KafkaliteError, OSError) as error:
             self._group_commits_from_s = time.monotonic() + GROUP_COMMIT_PAUSE_S
             warnings.warn(
-                f"the offsets of group {options.group_id!r} were not committed, so its lag is not true; "
-                f"the query goes on: {error}",
+                f"the offsets of group {options.group_id!r} were not committed, so its lag is wrong; "
+                f"the query continues: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )

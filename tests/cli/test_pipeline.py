@@ -200,10 +200,10 @@ def test_run_asks_the_brokers_before_spark_starts(
 def test_without_java_it_says_what_is_missing(kl: Kl, good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sparkbridge.pipelines.runner as runner
 
-    monkeypatch.setattr(runner, "missing_requirements", lambda: ["there is no java that runs; install one"])
+    monkeypatch.setattr(runner, "missing_requirements", lambda: ["no working java was found; install one"])
     result = kl("pipeline", "run", good, "--checkpoint", good.parent / "c")
     assert result.code == 1
-    assert result.told.strip().splitlines() == ["kl: there is no java that runs; install one"]
+    assert result.told.strip().splitlines() == ["kl: no working java was found; install one"]
 
 
 def test_without_sparkbridge_it_says_how_to_get_it(
@@ -331,7 +331,7 @@ def test_warm_up_says_why_it_can_not(kl: Kl, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fast_start, "find_java", lambda: fast_start.Java("java", 17, "17"))
     result = kl("pipeline", "warm-up")
     assert result.code == 1
-    assert f"kl: nothing can be kept in {tmp_path / 'file'}" in result.told
+    assert f"kl: cannot write to {tmp_path / 'file'}" in result.told
     assert "KAFKALITE_SPARK_CACHE" in result.told
 
 

@@ -181,7 +181,7 @@ def test_a_start_that_an_open_transaction_hides_is_no_loss(cluster: SyncCluster,
 
 
 def test_a_topic_that_is_not_there(cluster: SyncCluster) -> None:
-    with pytest.raises(SparkOptionError, match="subscribe names what does not exist: not-there"):
+    with pytest.raises(SparkOptionError, match="subscribe names missing topics or partitions: not-there"):
         Job(cluster, subscribe="not-there")
     assert Job(cluster, subscribePattern="not-there.*").read() == []
 

@@ -197,7 +197,7 @@ def test_errors_come_with_the_writer() -> None:
 
 def test_outside_a_task(cluster: SyncCluster, topic: str, enter: Enter) -> None:
     enter(None)
-    with pytest.raises(SinkCommitError, match="no task of Spark's"):
+    with pytest.raises(SinkCommitError, match="not a task of Spark"):
         job(cluster, topic).write(rows("a"))
 
 

@@ -211,7 +211,7 @@ def test_offsets_out_of_order_are_refused_alone_and_joined(neighbours: int, wron
     fine = [batch([b"12345678"] * 3, base_offset=offset) for offset in (2, 8)]
     batches = [*fine[:neighbours], RecordBatch(stored), *fine[1 : 1 + neighbours]]
     for start in (0, 6):  # the whole batch, and a part of it, which begins at the wrong offset
-        with pytest.raises(CorruptBatchError, match="t-3@5: the column value does not hold together"):
+        with pytest.raises(CorruptBatchError, match="t-3@5: the column value is inconsistent"):
             gathered(batches, start, 100)
 
 

@@ -563,7 +563,7 @@ def test_a_stream_has_an_identity_of_its_own() -> None:
 )
 def test_exactly_once_needs_what_it_rests_on(name: str, bad: str, good: str) -> None:
     assert sink({f"kafka.{name}": good}).client.producer == {name: good}
-    with pytest.raises(SparkOptionError, match=f"kafka.{name} is {bad}, which can't be with exactlyOnce"):
+    with pytest.raises(SparkOptionError, match=f"kafka.{name} is {bad}, which exactlyOnce does not allow"):
         sink({f"kafka.{name}": bad})
     assert sink({f"kafka.{name}": bad, "exactlyOnce": "false"}).client.producer == {name: bad}
 

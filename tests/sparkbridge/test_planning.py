@@ -470,8 +470,8 @@ def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
     proposal = latest(make_plan(), at(5, 6), {})
     assert proposal.end == StreamOffset({})
     assert [(str(loss)) for loss in proposal.losses] == [
-        "t-0 from offset 5 on: the topic or the partition does not exist, or is not read, any more",
-        "t-1 from offset 6 on: the topic or the partition does not exist, or is not read, any more",
+        "t-0 from offset 5 on: the topic or the partition was deleted or is no longer read",
+        "t-1 from offset 6 on: the topic or the partition was deleted or is no longer read",
     ]
     again = latest(make_plan(), proposal.end, {})
     assert (again.has_batch, again.losses) == (False, [])
@@ -534,8 +534,8 @@ def test_limits_count_from_the_log_start() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "why"),
     [
-        ({}, "the topic or the partition does not exist, or is not read, any more"),
-        (logs(), "the topic or the partition does not exist, or is not read, any more"),
+        ({}, "the topic or the partition was deleted or is no longer read"),
+        (logs(), "the topic or the partition was deleted or is no longer read"),
         (logs(9, id_="new"), "the topic was deleted and created again"),
     ],
 )

@@ -161,7 +161,7 @@ def test_an_archive_that_can_not_be_made_is_done_without(
 def test_without_a_place_there_is_nothing_to_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     assert not can_make_class_archive(tmp_path / "file")
-    with pytest.raises(FastStartError, match="nothing can be kept in"):
+    with pytest.raises(FastStartError, match="cannot write to"):
         make_class_archive(tmp_path / "file")
     assert can_make_class_archive(tmp_path / "cache")
     monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
@@ -169,7 +169,7 @@ def test_without_a_place_there_is_nothing_to_make(tmp_path: Path, monkeypatch: p
     assert not can_make_class_archive(tmp_path / "cache"), "it is there"
     monkeypatch.setattr(fast_start, "find_java", lambda: None)
     assert not can_make_class_archive(tmp_path / "cache")
-    with pytest.raises(FastStartError, match="no java"):
+    with pytest.raises(FastStartError, match="no working java"):
         make_class_archive(tmp_path / "cache")
 
 
@@ -246,7 +246,7 @@ def test_both_are_made_by_one_command(
     assert capsys.readouterr().out == f"SPARK_HOME: {shadow_home()}\nclass archive: {class_archive()}\n"
     monkeypatch.setattr(fast_start, "find_java", lambda: None)
     assert fast_start.main() == 1
-    assert "no class archive: there is no java that runs" in capsys.readouterr().err
+    assert "no class archive: no working java was found" in capsys.readouterr().err
 
 
 def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_java_versions(banner: str, major: int) -> None:
 def test_what_is_missing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_requirements() == []
     monkeypatch.setattr(fast_start, "find_java", lambda: None)
-    assert "no java" in missing_requirements()[0]
+    assert "no working java" in missing_requirements()[0]
     monkeypatch.setattr(fast_start, "find_java", lambda: JAVA._replace(major=11))
     assert "is Java 11; Java 17 or newer is needed" in missing_requirements()[0]
     monkeypatch.setattr(fast_start, "find_java", lambda: JAVA)

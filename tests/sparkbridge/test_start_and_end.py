@@ -198,7 +198,7 @@ def test_json_names_exactly_what_is_read(text: str, problem: str) -> None:
         with pytest.raises(StartOffsetMismatchError) as caught:
             ask()
         assert caught.match(problem.rstrip("$"))
-        assert "read are now: t-0, t-1" in caught.value.hint
+        assert "the partitions are: t-0, t-1" in caught.value.hint
 
 
 def test_an_error_lists_few_of_many_partitions() -> None:
@@ -209,7 +209,7 @@ def test_an_error_lists_few_of_many_partitions() -> None:
 
 
 def test_json_for_nothing_that_is_read() -> None:
-    with pytest.raises(StartOffsetMismatchError, match="read are now: none"):
+    with pytest.raises(StartOffsetMismatchError, match="the partitions are: none"):
         needed_lookups(parse_starting_offsets('{"t":{"0":5}}'), {}, NOW_MS)
 
 
@@ -252,8 +252,8 @@ def test_an_offset_outside_is_told_and_moved_to_the_nearer_side() -> None:
     resolved = resolve_starting(parse_starting_offsets('{"t":{"0":3,"1":70}}'), PARTITIONS)
     assert resolved.positions == {T0: 10, T1: 50}
     assert [loss[:4] for loss in resolved.losses] == [("t", 0, 3, 10), ("t", 1, 50, 70)]
-    assert "before the log start; 10 is taken" in resolved.losses[0].why
-    assert "behind the end; 50 is taken" in resolved.losses[1].why
+    assert "before the log start; 10 is used" in resolved.losses[0].why
+    assert "beyond the end; 50 is used" in resolved.losses[1].why
 
 
 def test_a_groups_offsets_are_taken_and_the_rest_is_read_whole() -> None:
@@ -318,7 +318,7 @@ def test_json_of_endings_names_exactly_what_is_read() -> None:
 def test_a_start_after_the_end_is_refused() -> None:
     check_order({T0: 5, T1: 5}, {T0: 5, T1: 6})
     check_order({}, {T0: 5})
-    with pytest.raises(StartAfterEndError, match="t-1 is to be read from offset 7 to 6"):
+    with pytest.raises(StartAfterEndError, match="t-1 would start at offset 7 and end at 6"):
         check_order({T0: 5, T1: 7}, {T0: 5, T1: 6})
 
 

@@ -162,9 +162,9 @@ def test_everything_wrong_is_told_at_once() -> None:
         ("trigger", "triger", "triger is not known here (did you mean trigger?)"),
         ('topic = "orders"', 'topic = "or/ders"', "holds a character outside"),
         ('topic = "orders"', 'topic = "a"\ntopics = ["b"]', "there is topic and topics"),
-        ('topic = "orders"', 'topic_pattern = "a("', "topic_pattern is no regular expression"),
+        ('topic = "orders"', 'topic_pattern = "a("', "topic_pattern is not a regular expression"),
         ('topic = "orders"', "topics = []", "topics is empty"),
-        ("startingOffsets", "startingOffset", "startingOffset is no option"),
+        ("startingOffsets", "startingOffset", "startingOffset is not an option"),
         ("startingOffsets", "startingOffset", "did you mean startingOffsets?"),
         ('startingOffsets = "earliest"', 'startingOffsets = "first"', "[source] options startingOffsets"),
         ('startingOffsets = "earliest"', 'maxOffsetsPerTrigger = "many"', "maxOffsetsPerTrigger"),
@@ -179,13 +179,13 @@ def test_everything_wrong_is_told_at_once() -> None:
         ("country STRING", "record STRING", "a field can't be called 'record'"),
         ('schema = "id BIGINT, country STRING"', "", "[source.decode] schema is missing"),
         ('csv = "prices.csv"', 'cvs = "prices.csv"', "give exactly one of csv, json, parquet"),
-        ("[tables.prices]", "[tables.source]", "'source' has a meaning of its own"),
+        ("[tables.prices]", "[tables.source]", "'source' is reserved"),
         ("[[transform]]", "[transform]", "write [[transform]]"),
         ('name = "priced"', 'name = "prices"', "'prices' is the name of another table or step"),
-        ("JOIN prices", "JOIN price", "reads 'price', which is no view (did you mean prices?)"),
-        ("FROM source", "FROM sorce", "reads 'sorce', which is no view (did you mean source?)"),
+        ("JOIN prices", "JOIN price", "reads 'price', which is not a view (did you mean prices?)"),
+        ("FROM source", "FROM sorce", "reads 'sorce', which is not a view (did you mean source?)"),
         ('sql = "', 'python = "a.py:b"\nsql = "', "give exactly one of sql and python"),
-        ("[sink]", '[sink]\nfrom = "pricd"', "from 'pricd' is no view (did you mean priced?)"),
+        ("[sink]", '[sink]\nfrom = "pricd"', "from 'pricd' is not a view (did you mean priced?)"),
         ("[sink]", "[sinkk]", "sinkk is not known here (did you mean sink"),
         ('topic = "priced"', 'parquet = "x"', "key is for a sink with topic"),
         (
@@ -229,7 +229,7 @@ def test_files_can_only_be_appended_to() -> None:
 
 def test_a_check_needs_something_to_look_at() -> None:
     text = changed('topic = "priced"\nkey = "country"', "console = true") + '[check]\npython = "c.py:check"'
-    assert "[check] needs a sink that keeps what it gets" in told(text)
+    assert "[check] needs a sink that stores its rows" in told(text)
 
 
 @pytest.mark.parametrize(
@@ -309,14 +309,14 @@ def test_text_by_named_groups() -> None:
 
 
 def test_text_and_its_mistakes() -> None:
-    assert "'sttus' is no group of the pattern (did you mean status?)" in told(
+    assert "'sttus' is not a group of the pattern (did you mean status?)" in told(
         TEXT.replace("SCHEMA", 'schema = "sttus INT"')
     )
     assert "no array<int> can be read from text" in told(
         TEXT.replace("SCHEMA", 'schema = "status ARRAY<INT>"')
     )
     unclosed = TEXT.replace("SCHEMA", "").replace("(?P<status>", "((?P<status>")
-    assert "pattern is no regular expression" in told(unclosed)
+    assert "pattern is not a regular expression" in told(unclosed)
     nameless = TEXT.replace("SCHEMA", "").replace("?P<status>", "").replace("?<client>", "")
     assert "has no named group" in told(nameless)
     assert "mode is 'DROP', but must be one of" in told(TEXT.replace("SCHEMA", 'mode = "DROP"'))

@@ -44,7 +44,7 @@ def test_topics_that_exist_are_refused_before_any_is_made(
 ) -> None:
     """A second try after deleting what the first one named must not meet what the first one made."""
     cluster.create_topic("demo-in")
-    with pytest.raises(TopicAlreadyExistsError, match="demo-in exists; a demo makes its topics") as caught:
+    with pytest.raises(TopicAlreadyExistsError, match="demo-in exists; a demo creates its topics") as caught:
         demo.fill(file, cluster.bootstrap_servers)
     assert "kl topic delete demo-in," in caught.value.hint
     with Admin(cluster.bootstrap_servers) as admin:

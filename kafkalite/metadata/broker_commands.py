@@ -1,4 +1,4 @@
-"""Decisions about brokers: they register, come alive, die, shut down, lose replicas, take producer ids.
+"""Decisions about brokers: registration, fencing, shutdown, lost replicas, producer ids.
 
 A broker's life, as in Kafka's BrokerHeartbeatManager::
 
@@ -43,7 +43,7 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """The broker's session has expired, or it may go now. ``broker_epoch`` says which process is meant."""
+    """The broker's session has expired, or it may stop now. ``broker_epoch`` identifies the process."""
 
     node_id: int
     broker_epoch: int
@@ -59,7 +59,7 @@ class UnfenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class BeginShutdown:
-    """The broker wants to go: it gets no new role, and what others can lead they lead. May be repeated."""
+    """The broker wants to stop: it gets no new role, and hands over its leaderships. May be repeated."""
 
     node_id: int
     broker_epoch: int
@@ -78,14 +78,16 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """The broker that speaks. BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH: another process took over."""
+    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH if another process took
+    over.
+    """
     broker = image.brokers.get(node_id)
     if broker is None:
         raise broker_error(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {node_id} is not registered")
     if broker.broker_epoch != broker_epoch:
         raise broker_error(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"broker {node_id} has registered anew since epoch {broker_epoch}; it has {broker.broker_epoch}",
+            f"broker {node_id} has registered again since epoch {broker_epoch}; it has {broker.broker_epoch}",
         )
     return broker
 
@@ -97,15 +99,16 @@ def register_broker(
     now_ms: int,
     settings: ControllerSettings,
 ) -> Decision:
-    """Give the broker's new process its epoch, and end what its earlier one was (R20), in one entry.
+    """Give the broker's new process its epoch, and end the roles of the earlier one (R20), in one entry.
 
-    The epoch is the first offset the entry can have: entries are appended by comparison, so every image at
-    or beyond it holds the registration. Asked again by the same process, it is told the same once more.
+    The epoch is the first offset the entry can have: entries are appended by comparison, so every image
+    at or beyond it holds the registration. A repeated request of the same process gets the same
+    response.
 
-    What the broker holds is believed (its replicas stay eligible) if it stopped cleanly, or if every byte
-    it ever counted was synced, which a topic's durability=page-cache denies. It is not believed if its data
-    directory is another one, nor are replicas found damaged. The only replica of a partition stays eligible
-    after an unclean stop: nobody could hold more.
+    The broker's replicas stay eligible if it stopped cleanly, or if it only ever counted synced bytes,
+    which a topic with durability=page-cache rules out. They do not if its data directory is another
+    one, nor do replicas that were found damaged. The only replica of a partition stays eligible after
+    an unclean stop, because no other replica can hold more.
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
@@ -134,7 +137,7 @@ def register_broker(
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
-    """Whether a new process begins fenced: it does, unless it is the whole cluster (R20, R22)."""
+    """Whether a new process begins fenced: yes, unless it is the whole cluster (R20, R22)."""
     return not settings.is_single_node
 
 
@@ -144,7 +147,7 @@ def has_stopped_cleanly(command: RegisterBrokerRequest, earlier: BrokerState) ->
 
 
 def end_earlier_process(change: PartitionEdit, node_id: int) -> None:
-    """End the part of the earlier process in a partition: its leadership and its ISR membership (R20)."""
+    """End the roles of the earlier process in a partition: its leadership and its ISR membership (R20)."""
     change.fence(node_id)
 
 
@@ -156,7 +159,7 @@ def _take_over(
     is_fenced: bool,
     settings: ControllerSettings,
 ) -> list[MetadataRecord]:
-    """What a new registration makes of the partitions that the earlier process had a part in."""
+    """Return the records for the partitions in which the earlier process had a role."""
     node_id = command.node_id
     is_same_directory = earlier.directory_id in {"", command.directory_id}
     was_clean = has_stopped_cleanly(command, earlier)
@@ -187,7 +190,7 @@ def _take_over(
 
 
 def change_broker(image: ClusterImage, command: BrokerChange, *, settings: ControllerSettings) -> Decision:
-    """One change of a broker's life; the reply is None, or the BrokerError of ``broker_of``."""
+    """Decide a change of a broker's state. The reply is None, or the BrokerError of ``broker_of``."""
     try:
         broker = broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
@@ -205,7 +208,7 @@ def change_broker(image: ClusterImage, command: BrokerChange, *, settings: Contr
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """R23: out of its leaderships and ISRs; what it holds stays eligible by R16."""
+    """Take its leaderships and ISR memberships away (R23). Its replicas stay eligible by R16."""
     if broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -225,7 +228,7 @@ def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSetting
 
 
 def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Alive again: it leads what nobody else can."""
+    """Let the broker lead partitions that no other broker can lead."""
     if not broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -283,12 +286,12 @@ def _lose_replicas(
 
 
 def has_part_in(state: PartitionState, node_id: int) -> bool:
-    """Whether the replica counts for anything in the partition."""
+    """Whether the broker is in the ISR, the ELR or the last known ELR of the partition."""
     return node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
 
 
 def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> list[BrokerChange]:
-    """What a heartbeat of the registered broker asks to be changed; nothing for nearly every one."""
+    """Return the changes that a heartbeat of the registered broker asks for; usually none."""
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
     changes: list[BrokerChange] = []
@@ -318,7 +321,7 @@ def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:
-    """Whether nothing is led by the broker that another could lead."""
+    """Whether the broker leads no partition that another live broker could lead."""
     live = image.live_brokers() - {node_id}
     return not any(
         state.leader == node_id and any(each in live for each in state.isr)
@@ -332,7 +335,7 @@ def _change_record(broker: BrokerState) -> BrokerChangeRecord:
 
 
 def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:
-    """A block of producer ids that nobody else is ever given. Errors as ``broker_of``."""
+    """Return a block of producer ids that is never given out again. Same errors as ``broker_of``."""
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:

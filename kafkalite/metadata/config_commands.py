@@ -1,4 +1,4 @@
-"""Decisions about configs: overrides of topics and brokers, and what follows from them at once."""
+"""Decisions about configs: overrides of topics and brokers, and their immediate effects on partitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kafkalite.protocol.messages.admin import (
 def alter_configs(
     image: ClusterImage, command: AlterConfigsRequest, *, settings: ControllerSettings
 ) -> Decision:
-    """Set and take away overrides (KIP-339). The changes of one resource are done all or none.
+    """Set and remove overrides (KIP-339). Either all changes of a resource are made, or none.
 
     UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (name, value, or a key twice), INVALID_REQUEST (a kind of
     resource or a broker that does not exist). One result per resource, in order of first mention.
@@ -61,11 +61,11 @@ def alter_configs(
 def _consequences(
     image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
 ) -> list[MetadataRecord]:
-    """What the partitions become by changed configs, in the same entry.
+    """Return the changes of partitions that changed configs cause, for the same entry.
 
-    A smaller min.insync.replicas lets a leader commit without replicas that were eligible until now: they
-    stop to be so before it can know of the new number. Where unclean election is allowed by now, partitions
-    that wait for a leader get one.
+    A smaller min.insync.replicas lets a leader commit without replicas that were eligible until now, so
+    they lose eligibility before the leader can know the new number. If unclean elections are allowed
+    now, partitions without a leader get one.
     """
     keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
     if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:
@@ -87,7 +87,7 @@ def _consequences(
 def _alter_one(
     image: ClusterImage, resource_type: str, name: str, changes: list[ConfigChange]
 ) -> list[MetadataRecord]:
-    """The records of one resource's changes; none for a change that changes nothing. Raises BrokerError."""
+    """Return the records of one resource's changes, without those that change nothing. Raises BrokerError."""
     parse = _config_parser(image, resource_type, name)
     wanted = parse_configs(parse, ((change.key, change.value) for change in changes))
     present = image.configs_of(resource_type, name)
@@ -102,7 +102,7 @@ _Parser = Callable[[str, str | None], tuple[str, str | None]]
 
 
 def _config_parser(image: ClusterImage, resource_type: str, name: str) -> _Parser:
-    """What checks this resource's configs. Raises BrokerError when there is no such resource."""
+    """Return the parser for this resource's configs. Raises BrokerError if the resource does not exist."""
     if resource_type == TOPIC:
         existing_topic(image, name)
         return parse_topic_config

@@ -1,15 +1,16 @@
-"""The controller's decisions: (image, command) → records to commit and the reply to give then.
+"""The controller's decisions: (image, command) → records to commit, and the reply to send after that.
 
-Commands and replies are the protocol's own structs; those that no client sends are defined beside what
-decides them: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
-Nothing here changes anything: a decision holds only for the very image it was made on, and takes effect
-when its records, committed, are replayed (R18). ``now_ms`` is the wall clock, recorded and never compared.
+Commands and replies are the protocol's own structs. Those that no client sends are defined where they
+are decided: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
+Deciding changes nothing: a decision is valid only for the image that it was made on, and takes effect
+when its committed records are replayed (R18). ``now_ms`` is the wall clock; it is recorded, never
+compared.
 
-Errors are Kafka's codes, one per item, in the order of the request; an item that is refused does not keep
-the others from being done. A name that stands twice in one request is refused both times, as in Kafka.
+Errors are Kafka's codes, one per item, in the order of the request; a refused item does not affect the
+others. A name that occurs twice in one request is refused both times, as in Kafka.
 
-Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may exist side by side; Kafka refuses
-them because its metric names would collide, and ours keep both characters.
+Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may exist side by side; Kafka
+refuses them because its metric names would collide, and ours keep both characters.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def decide(
     rng: Rng,
     settings: ControllerSettings,
 ) -> Decision:
-    """What ``command`` does to the cluster as ``image`` shows it; the one reply carries ``ticket``."""
+    """Decide ``command`` on the cluster state ``image``."""
     match command:
         case AlterPartitionRequest():
             return alter_partition(image, command)

@@ -1,4 +1,4 @@
-"""What all decisions are made with: the settings, the shape of an answer, a topic's settings that count."""
+"""Shared by all decisions: settings, the form of a decision, and the effective configs of a topic."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """How this node decides while it is the active controller."""
+    """The settings of the active controller."""
 
-    num_partitions: int = 1  #: of a topic whose creator left it open
+    num_partitions: int = 1  # : of a topic created without a number
     default_replication_factor: int = 1
     topic_defaults: Mapping[str, Any] = field(default_factory=dict)  #: typed, by topic option name
-    node_id: int = -1  #: whose overrides in the image count as the broker's configuration
-    is_single_node: bool = False  #: controller and only broker in one process: it needs no heartbeats
-    session_timeout_ms: int = 3_000  #: a broker silent for longer is fenced
+    node_id: int = -1  # : its overrides in the image are the broker's configuration
+    is_single_node: bool = False  # : controller and only broker in one process: no heartbeats
+    session_timeout_ms: int = 3_000  # : a broker that is silent for longer is fenced
     auto_leader_rebalance: bool = True
     imbalance_check_interval_ms: int = 300_000
     imbalance_per_broker_percentage: int = 10
 
 
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
-    """With how many in-sync replicas the topic's leader may commit, at the least.
+    """Return the smallest number of in-sync replicas with which the topic's leader may commit.
 
-    Only the topic's own override counts: a leader without one goes by its own broker's configuration, which
-    nobody else knows, so the smallest number is taken for it. That keeps fewer replicas eligible, and never
-    one too many.
+    Only the topic's own override counts. Without one the leader uses its broker's configuration, which
+    is not known here, so the smallest number is assumed. That can only make fewer replicas eligible.
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
     return 1 if text is None else int(text)
 
 
 def allows_unclean_election(image: ClusterImage, topic: TopicImage, settings: ControllerSettings) -> bool:
-    """Whether a leader may be chosen for the topic that may lack committed records."""
+    """Whether a replica that may lack committed records may become the topic's leader."""
     option = "unclean.leader.election.enable"
     text = image.topic_configs(topic.name).get(option)
     if text is not None:
@@ -66,7 +65,7 @@ def edit_partitions(
     is_affected: Callable[[TopicImage, PartitionState], bool],
     edit: Callable[[TopicImage, int, PartitionEdit], None],
 ) -> list[MetadataRecord]:
-    """Let ``edit`` (topic, partition number, edit) change every affected partition; the records of it."""
+    """Call ``edit(topic, partition number, edit)`` for every affected partition; return the records."""
     records: list[MetadataRecord] = []
     for topic in image.topics.values():
         min_isr: int | None = None
@@ -84,9 +83,10 @@ def edit_partitions(
 def edit_records(
     image: ClusterImage, topic_id: str, number: int, change: PartitionEdit
 ) -> list[MetadataRecord]:
-    """The records that make ``change`` hold; none when it changes nothing.
+    """Return the records that make ``change`` durable; none if it changes nothing.
 
-    After an unclean election what was committed is not any more: the checkpointed high watermark goes.
+    After an unclean election the checkpointed high watermark is removed, because committed records may
+    be lost.
     """
     state = change.build()
     if state is None:
@@ -98,7 +98,7 @@ def edit_records(
 
 
 def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]) -> Configs:
-    """Overrides by canonical name. INVALID_CONFIG for an unknown name, a bad value, or a name given twice."""
+    """Return overrides by canonical name. INVALID_CONFIG for an unknown or repeated name, or a bad value."""
     parsed: dict[str, str | None] = {}
     try:
         for name, text in configs:
@@ -112,7 +112,7 @@ def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]
 
 
 def existing_topic(image: ClusterImage, name: str) -> TopicImage:
-    """The topic of that name. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    """Return the topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""
     topic = image.topics.get(name)
     if topic is None:
         raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
@@ -120,13 +120,13 @@ def existing_topic(image: ClusterImage, name: str) -> TopicImage:
 
 
 def refuse_repeated(name: str, times: Mapping[str, int]) -> None:
-    """Raises INVALID_REQUEST for a topic that the request names more than once."""
+    """Raise INVALID_REQUEST for a topic that the request names more than once."""
     if times[name] > 1:
-        raise broker_error(ErrorCode.INVALID_REQUEST, f"topic {name!r} stands in the request more than once")
+        raise broker_error(ErrorCode.INVALID_REQUEST, f"the request names topic {name!r} more than once")
 
 
 def too_many(count: int, what: str) -> BrokerError | None:
-    """What refuses a request with more items than one may have; None when it has not."""
+    """Return the error for a request with too many items, or None."""
     if count <= MAX_TOPICS_PER_REQUEST:
         return None
     return broker_error(
@@ -136,5 +136,5 @@ def too_many(count: int, what: str) -> BrokerError | None:
 
 
 def outcome(error: BrokerError) -> tuple[int, str]:
-    """(error_code, error_message) of a refused item."""
+    """Return (error_code, error_message) of a refused item."""
     return int(error.code), error.message

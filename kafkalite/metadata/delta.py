@@ -1,11 +1,11 @@
 """From one image to the next: the only place where cluster state changes.
 
-``Delta(image).replay(record)`` collects, ``apply(offset)`` makes the next image, and ``local_changes`` says
-what a broker must do about it. Applying costs a copy of the touched tables (a table of 1,000 topics copies
-in about 5 µs), not of the topics in them.
+``Delta(image).replay(record)`` collects changes, ``apply(offset)`` makes the next image, and
+``local_changes`` returns the work of one broker. Applying copies the changed tables (5 µs for a table
+of 1,000 topics), not the topics in them.
 
-Replaying is deterministic and total over what a controller decides. A record that can't follow on the
-image is a broken invariant: it raises AssertionError, which nobody may catch (R18).
+Replaying is deterministic and total over a controller's decisions. A record that can't follow on the
+image is a broken invariant: it raises AssertionError, which must not be caught (R18).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ V = TypeVar("V")
 
 
 class LocalPartition(NamedTuple):
-    """One partition as a broker meets it in its changes."""
+    """One partition in the changes of a broker."""
 
     topic_partition: TopicPartition
     topic_id: str
@@ -54,18 +54,18 @@ class LocalPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocalChanges:
-    """What one broker has to do about a delta, in this order: delete, create, lead or follow, reconfigure.
+    """The work of one broker after a delta, in this order: delete, create, lead or follow, reconfigure.
 
-    A topic that was deleted and created again under its name stands in ``deleted`` with its old topic id
+    A topic that was deleted and created again under its name is in ``deleted`` with its old topic id
     and in ``created`` with its new one.
     """
 
-    deleted: tuple[LocalPartition, ...] = ()  #: replicas this broker has no longer; state is the last one
+    deleted: tuple[LocalPartition, ...] = ()  # : replicas removed from this broker; state is the last one
     created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
-    leaders: tuple[LocalPartition, ...] = ()  #: led by this broker, and new or with another state than before
-    followers: tuple[LocalPartition, ...] = ()  #: a replica here, led elsewhere or by nobody; new or changed
-    configs_changed: tuple[str, ...] = ()  #: topics, not new ones, whose overrides changed
-    broker_configs_changed: bool = False  #: this broker's own overrides: concerns every topic
+    leaders: tuple[LocalPartition, ...] = ()  # : led by this broker, and new or with a changed state
+    followers: tuple[LocalPartition, ...] = ()  # : a replica here with another leader or none; new or changed
+    configs_changed: tuple[str, ...] = ()  # : existing topics whose overrides changed
+    broker_configs_changed: bool = False  # : this broker's own overrides, which affect every topic
 
     def __bool__(self) -> bool:
         return bool(
@@ -94,17 +94,17 @@ class Delta:
 
     def __init__(self, image: ClusterImage) -> None:
         self.before = image
-        self.after: ClusterImage | None = None  #: the image ``apply`` made, None before it
+        self.after: ClusterImage | None = None  # : the image that ``apply`` made, None before it
         self._topics: dict[str, _TopicEdit | None] = {}  # by topic id; None: removed
-        self._ids: dict[str, str | None] = {}  # by name, where another id (or none) has the name now
-        self._configs: dict[Resource, dict[str, str]] = {}  # the whole new overrides of a resource
+        self._ids: dict[str, str | None] = {}  # by name, if the name has another id, or none, now
+        self._configs: dict[Resource, dict[str, str]] = {}  # all new overrides of a resource
         self._brokers: dict[int, BrokerState | None] = {}
         self._high_watermarks: dict[tuple[str, int], int] = {}
         self._next_producer_id = image.next_producer_id
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
-        """The delta from ``image`` to the state that ``records`` describe whole: what they omit is gone."""
+        """Return the delta from ``image`` to the state that ``records`` describe completely."""
         delta = cls(image)
         delta._topics = dict.fromkeys(image.topics_by_id)
         delta._ids = dict.fromkeys(image.topics)
@@ -117,14 +117,14 @@ class Delta:
         return delta
 
     def replay(self, record: MetadataRecord) -> None:
-        """Take one committed record in. Raises AssertionError when it can't follow on what is there."""
+        """Add one committed record. Raises AssertionError if it contradicts the state."""
         assert self.after is None, "the delta was applied already"
         match record:
             case PartitionRecord():
                 self._replay_partition(record)
             case TopicRecord():
                 assert self._topic_id(record.name) is None, f"topic {record.name!r} exists already"
-                assert self._is_unused(record.topic_id), f"the topic id of {record} is another topic's"
+                assert self._is_unused(record.topic_id), f"the topic id of {record} belongs to another topic"
                 self._topics[record.topic_id] = _TopicEdit(record.topic_id, record.name)
                 self._ids[record.name] = record.topic_id
             case RemoveTopicRecord():
@@ -140,7 +140,7 @@ class Delta:
                 self._replay_registration(record)
             case BrokerChangeRecord():
                 broker = self._broker(record.node_id)
-                assert broker is not None, f"a change of a broker that never registered: {record}"
+                assert broker is not None, f"a change of a broker that is not registered: {record}"
                 assert broker.broker_epoch == record.broker_epoch, f"a change of an earlier process: {record}"
                 self._brokers[record.node_id] = replace(
                     broker, is_fenced=record.is_fenced, is_shutting_down=record.is_shutting_down
@@ -156,7 +156,7 @@ class Delta:
                 assert_never(record)
 
     def replay_all(self, records: Iterable[MetadataRecord]) -> Delta:
-        """``replay`` each; returns this delta."""
+        """``replay`` each record; return this delta."""
         for record in records:
             self.replay(record)
         return self
@@ -213,7 +213,7 @@ class Delta:
             configs.pop(record.key, None)
             return
         if record.resource_type == TOPIC:
-            assert self._topic_id(record.name) is not None, f"config of a topic that is not there: {record}"
+            assert self._topic_id(record.name) is not None, f"config of a topic that does not exist: {record}"
         configs[record.key] = record.value
 
     def _topic_id(self, name: str) -> str | None:
@@ -247,7 +247,7 @@ class Delta:
         return edit
 
     def apply(self, offset: int) -> ClusterImage:
-        """The next image, at ``offset`` of the metadata log. May be called once."""
+        """Return the next image, at ``offset`` of the metadata log. Call it once."""
         assert self.after is None, "the delta was applied already"
         before = self.before
         topics, topics_by_id = before.topics, before.topics_by_id
@@ -285,7 +285,7 @@ class Delta:
         return self.after
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
-        """The loads after this delta: counted anew only where replicas changed."""
+        """Return the loads after this delta. Only changed replicas are counted."""
         changes: Counter[tuple[int, bool]] = Counter()  # (node, whether as the preferred leader)
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)
@@ -309,7 +309,9 @@ class Delta:
         return loads
 
     def has_reshaped_topics(self) -> bool:
-        """Whether topics came, went or have another number of partitions. Call after ``apply``."""
+        """Whether topics were created or removed, or have another number of partitions. Call after
+        ``apply``.
+        """
         assert self.after is not None, "apply the delta first"
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), self.after.topics_by_id.get(topic_id)
@@ -318,7 +320,7 @@ class Delta:
         return False
 
     def local_changes(self, broker_id: int) -> LocalChanges:
-        """What ``broker_id`` has to do. Call after ``apply``."""
+        """Return the work of ``broker_id``. Call after ``apply``."""
         after = self.after
         assert after is not None, "apply the delta first"
         deleted: list[LocalPartition] = []
@@ -360,7 +362,7 @@ class Delta:
 
 
 def _put(table: Mapping[K, V], key: K, value: V | None) -> None:
-    """Change the copy of a table that ``apply`` has just made; what is empty is not kept."""
+    """Change a table that ``apply`` has copied. An empty value removes the key."""
     assert isinstance(table, dict)
     if value:
         table[key] = value
@@ -369,7 +371,7 @@ def _put(table: Mapping[K, V], key: K, value: V | None) -> None:
 
 
 def _replicas(topic: TopicImage | None, broker_id: int) -> Iterator[tuple[int, LocalPartition]]:
-    """(partition, itself) for each partition of ``topic`` with a replica on the broker."""
+    """Yield (partition, state) of each partition of ``topic`` with a replica on the broker."""
     if topic is None:
         return
     for number, state in enumerate(topic.partitions):

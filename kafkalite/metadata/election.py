@@ -1,15 +1,15 @@
-"""Who leads a partition, who is in sync, who is eligible: one partition's next state, by the rules.
+"""The next state of one partition: its leader, its in-sync replicas, its eligible replicas.
 
-``PartitionEdit`` is Kafka's PartitionChangeBuilder: what happens to a partition is told to it step by step,
-and ``build`` makes the state with its epochs. The rules:
+``PartitionEdit`` is Kafka's PartitionChangeBuilder: callers describe the changes step by step, and
+``build`` returns the state with its epochs. The rules:
 
-* Every change of anything moves the partition epoch on by one, every change of the leader the leader epoch,
-  however many steps came together in one edit.
-* R16 (KIP-966): while fewer than min.insync.replicas are in sync the high watermark stands still (R9), so
-  whoever leaves the ISR then still holds all that is committed: it stays eligible. The ISR may become empty.
-  With enough in sync the high watermark may move, and nobody outside is believed any more.
-* An election takes an ISR member; with an empty ISR an eligible one; otherwise nobody. Only an unclean
-  election, which may lose committed records, takes any live replica, and only where that was asked for.
+* Every change increments the partition epoch, and every change of the leader the leader epoch, however
+  many steps one edit has.
+* R16 (KIP-966): with fewer than min.insync.replicas in sync the high watermark does not move (R9), so a
+  replica that leaves the ISR then still holds all committed records and stays eligible. The ISR may become
+  empty. With enough in sync the high watermark may move, and all other replicas lose eligibility.
+* An election takes an ISR member. If the ISR is empty it takes an eligible replica, otherwise none. Only
+  an unclean election, which may lose committed records, takes any live replica, and only if allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kafkalite.metadata.records import NO_LEADER
 
 
 class PartitionEdit:
-    """One partition between two states. Replica lists are kept in the order of ``replicas``."""
+    """The change of one partition's state. Replica lists keep the order of ``replicas``."""
 
     __slots__ = (
         "_is_touched",
@@ -48,7 +48,7 @@ class PartitionEdit:
 
     @property
     def is_unclean(self) -> bool:
-        """Whether a leader was taken that may lack committed records."""
+        """Whether the new leader may lack committed records."""
         return self._is_unclean
 
     def lead(self, node_id: int) -> None:
@@ -59,7 +59,7 @@ class PartitionEdit:
             self._leader_changed = True
 
     def set_isr(self, isr: Collection[int]) -> None:
-        """The ISR, and by R16 what follows for those who leave it."""
+        """Set the ISR, and by R16 the eligibility of the replicas that leave it."""
         in_sync = tuple([node_id for node_id in self.before.replicas if node_id in isr])
         if not self.keeps_eligible(in_sync):
             self.elr = self.last_known_elr = ()
@@ -80,18 +80,20 @@ class PartitionEdit:
         return len(in_sync) < self._min_isr
 
     def refresh_eligible(self) -> None:
-        """Apply R16 to the ISR as it is: min.insync.replicas may have changed."""
+        """Apply R16 to the present ISR, because min.insync.replicas may have changed."""
         self.set_isr(self.isr)
 
     def fence(self, node_id: int) -> None:
-        """The process of ``node_id`` is gone: it leads no more and leaves the ISR; its bytes are believed."""
+        """End the roles of ``node_id``, whose process is gone. Its records still count."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
         if node_id in self.isr:
             self.set_isr(_without(self.isr, node_id))
 
     def distrust(self, node_id: int) -> None:
-        """``node_id`` may have lost the end of its log (R20): it is only remembered, not eligible."""
+        """Take the eligibility of ``node_id`` away, which may have lost the end of its log (R20). It is
+        only remembered.
+        """
         self.fence(node_id)
         if node_id in self.elr:
             self.elr = _without(self.elr, node_id)
@@ -100,14 +102,16 @@ class PartitionEdit:
             )
 
     def forget(self, node_id: int) -> None:
-        """The bytes of ``node_id`` are damaged or gone (R24): nothing may be expected of them."""
+        """Remove all roles of ``node_id``, whose records are damaged or gone (R24)."""
         self.fence(node_id)
         self.isr = _without(self.isr, node_id)
         self.elr = _without(self.elr, node_id)
         self.last_known_elr = _without(self.last_known_elr, node_id)
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """``node_id`` is about to stop: others that are in sync take over; where there are none it stays."""
+        """Let other in-sync replicas take over from ``node_id``, which is about to stop. Without any it
+        stays.
+        """
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)
@@ -115,7 +119,7 @@ class PartitionEdit:
             self.set_isr(others)
 
     def elect(self, live: Container[int], *, unclean: bool = False) -> None:
-        """Find a leader if there is none. ``unclean`` allows to lose committed records."""
+        """Choose a leader if there is none. ``unclean`` allows one that may lack committed records."""
         if self.leader != NO_LEADER or self._elect_from(self.isr, live):
             return
         if not self.isr and self._elect_from(self.elr, live):
@@ -126,7 +130,7 @@ class PartitionEdit:
             self._is_unclean = True
 
     def _elect_from(self, candidates: tuple[int, ...], live: Container[int]) -> bool:
-        """Let the first live one lead: candidates stand in the order of preference."""
+        """Make the first live candidate the leader. Candidates are in order of preference."""
         for node_id in candidates:
             if node_id in live:
                 if node_id not in self.isr:
@@ -136,11 +140,11 @@ class PartitionEdit:
         return False
 
     def touch(self) -> None:
-        """Move the partition epoch on, whatever else changes: makes a refusal durable (R14)."""
+        """Increment the partition epoch even if nothing else changes: makes a refusal durable (R14)."""
         self._is_touched = True
 
     def build(self) -> PartitionState | None:
-        """The next state; None when nothing changed."""
+        """Return the next state, or None if nothing changed."""
         before = self.before
         is_changed = (
             self._leader_changed

@@ -1,7 +1,7 @@
 """The cluster's state at one offset of the metadata log, as a value.
 
-An image never changes: ``delta.Delta`` makes the next one and shares with the old one all that stayed the
-same. Two nodes that have replayed the same records have equal images.
+An image never changes: ``delta.Delta`` makes the next one, which shares all unchanged parts. Two nodes
+that have replayed the same records have equal images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kafkalite.metadata.records import (
 )
 
 Resource = tuple[str, str]
-"""(resource type, name): whom a config belongs to."""
+"""(resource type, name) of the owner of a config."""
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
@@ -31,10 +31,10 @@ _NO_CONFIGS: Final[Mapping[str, str]] = {}
 class PartitionState:
     """One partition.
 
-    Invariants: isr, elr and last_known_elr are disjoint parts of replicas, in their order; leader ∈ isr or
-    -1; both epochs only grow. Every member of isr and elr holds all that is committed (R16, I2); with
-    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr did so once, and has since
-    lost its right to be believed.
+    Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in their order; leader ∈ isr or
+    -1; both epochs only grow. Every member of isr and elr holds all committed records (R16, I2); with
+    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr was eligible once, and has
+    lost its eligibility since.
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
@@ -48,7 +48,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """One topic. Invariant: at least one partition; partition n stands at ``partitions[n]``."""
+    """One topic. Invariant: at least one partition; ``partitions[n]`` is partition n."""
 
     topic_id: str
     name: str
@@ -57,7 +57,7 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """A registered broker, as its latest registration told. Invariant: a fenced one is in no ISR (I10)."""
+    """A registered broker, by its latest registration. Invariant: a fenced one is in no ISR (I10)."""
 
     node_id: int
     broker_epoch: int
@@ -67,17 +67,17 @@ class BrokerState:
     incarnation_id: str = ""
     directory_id: str = ""
     registration_offset: int = 0  #: every image at this offset or beyond holds this registration (R22)
-    is_fenced: bool = False  #: not known to be alive: it leads nothing and is in sync with nothing
-    is_shutting_down: bool = False  #: alive, and about to go: gets no new role
+    is_fenced: bool = False  # : not known to be alive: no leadership, no ISR membership
+    is_shutting_down: bool = False  # : alive, but about to stop: gets no new role
 
     @property
     def is_live(self) -> bool:
-        """Whether it may be given a role."""
+        """Whether it may get a role."""
         return not (self.is_fenced or self.is_shutting_down)
 
 
 class BrokerLoad(NamedTuple):
-    """How much was placed on a broker, whoever leads at the moment."""
+    """The replicas placed on a broker, whichever broker leads at present."""
 
     preferred_leaders: int
     replicas: int
@@ -91,37 +91,37 @@ class ClusterImage:
     exists.
     """
 
-    metadata_offset: int = 0  #: of the last entry that is in here; 0 before the first
+    metadata_offset: int = 0  # : of the last entry included; 0 before the first
     topics: Mapping[str, TopicImage] = field(default_factory=dict)  #: by name
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
-    #: (topic id, partition) → what is known to be committed; no entry where that is nothing
+    # : (topic id, partition) → checkpointed exclusive end of the committed records; no entry for 0
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    next_producer_id: int = 0  #: all below it are given out
-    loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: follows from the topics
+    next_producer_id: int = 0  # : all lower ids are given out
+    loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  # : derived from the topics
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """The topic's overrides, name → text; empty when it has none."""
+        """Return the topic's overrides, name → text; empty without any."""
         return self.configs.get((TOPIC, name), _NO_CONFIGS)
 
     def configs_of(self, resource_type: str, name: str) -> Mapping[str, str]:
-        """The overrides of any resource, name → text; empty when it has none."""
+        """Return the overrides of a resource, name → text; empty without any."""
         return self.configs.get((resource_type, name), _NO_CONFIGS)
 
     def partition(self, topic: str, partition: int) -> PartitionState | None:
-        """The state of one partition, or None when there is no such topic or partition."""
+        """Return the state of one partition, or None if the topic or partition does not exist."""
         found = self.topics.get(topic)
         if found is None or not 0 <= partition < len(found.partitions):
             return None
         return found.partitions[partition]
 
     def live_brokers(self) -> frozenset[int]:
-        """The brokers that may be given a role: not fenced, not shutting down."""
+        """Return the brokers that may get a role: not fenced, not shutting down."""
         return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)
 
     def to_records(self) -> Iterator[MetadataRecord]:
-        """Records that make this image out of EMPTY; in one order for one image."""
+        """Yield records that make this image out of EMPTY, in an order that depends on the image only."""
         for node_id in sorted(self.brokers):
             broker = self.brokers[node_id]
             yield registration_record(broker)
@@ -148,7 +148,7 @@ EMPTY: Final = ClusterImage()
 
 
 def partition_record(topic_id: str, partition: int, state: PartitionState) -> PartitionRecord:
-    """The record that says ``state``."""
+    """Return the record of ``state``."""
     return PartitionRecord(
         topic_id,
         partition,
@@ -163,7 +163,7 @@ def partition_record(topic_id: str, partition: int, state: PartitionState) -> Pa
 
 
 def registration_record(broker: BrokerState) -> BrokerRegistrationRecord:
-    """The record that says ``broker``."""
+    """Return the record of ``broker``."""
     return BrokerRegistrationRecord(
         broker.node_id,
         broker.broker_epoch,

@@ -1,4 +1,4 @@
-"""Decisions about partitions: their leaders propose in-sync replicas, people and balance elect leaders."""
+"""Decisions about partitions: leaders propose in-sync replicas; users and the balancer elect leaders."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Let preferred replicas lead where too many leaderships have moved away. The reply is how many did."""
+    """Let preferred replicas lead if too many leaderships have moved away. The reply is the number
+    elected.
+    """
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
-    """Leaders' proposals for their ISRs (KIP-497), each compared with and set upon the partition epoch (R13).
+    """Decide leaders' proposals for their ISRs (KIP-497) by compare-and-set on the partition epoch (R13).
 
-    Of another process or leader than the present one nothing is believed and nothing is written: whole
-    requests get BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, partitions UNKNOWN_TOPIC_ID,
+    A proposal of another process or leader than the present one changes nothing: whole requests get
+    BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, partitions UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED, INVALID_UPDATE_VERSION.
 
-    A refusal on its merits (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it moves
-    the partition epoch on (R14). So a copy of the request that comes later is refused too, and the leader
-    knows it, and may count without the replica again.
+    A refusal for its content (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it
+    increments the partition epoch (R14). So a delayed copy of the request is refused too, and the
+    leader, which learns the new epoch, may commit without the replica again.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -100,7 +102,7 @@ def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> Parti
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
-    """R13: whether the sender leads, in this leader epoch, and knows the present state."""
+    """Raise unless the sender leads in this leader epoch and knows the present state (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
         raise broker_error(
             ErrorCode.FENCED_LEADER_EPOCH,
@@ -144,8 +146,8 @@ def _check_proposal(image: ClusterImage, state: PartitionState, proposal: Partit
     if state.leader not in isr or not set(isr) <= set(state.replicas):
         raise broker_error(
             ErrorCode.INVALID_REQUEST,
-            f"the in-sync replicas {isr} must hold the leader {state.leader}"
-            f" and nobody but {list(state.replicas)}",
+            f"the in-sync replicas {isr} must include the leader {state.leader}"
+            f" and only replicas of {list(state.replicas)}",
         )
     for node_id, epoch in zip(isr, epochs, strict=True):
         if node_id in state.isr:
@@ -181,17 +183,17 @@ def _unchanged(
     error: BrokerError,
     state: PartitionState | None,
 ) -> ChangedPartition:
-    """The answer to a proposal that nothing came of, with the state as it is where there is one."""
+    """Return the result of a refused proposal, with the present state if there is one."""
     if topic is None or not 0 <= proposal.partition < len(topic.partitions):
         return ChangedPartition(proposal.topic_id, proposal.partition, *outcome(error), NO_LEADER, -1, [], -1)
     return _changed(proposal, *outcome(error), state or topic.partitions[proposal.partition])
 
 
 def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
-    """What leaders know to be committed, for those who lead after them. One record for the request.
+    """Store the high watermarks of leaders for their successors, in one record per request.
 
-    Partitions that the sender does not lead in that epoch, or that are no further than known, are passed
-    over. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+    Partitions that the sender does not lead in that epoch, or whose high watermark has not grown, are
+    skipped. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -213,12 +215,13 @@ def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWater
 
 
 def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision:
-    """Elections that somebody asks for (KIP-183, KIP-460).
+    """Elect leaders on request (KIP-183, KIP-460).
 
-    Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if not.
-    Unclean: a partition without a leader gets one, if need be one that may lack committed records;
-    ELIGIBLE_LEADERS_NOT_AVAILABLE when no replica is live. ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION.
-    Asked for all partitions, only those are answered where something was to be done.
+    Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if
+    not. Unclean: a partition without a leader gets one, even one that may lack committed records;
+    ELIGIBLE_LEADERS_NOT_AVAILABLE if no replica is live. ELECTION_NOT_NEEDED,
+    UNKNOWN_TOPIC_OR_PARTITION. A request for all partitions is answered only for those that needed an
+    election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []
@@ -230,7 +233,7 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision
             if topic is None or not 0 <= wanted.partition < len(topic.partitions):
                 raise broker_error(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"there is no partition {wanted.topic}-{wanted.partition}",
+                    f"partition {wanted.topic}-{wanted.partition} does not exist",
                 )
             if (wanted.topic, wanted.partition) in seen:
                 raise broker_error(ErrorCode.INVALID_REQUEST, "the request names this partition twice")
@@ -285,9 +288,9 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
 def balance_leaders(
     image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
 ) -> Decision:
-    """Preferred leaders for those brokers of whose partitions more than the allowed part is led by others.
+    """Elect the preferred leaders of brokers that lead too few of the partitions they are preferred for.
 
-    As Kafka's automatic rebalance; at most MAX_ELECTIONS_PER_BALANCE at once, and the rest with the next.
+    As Kafka's automatic rebalance; at most MAX_ELECTIONS_PER_BALANCE per call.
     """
     live = image.live_brokers()
     astray: Counter[int] = Counter()

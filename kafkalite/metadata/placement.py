@@ -1,10 +1,11 @@
-"""Which brokers hold the replicas of new partitions.
+"""Chooses the brokers for the replicas of new partitions.
 
-Within a topic no broker leads two partitions more than another; what is left over goes to the brokers that
-lead the least elsewhere. The other replicas stand on racks not used yet as long as there are any, and
-follow every leader with different brokers in turn, so that the load of a dead leader falls on all others;
-where that leaves a choice, on the brokers that hold the least. Equal brokers are taken round a circle, on
-which neighbours share no rack where that is possible.
+Within a topic no broker leads two partitions more than another; the remainder goes to the brokers that
+lead the fewest partitions of other topics. Follower replicas go to racks that the partition does not
+use yet, as long as there are any. The followers of a leader rotate over the brokers, so that the load
+of a dead leader is spread over all others; among equal choices the broker with the fewest replicas is
+taken. Remaining ties are broken by the position on a circle on which neighbours share no rack if
+possible.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def place(
     present: Sequence[tuple[int, ...]] = (),
     loads: Mapping[int, BrokerLoad] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Replicas of ``count`` new partitions of one topic, the leader first.
+    """Return the replicas of ``count`` new partitions of one topic, each with its leader first.
 
-    ``start`` is where on the circle the first of equal brokers stands; any int. ``present`` are the replicas
-    of the partitions that the topic has already, ``loads`` what the brokers have of all topics. There must
-    be at least ``replication_factor`` brokers.
+    ``start`` is the position on the circle of the first broker among equals; any int. ``present`` are
+    the replicas of the topic's existing partitions, ``loads`` the replicas of all topics on the
+    brokers. There must be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)
@@ -51,7 +52,7 @@ def place(
 
 
 class _Tally:
-    """What is placed so far: in this topic, and on each broker from elsewhere."""
+    """The replicas placed so far in this topic, and each broker's load from other topics."""
 
     def __init__(self, circle: list[BrokerState], loads: Mapping[int, BrokerLoad]) -> None:
         self._size = len(circle)
@@ -102,7 +103,7 @@ class _Tally:
 
 
 def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
-    """The brokers in turns over the racks, so that neighbours share no rack where that is possible."""
+    """Return the brokers alternating over the racks, so that neighbours share no rack if possible."""
     by_rack: dict[str, list[BrokerState]] = {}
     for broker in sorted(brokers, key=lambda each: each.node_id):
         by_rack.setdefault(broker.rack or "", []).append(broker)

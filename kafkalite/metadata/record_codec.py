@@ -1,8 +1,8 @@
 """Metadata records ↔ bytes: a msgpack array of ``[type, version, field, …]``, fields in declared order.
 
-A writer writes each type's newest version; a reader knows all of them, and gives fields that came later the
-value they had before they existed. It refuses a type or version it does not know: skipping a record it
-can't understand would give this node another state than its peers (R18).
+The newest version of each type is written, and all versions are read; a field that an old version lacks
+gets the value that held before the field existed. An unknown type or version is refused: skipping a
+record would give this node another state than its peers (R18).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RecordType(enum.IntEnum):
     PRODUCER_IDS = 8
 
 
-#: The class of each type, and its newest version, which is the one written.
+# : The class of each type, and its newest version, which is the one that is written.
 _LAYOUTS: Final[dict[RecordType, tuple[type, int]]] = {
     RecordType.TOPIC: (TopicRecord, 0),
     RecordType.REMOVE_TOPIC: (RemoveTopicRecord, 0),
@@ -69,13 +69,13 @@ _WRITERS: Final[dict[type, tuple[int, int, Callable[[Any], tuple[Any, ...]]]]] =
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
-    """The records as one msgpack array."""
+    """Return the records as one msgpack array."""
     packed: bytes = msgpack.packb([to_array(record) for record in records])
     return packed
 
 
 def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
-    """The records of ``to_bytes``. Raises StorageError for anything else."""
+    """Return the records of ``to_bytes``. Raises StorageError for anything else."""
     try:
         arrays = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
@@ -84,20 +84,22 @@ def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
 
 
 def from_arrays(arrays: Any) -> list[MetadataRecord]:
-    """Already unpacked msgpack values as records. Raises StorageError."""
+    """Return unpacked msgpack values as records. Raises StorageError."""
     if not isinstance(arrays, list):
         raise StorageError(f"metadata records must be an array, found {type(arrays).__name__}")
     return [from_array(array) for array in arrays]
 
 
 def to_array(record: MetadataRecord) -> list[Any]:
-    """One record as msgpack values."""
+    """Return one record as msgpack values."""
     kind, version, fields_of = _WRITERS[type(record)]
     return [kind, version, *fields_of(record)]
 
 
 def from_array(array: Any) -> MetadataRecord:
-    """One record from msgpack values. Raises StorageError for an unknown type or version, or wrong fields."""
+    """Return a record from msgpack values. Raises StorageError for an unknown type or version, or bad
+    fields.
+    """
     match array:
         case [int(kind), int(version), *values] if 0 <= version <= _VERSIONS.get(kind, -1):
             record = _READERS[kind](version, values)
@@ -105,14 +107,14 @@ def from_array(array: Any) -> MetadataRecord:
                 return record
         case [int(kind), int(version), *_]:
             raise StorageError(
-                f"metadata record of type {kind}, version {version} is not known here",
+                f"metadata record of type {kind}, version {version} is unknown",
                 hint="a newer kafkalite wrote it; start that version again",
             )
     raise StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
 
 
-# Each reads the fields of one type, and returns None when they are not as they should be. A new version only
-# adds fields at the end, so the older ones are completed with what they meant.
+# Each reads the fields of one type, and returns None if they are malformed. A new version only adds fields at
+# the end, so the fields of older versions are completed.
 
 
 def _read_topic(version: int, fields: list[Any]) -> TopicRecord | None:
@@ -130,7 +132,7 @@ def _read_remove_topic(version: int, fields: list[Any]) -> RemoveTopicRecord | N
 
 
 def _read_partition(version: int, fields: list[Any]) -> PartitionRecord | None:
-    """The one that comes in thousands: a broker's death changes every partition it had."""
+    """Optimized, because a broker's death changes all of its partitions, often thousands."""
     if version == 0:
         fields = [*fields, [], []]
     if len(fields) != 9:
@@ -162,7 +164,7 @@ def _read_config(version: int, fields: list[Any]) -> ConfigRecord | None:
 
 
 def _read_registration(version: int, fields: list[Any]) -> BrokerRegistrationRecord | None:
-    """In version 0 every registered broker was alive, and its epoch the offset of its registration."""
+    """In version 0 every registered broker was live, and its epoch was the offset of its registration."""
     if version == 0:
         fields = [*fields, "", "", fields[1] if len(fields) > 1 else None, False, False]
     match fields:

@@ -1,7 +1,7 @@
-"""What the metadata log holds: every change of the cluster's state is one of these records.
+"""The records of the metadata log: every change of the cluster's state is one of these.
 
-A record states the new value of one thing, so replaying a record twice changes nothing. Their bytes are
-``record_codec``'s matter, what they add up to is ``delta``'s.
+A record contains the new value of one thing, so replaying it twice changes nothing. ``record_codec``
+defines their bytes, ``delta`` their effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_LEADER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic exists. Its partitions follow, from 0 up, in the same entry."""
+    """A topic was created. Its partitions follow, from 0 up, in the same entry."""
 
     topic_id: str  #: 32 hex digits; never used again after the topic is removed
     name: str
@@ -24,14 +24,14 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """The topic is gone, and with it its partitions, configs and high watermarks."""
+    """A topic was removed, with its partitions, configs and high watermarks."""
 
     topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The whole state of one partition. Invariants: as ``image.PartitionState`` has them."""
+    """The complete state of one partition, with the invariants of ``image.PartitionState``."""
 
     topic_id: str
     partition: int
@@ -46,7 +46,7 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """One override of a topic or a broker. A None value takes the override away."""
+    """One override of a topic or a broker. The value None removes the override."""
 
     resource_type: str  #: TOPIC or BROKER
     name: str  #: the topic's name, or the broker's node id in decimal
@@ -56,15 +56,15 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistrationRecord:
-    """A broker's process has come up; earlier processes of the same node are fenced by the epoch (R20)."""
+    """A broker's process has started; its epoch fences earlier processes of the same node (R20)."""
 
     node_id: int
     broker_epoch: int  #: grows with every registration of this node
     addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; the first is the main one
     rack: str | None
-    registered_ms: int  #: wall clock, for people; nothing is decided by it
-    incarnation_id: str = ""  #: of the process; "" when it told none
-    directory_id: str = ""  #: of the data directory; "" when it told none
+    registered_ms: int  # : wall clock, informational only
+    incarnation_id: str = ""  # : of the process; "" if unknown
+    directory_id: str = ""  # : of the data directory; "" if unknown
     registration_offset: int = 0  #: every state at this offset or beyond holds this record (R22)
     is_fenced: bool = False
     is_shutting_down: bool = False
@@ -72,17 +72,17 @@ class BrokerRegistrationRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerChangeRecord:
-    """A registered broker has come alive, died, or begun to shut down. Its registration stays as it is."""
+    """A registered broker has come alive, died, or begun to shut down. Its registration does not change."""
 
     node_id: int
-    broker_epoch: int  #: of the registration that this is about
+    broker_epoch: int  # : of the registration that it refers to
     is_fenced: bool
     is_shutting_down: bool
 
 
 @dataclass(frozen=True, slots=True)
 class HighWatermarksRecord:
-    """What leaders knew to be committed, one record for all partitions of a checkpoint. 0 takes one away."""
+    """High watermarks as leaders knew them, one record for all partitions of a checkpoint. 0 removes one."""
 
     high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
 

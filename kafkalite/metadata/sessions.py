@@ -1,9 +1,9 @@
-"""Which brokers are alive, as far as the active controller has heard (R23). Pure: time is an argument.
+"""The sessions of the live brokers, as the active controller knows them (R23). Pure: time is an argument.
 
-A session lives from a heartbeat for the session timeout. When the connection that its heartbeats came on
-closes, as a killed process's does at once, it lives for a short grace only, in which a living process has
-sent the next heartbeat on another connection. Nothing of this is in the metadata log: a new controller
-begins with a grace for every broker that is not fenced.
+A heartbeat extends a session by the session timeout. If the connection of its heartbeats closes, as
+that of a killed process does at once, the session ends after a short grace period, in which a living
+process sends the next heartbeat on another connection. Sessions are not in the metadata log: a new
+controller gives every broker that is not fenced a grace period.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: Longer than the interval of heartbeats: a broker that only lost its connection is heard of in time.
+# : Longer than the heartbeat interval, so that a broker that only lost its connection is not fenced.
 DISCONNECT_GRACE_MS: Final = 600
-#: For a broker not heard of by this controller yet: it must find the new controller first.
+# : Of a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
 FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
-#: A check this late means that this process stood still, and heartbeats wait unread.
+# : A check that is this late means that this process was paused, and that heartbeats wait unread.
 LATE_CHECK_MS: Final = 1_000
 
 
@@ -23,12 +23,12 @@ LATE_CHECK_MS: Final = 1_000
 class _Session:
     broker_epoch: int
     deadline_ms: int
-    metadata_offset: int  #: replayed there; -1 before the first heartbeat
-    is_connected: bool  #: heard of, and its connection has not closed since
+    metadata_offset: int  # : that the broker has replayed; -1 before the first heartbeat
+    is_connected: bool  # : it has sent a heartbeat, and its connection has not closed since
 
 
 class BrokerSessions:
-    """The sessions by node id. Invariant: at most one a node, of the broker epoch it spoke with last."""
+    """The sessions by node id. Invariant: at most one per node, of the broker epoch of its last heartbeat."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
@@ -36,12 +36,12 @@ class BrokerSessions:
         self._checked_ms: int | None = None
 
     def on_heartbeat(self, node_id: int, broker_epoch: int, metadata_offset: int, now_ms: int) -> None:
-        """The broker is alive."""
+        """Extend the session of the broker."""
         deadline_ms = now_ms + self._session_timeout_ms
         self._sessions[node_id] = _Session(broker_epoch, deadline_ms, metadata_offset, is_connected=True)
 
     def on_disconnect(self, node_id: int, now_ms: int) -> None:
-        """The connection that its heartbeats came on has closed."""
+        """Shorten the session to the grace period, because the connection of its heartbeats has closed."""
         session = self._sessions.get(node_id)
         if session is not None:
             session.is_connected = False
@@ -55,7 +55,7 @@ class BrokerSessions:
         *,
         grace_ms: int = FIRST_HEARTBEAT_GRACE_MS,
     ) -> None:
-        """Give a broker that counts as alive, and has no session with this epoch, time to show itself."""
+        """Give a live broker that has no session with this epoch ``grace_ms`` to send a heartbeat."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
             self._sessions[node_id] = _Session(broker_epoch, now_ms + grace_ms, -1, is_connected=False)
@@ -64,12 +64,14 @@ class BrokerSessions:
         self._sessions.pop(node_id, None)
 
     def clear(self) -> None:
-        """This controller is not the active one, or not yet."""
+        """Forget all sessions, because this controller is not the active one."""
         self._sessions.clear()
         self._checked_ms = None
 
     def is_alive(self, node_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether a process with that epoch has been heard of lately, on a connection that is still open."""
+        """Whether a process with that epoch has sent heartbeats lately, on a connection that is still
+        open.
+        """
         session = self._sessions.get(node_id)
         return (
             session is not None
@@ -79,9 +81,9 @@ class BrokerSessions:
         )
 
     def expired(self, now_ms: int) -> list[tuple[int, int]]:
-        """(node id, broker epoch) of every session that is over. To be asked often, every 100 ms or so.
+        """Return (node id, broker epoch) of every expired session. Call it every 100 ms or so.
 
-        A check that comes late gives every session the time in which nobody could hear of it.
+        A late check extends every session by the time in which heartbeats could not be read.
         """
         checked_ms, self._checked_ms = self._checked_ms, now_ms
         if checked_ms is not None and now_ms - checked_ms > LATE_CHECK_MS:
@@ -94,7 +96,7 @@ class BrokerSessions:
         ]
 
     def have_replayed(self, node_ids: frozenset[int], offset: int) -> bool:
-        """Whether all these brokers told to have replayed the metadata log up to ``offset``."""
+        """Whether all these brokers have replayed the metadata log up to ``offset``, by their heartbeats."""
         return all(
             node_id in self._sessions and self._sessions[node_id].metadata_offset >= offset
             for node_id in node_ids

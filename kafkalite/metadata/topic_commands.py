@@ -1,4 +1,4 @@
-"""Decisions about topics: they come with their partitions placed, they grow, they go."""
+"""Decisions about topics: create, grow, delete."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def create_topics(
     rng: Rng,
     settings: ControllerSettings,
 ) -> Decision:
-    """New topics, each with an id of its own, leaders spread over the brokers.
+    """Create topics, each with an id of its own, with leaders spread over the brokers.
 
     INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
     INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request), INVALID_REQUEST (name twice).
@@ -90,7 +90,7 @@ def create_topics(
 
 
 def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
-    """An id that no topic has; chance alone would do, were there no generators started from a seed again."""
+    """Return an id that no topic has. A generator that restarts from a seed may repeat itself."""
     while True:
         topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
         if topic_id not in image.topics_by_id and topic_id not in new_ids:
@@ -99,7 +99,7 @@ def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
 
 
 def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
-    """``topic`` with the broker's defaults where the creator left the choice (-1)."""
+    """Return ``topic`` with the broker's defaults in place of -1."""
     partitions, factor = topic.num_partitions, topic.replication_factor
     return NewTopic(
         topic.name,
@@ -110,7 +110,7 @@ def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
 
 
 def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> Configs:
-    """The topic's configs as they will be stored. Raises the BrokerError that refuses the topic."""
+    """Return the topic's configs as they will be stored. Raises a BrokerError if the topic is refused."""
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise broker_error(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -141,7 +141,7 @@ def _check_partition_count(total_count: int, added_count: int, left_count: int) 
 
 
 def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
-    """Replicas are placed on live brokers only: one that is fenced or shutting down would start behind."""
+    """Raise unless there are enough live brokers. A replica on any other broker would start behind."""
     live = image.live_brokers()
     if factor <= len(live):
         return
@@ -154,10 +154,10 @@ def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
 
 
 def _agreed_configs(settings: ControllerSettings) -> Configs:
-    """What a topic is given of its own although its creator did not ask for it.
+    """Return overrides that every new topic gets unless its creator sets them.
 
-    Who is believed to hold all committed records follows from min.insync.replicas (R16), while every leader
-    goes by its own broker's configuration (R9). Written to the topic, it is the same number for both.
+    The controller decides eligibility by min.insync.replicas (R16), and every leader uses its own
+    broker's configuration (R9). An override of the topic makes both use the same number.
     """
     default = settings.topic_defaults.get(MIN_INSYNC_REPLICAS)
     if default is None or default == TOPIC_OPTIONS.get(MIN_INSYNC_REPLICAS).default:
@@ -202,10 +202,11 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
 
 
 def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
-    """Let topics grow; the new partitions even out what the present ones have left uneven.
+    """Add partitions to topics. New replicas are placed where they balance the existing ones.
 
     UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
-    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (name twice).
+    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (name
+    twice).
     """
     problem = too_many(len(command.topics), "topics")
     if problem is not None:

@@ -1,8 +1,8 @@
-"""What can be set on a topic, under which name a broker sets the default of it, and what is in force.
+"""The options of a topic, the broker settings that are their defaults, and their effective values.
 
-An option's value comes from the first of: the topic's own override, the broker's override in the metadata
-log (``kl config``), the broker's configuration, the default here. Names, meanings and defaults are
-Kafka's; ``durability`` is ours.
+An option's value comes from the first of: the topic's own override, the broker's override in the
+metadata log (``kl config``), the broker's configuration, the default here. Names, meanings and defaults
+are Kafka's; ``durability`` is ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Source = Literal["default", "broker", "topic"]
 
 
 class Setting(NamedTuple):
-    """A value in force, typed, and who set it."""
+    """An effective value, typed, and its source."""
 
     value: Any
     source: Source
@@ -229,7 +229,9 @@ TOPIC_OPTIONS: Final = OptionRegistry(
 
 
 class BrokerDefault(NamedTuple):
-    """A broker setting that is the default of a topic option. ``factor`` converts the unit: hours to ms."""
+    """A broker setting that is the default of a topic option. ``factor`` converts the unit, e.g. hours to
+    ms.
+    """
 
     topic_name: str
     factor: int = 1
@@ -294,9 +296,10 @@ Their default is None: then the topic option's own default holds.
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Broker settings → typed defaults by topic option name; other settings, and None, are passed over.
+    """Return typed defaults by topic option name from broker settings; other settings and None are
+    skipped.
 
-    Raises ConfigError for a value the option does not allow. -1 minutes or hours means what -1 ms means.
+    Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """
     defaults: dict[str, Any] = {}
     for name, (topic_name, factor) in BROKER_DEFAULT_NAMES.items():
@@ -315,11 +318,11 @@ def topic_settings(
     *,
     node_id: int | None = None,
 ) -> dict[str, Setting]:
-    """Every topic option's value in force for ``topic``: {option name: (typed value, source)}.
+    """Return the effective value of every option of ``topic``: {option name: (typed value, source)}.
 
     ``broker_defaults`` are typed values by topic option name, as ``topic_defaults`` makes them from the
-    broker's configuration; ``node_id`` is the broker whose overrides in the image count too.
-    A topic that is not in the image has the settings a new one would have.
+    broker's configuration; ``node_id`` is a broker whose overrides in the image count, too.
+    A topic that is not in the image has the settings of a new one.
     """
     settings = {option.name: Setting(option.default, "default") for option in TOPIC_OPTIONS}
     for name, value in broker_defaults.items():
@@ -334,15 +337,15 @@ def topic_settings(
 
 
 def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """One override as it is stored: (option's dotted name, canonical text). Raises ConfigError.
+    """Return one override as it is stored: (dotted option name, canonical text). Raises ConfigError.
 
-    None, which takes an override away, stays None.
+    None, which removes an override, stays None.
     """
     return _canonical(TOPIC_OPTIONS, name, text)
 
 
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """One override of a broker as it is stored; only BROKER_DEFAULT_NAMES can change while it runs.
+    """Return one override of a broker as it is stored. Only BROKER_DEFAULT_NAMES can change at run time.
 
     Raises ConfigError.
     """
@@ -373,7 +376,7 @@ def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[st
 
 
 def value_text(value: Any) -> str:
-    """A typed value as text that parses to the same: true, 604800000, a,b."""
+    """Return a typed value as text that parses to the same value: true, 604800000, a,b."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Iterable) and not isinstance(value, str):

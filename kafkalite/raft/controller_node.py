@@ -1,4 +1,4 @@
-"""One node's part in the metadata log: decide on an image, commit, replay, publish, reply.
+"""The controller of one node: decide on an image, commit, replay, publish, reply.
 
 ::
 
@@ -9,14 +9,15 @@
       publish  publisher(delta, image), each in turn                                          every node
       reply    when this node's image has reached the committed offset
 
-Commands that arrive during a commit are decided together afterwards, each on what those before it will have
-done, and share one entry. They are replayed once before the commit for that, so a record that can't be
-replayed is never committed. When another node's entry came first (StaleImageError) the whole group is
-decided again on the image that holds it: no decision takes effect on a state it was not made for.
+Commands that arrive during a commit are decided together after it, each on the result of those before
+it, and share one entry. Their records are replayed once before the commit, so a record that can't be
+replayed is never committed. If another node's entry came first (StaleImageError), the whole group is
+decided again on the newer image: no decision takes effect on a state that it was not made for.
 
-Of several controllers one is active: the leader of the quorum, once its image has caught up with what was
-committed before it led. It alone hears heartbeats, and judges by them who is alive (``metadata.sessions``);
-that is not replicated. A heartbeat writes to the log only when something about the broker changes.
+Of several controllers one is active: the leader of the quorum, once its image holds everything that was
+committed before its term. It alone receives heartbeats and decides which brokers are alive
+(``metadata.sessions``); this is not replicated. A heartbeat writes to the log only if it changes
+something about the broker.
 """
 
 from __future__ import annotations
@@ -62,10 +63,12 @@ from kafkalite.raft.quorum import Quorum, StaleImageError
 from kafkalite.rng import Rng
 
 Publisher = Callable[[Delta, ClusterImage], None]
-"""Told of every new image, in order, on the event loop. What it raises ends the node (R18)."""
+"""Called with every new image, in order, on the event loop. An exception stops the node (R18)."""
 
 _MAX_COMMANDS_PER_ENTRY: Final = 1_000
-_MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # above it the rest of a group waits for the next
+_MAX_RECORDS_PER_ENTRY: Final = (
+    MAX_PARTITIONS_PER_REQUEST  # above it the other commands wait for the next entry
+)
 
 _READ_INDEX_RETRY_MS: Final = 50
 
@@ -73,7 +76,7 @@ _Waiting = tuple[Command, asyncio.Future[Any]]
 
 
 class ControllerNode:
-    """The image of this node and the way to change it. Invariant: ``image`` never goes back."""
+    """The image of this node, and the commands that change it. Invariant: ``image`` never goes back."""
 
     def __init__(
         self,
@@ -95,13 +98,15 @@ class ControllerNode:
             is_single_node=quorum.is_single_node,
         )
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
-        self._shutdown_offsets: dict[int, int] = {}  # of brokers that shut down: their last hand-over
+        self._shutdown_offsets: dict[
+            int, int
+        ] = {}  # of brokers that shut down: the offset of their last hand-over
         self._activation: asyncio.Task[None] | None = None
-        self._last_leader_id: int | None = None  # of the other nodes
-        self._is_caught_up = False  # while leader: the image holds all that was committed before
+        self._last_leader_id: int | None = None  # the last leader among the other nodes
+        self._is_caught_up = False  # as the leader: the image holds everything committed before its term
         self._balanced_ms = 0
         self._is_ticking = False
-        self._loading: Delta | None = None  # during start: everything since EMPTY, published once
+        self._loading: Delta | None = None  # during start: all changes since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
         self._decider: asyncio.Task[None] | None = None
         self._offset_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -111,12 +116,12 @@ class ControllerNode:
 
     @property
     def controller_id(self) -> int | None:
-        """The node that decides, None while there is none."""
+        """The active controller's node, None while there is none."""
         return self._quorum.leader_id
 
     @property
     def is_active(self) -> bool:
-        """Whether this node is the one that decides, and has caught up."""
+        """Whether this node is the active controller, with an image that is up to date."""
         return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
 
     async def start(self) -> None:
@@ -131,7 +136,7 @@ class ControllerNode:
         self._on_leader_change(self._quorum.leader_id, 0)
 
     async def stop(self) -> None:
-        """Answer what was submitted, then let the quorum finish."""
+        """Complete the submitted commands, then stop the quorum."""
         self._is_open = False
         self._end_activation()
         if self._decider is not None:
@@ -139,12 +144,12 @@ class ControllerNode:
         await self._quorum.stop()
 
     async def watch(self) -> NoReturn:
-        """Wait until this node can't go on, and raise why: to be run by whoever must stop then."""
+        """Wait until this node has failed, and raise the error. For the task that stops the broker then."""
         await self._failed.wait()
         assert self._failure is not None
         raise LogOfflineError(f"the controller has stopped: {self._failure}") from self._failure
 
-    # --- being the active controller
+    # --- the active controller
 
     def _on_leader_change(self, leader_id: int | None, _term: int) -> None:
         self._end_activation()
@@ -165,7 +170,9 @@ class ControllerNode:
             self._activation = None
 
     async def _activate(self) -> None:
-        """Catch up with what was committed before this node led: before, it might deny what holds (R19)."""
+        """Apply all entries committed before this node led. Without them it might deny facts that hold
+        (R19).
+        """
         while True:
             try:
                 await self.wait_for_offset(await self._quorum.read_index())
@@ -174,14 +181,14 @@ class ControllerNode:
                 if not error.retriable or self._quorum.leader_id != self._node_id:
                     return
             except LogOfflineError:
-                return  # ``fail`` has told everybody
+                return  # ``fail`` has raised the error in all waiters
             await self._clock.sleep_ms(_READ_INDEX_RETRY_MS)
         self._is_caught_up = True
         self._balanced_ms = now_ms = self._clock.monotonic_ms()
         broker = None if self._last_leader_id is None else self.image.brokers.get(self._last_leader_id)
         if broker is not None and not broker.is_fenced:
-            # The node that led has fallen silent as a controller, so its broker gets no more than if its
-            # connection had closed.
+            # The former leader's controller is silent, so its broker gets only the grace period of a closed
+            # connection.
             self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms, grace_ms=DISCONNECT_GRACE_MS)
 
     async def _ensure_leading(self) -> None:
@@ -195,10 +202,12 @@ class ControllerNode:
     async def heartbeat(
         self, request: BrokerHeartbeatRequest, now_ms: int | None = None
     ) -> BrokerHeartbeatResponse:
-        """A broker is alive. ``now_ms`` is monotonic; None: now. Raises what ``submit`` raises.
+        """Take a broker's heartbeat. ``now_ms`` is monotonic; None: now. Raises the same errors as
+        ``submit``.
 
-        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED, in the response: it must register anew. It may
-        shut down once it leads nothing that another could, and all others know; then it is fenced as well.
+        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED, in the response, mean that the broker must
+        register again. It may shut down once it leads no partition that another broker could lead, and
+        all live brokers have replayed that. Then it is fenced.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -223,7 +232,7 @@ class ControllerNode:
         return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
-        """Raises BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH; never because this image is old (R19)."""
+        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never because this image is old (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -245,11 +254,13 @@ class ControllerNode:
         return True
 
     def on_disconnect(self, node_id: int) -> None:
-        """The connection that the broker's heartbeats came on has closed."""
+        """The connection of the broker's heartbeats has closed."""
         self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
 
     async def tick(self) -> None:
-        """Fence who is silent, balance leaders when it is time. Every 100 ms or so; raises as ``submit``."""
+        """Fence silent brokers and balance leaders if due. Call it every 100 ms or so; raises as
+        ``submit``.
+        """
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
         self._is_ticking = True
@@ -267,7 +278,7 @@ class ControllerNode:
             self._is_ticking = False
 
     def _overdue(self, now_ms: int) -> list[FenceBroker]:
-        """The brokers that count as alive and are silent."""
+        """Return commands that fence the brokers whose sessions have expired."""
         image, sessions = self.image, self._sessions
         for broker in image.brokers.values():
             if not broker.is_fenced:
@@ -276,7 +287,7 @@ class ControllerNode:
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)
             if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
-                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until this holds
+                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until it is fenced
             else:
                 sessions.end(node_id)
         return changes
@@ -284,15 +295,17 @@ class ControllerNode:
     # --- commands
 
     async def submit(self, command: Command) -> Any:
-        """Decide ``command`` and return its reply once it holds, and this node's image shows it.
+        """Decide ``command`` and return its reply once it is committed and this node's image contains it.
 
-        Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (queue full), and what
-        the commit raises: DiskFullError (nothing was done), LogOfflineError (the outcome is not known).
-        A cancelled submit may take effect all the same.
+        Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (queue full), and the
+        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is not
+        known). A cancelled submit may still take effect.
         """
         self._check_usable()
         if len(self._queue) >= MAX_QUEUED_COMMANDS:
-            raise ThrottlingQuotaExceededError(f"{MAX_QUEUED_COMMANDS} commands wait for the controller")
+            raise ThrottlingQuotaExceededError(
+                f"{MAX_QUEUED_COMMANDS} commands are waiting for the controller, which is the limit"
+            )
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.append((command, done))
         if self._decider is None:
@@ -300,7 +313,7 @@ class ControllerNode:
         return await done
 
     async def wait_for_offset(self, offset: int) -> None:
-        """Return when the image has reached ``offset``. Raises LogOfflineError when it never will."""
+        """Return when the image has reached ``offset``. Raises LogOfflineError if the node has failed."""
         if self.image.metadata_offset >= offset:
             return
         self._check_not_failed()
@@ -311,7 +324,7 @@ class ControllerNode:
     def _check_usable(self) -> None:
         self._check_not_failed()
         if not self._is_open:
-            raise ShuttingDownError(f"node {self._node_id} is not up")
+            raise ShuttingDownError(f"node {self._node_id} is not started")
         self._check_leads()
 
     def _check_leads(self) -> None:
@@ -337,7 +350,7 @@ class ControllerNode:
             self._decider = None
 
     async def _decide_group(self) -> None:
-        """Answer the first commands of the queue with one entry of the metadata log."""
+        """Complete the first commands of the queue with one entry of the metadata log."""
         while True:
             records, outcomes = self._decide_on(self.image)
             try:
@@ -351,17 +364,17 @@ class ControllerNode:
                 return
 
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
-        """Decide the first commands of the queue on ``image``, each after those before it.
+        """Decide the first commands of the queue on ``image``, each on the result of those before it.
 
-        Returns the records of all, and per command its reply, or the exception that deciding it raised: a
-        fault in one command's decision has changed nothing, and is that command's alone.
+        Return the records of all, and for each command its reply or the exception that its decision
+        raised. A failed decision changes nothing and does not affect the other commands.
         """
         records: list[MetadataRecord] = []
         outcomes: list[Any] = []
         for command, done in islice(self._queue, _MAX_COMMANDS_PER_ENTRY):
             if len(records) >= _MAX_RECORDS_PER_ENTRY:
                 break
-            if done.done():  # cancelled before its turn: nobody waits for it
+            if done.done():  # cancelled before its turn
                 outcomes.append(None)
                 continue
             try:
@@ -378,8 +391,8 @@ class ControllerNode:
     def _decide(self, image: ClusterImage, command: Command) -> Decision:
         if isinstance(command, RegisterBrokerRequest):
             earlier = image.brokers.get(command.node_id)
-            # Who registers ends the earlier process (R20). If that one is heard of, two processes have the
-            # same node id; if it was killed, its connection is closed, or its session will expire.
+            # A registration ends the earlier process (R20). If that one still sends heartbeats, two processes
+            # have the same node id. If it was killed, its connection is closed or its session will expire.
             if (
                 earlier is not None
                 and earlier.incarnation_id != command.incarnation_id
@@ -391,20 +404,20 @@ class ControllerNode:
         return decide(image, command, now_ms=self._clock.wall_ms(), rng=self._rng, settings=self._settings)
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:
-        """Make the records hold, and the image show them; False when another entry came first."""
+        """Commit the records and wait for the image. Return False if another entry came first."""
         if not records:
             return True
         decided_on = self.image.metadata_offset
         try:
             offset = await self._quorum.commit(records, decided_on)
         except StaleImageError as stale:
-            assert stale.offset > decided_on, "stale, and yet nothing newer"
+            assert stale.offset > decided_on, "stale, but no newer entry"
             await self.wait_for_offset(stale.offset)
             return False
         await self.wait_for_offset(offset)
         return True
 
-    # --- what the quorum drives ------------------------------------------------------------------------
+    # --- the state machine of the quorum ---------------------------------------------------------------
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
         """``StateMachine.load``."""
@@ -425,7 +438,7 @@ class ControllerNode:
         return self.image.metadata_offset, self.image.to_records()
 
     def fail(self, error: BaseException) -> None:
-        """``StateMachine.fail``: whoever waits for an image hears that it never comes."""
+        """``StateMachine.fail``: raise the error in all tasks that wait for an image."""
         self._failure = error
         self._failed.set()
         waiters, self._offset_waiters = self._offset_waiters, []
@@ -433,7 +446,7 @@ class ControllerNode:
             _release(reached, LogOfflineError(f"the controller has stopped: {error}"))
 
     def _advance(self, delta: Delta, offset: int) -> None:
-        """Make the next image, publish it, and release those who wait for it."""
+        """Make the next image, publish it, and complete the waiters for it."""
         assert offset >= self.image.metadata_offset, f"the image would go back to {offset}"
         image = self.image = delta.apply(offset)
         for publisher in self.publishers:

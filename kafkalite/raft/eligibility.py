@@ -82,8 +82,7 @@ class Eligibility:
             return None
         if self.was_alone and bootstrap_voters:
             raise DataDirectoryError(
-                f"node {self._node_id} has kept its metadata alone, and so has voter {peer_id}, alone or with"
-                " other voters",
+                f"node {self._node_id} has kept its metadata alone, and so has voter {peer_id}",
                 hint="start the other voters with empty data directories; to give up this node's topics"
                 " instead, start it with an empty data directory and --rejoin",
             )

@@ -79,7 +79,7 @@ def _is_bootstrap_voters(value: Any) -> bool:
 
 _Field = tuple[str, Callable[[Any], bool]]
 
-#: The first field of a message says which of these it is: never give a number a second meaning.
+# : The first field of a message is its kind. Never give a number a second meaning.
 _SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
     1: (
         "append",
@@ -135,11 +135,11 @@ _SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
     ),
 }
 _NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
-_APPEND: Final = "append_entries"  # the library's one name for both append and chunk
+_APPEND: Final = "append_entries"  # the library's name for both append and chunk
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message that is known to keep to its schema."""
+    """Return the bytes of a message that conforms to its schema."""
     kind = message["type"]
     if kind == _APPEND:
         kind = "append" if "prevLogIdx" in message else "chunk"
@@ -149,7 +149,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """The message of these bytes. Raises RemoteProtocolError for anything that is not one."""
+    """Return the message of these bytes. Raises RemoteProtocolError if they are malformed."""
     try:
         values = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -158,7 +158,7 @@ def decode(data: bytes | memoryview) -> Message:
         case (int(number), *fields) if number in _SCHEMA:
             kind, schema = _SCHEMA[number]
         case _:
-            raise RemoteProtocolError(f"no Raft message: {str(values)[:80]}")
+            raise RemoteProtocolError(f"not a Raft message: {str(values)[:80]}")
     if len(fields) != len(schema):
         raise RemoteProtocolError(f"a Raft message {kind} with {len(fields)} fields instead of {len(schema)}")
     message: Message = {"type": _APPEND if kind in {"append", "chunk"} else kind}
@@ -172,10 +172,12 @@ def decode(data: bytes | memoryview) -> Message:
 
 
 def _check_order(message: Message) -> None:
-    """Entries follow each other and the one before them; terms do not go back nor beyond the leader's."""
+    """Check that entries are consecutive and that their terms neither decrease nor exceed the leader's."""
     index, term = message["prevLogIdx"], message["prevLogTerm"]
     for _, entry_index, entry_term in message["entries"]:
         index += 1
         if entry_index != index or not term <= entry_term <= message["term"]:
-            raise RemoteProtocolError(f"a Raft message with entry {entry_index} of term {entry_term} there")
+            raise RemoteProtocolError(
+                f"a Raft message with entry {entry_index} of term {entry_term} out of order"
+            )
         term = entry_term

@@ -101,7 +101,7 @@ class ObserverQuorum(QuorumState):
                     hint="check the log of that voter",
                 )
             if offset <= self._offset:
-                continue  # from a voter that is behind
+                continue  # the voter is behind this node
             if response.is_snapshot:
                 machine.load(offset, record_codec.from_bytes(data))
             else:

@@ -1,7 +1,7 @@
-"""Where Raft runs: on a thread and an event loop of its own, or on the loop that is there.
+"""Where Raft runs: in a thread with its own event loop, or on the broker's loop.
 
-A sync of the journal blocks the loop that it runs on. On its own thread it delays nobody but Raft; inline
-it serves embedded clusters, and simulations, whose disks do not block.
+A sync of the journal blocks the loop that it runs on. In its own thread it delays only Raft. Embedded
+clusters and simulations, whose disks do not block, run it inline.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ T = TypeVar("T")
 class Runner(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that Raft lives on; there once the runner has been started."""
+        """The loop that Raft runs on; available after ``start``."""
         ...
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on ``loop`` soon, in the order of the calls. From any thread; never raises."""
+        """Run ``function`` on ``loop`` soon, in the order of the calls. Callable from any thread; never
+        raises.
+        """
         ...
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
-        """Do long ``work`` without holding up ``loop``, if that can be; then ``done`` there. From there."""
+        """Run ``work`` without blocking ``loop`` if possible, then ``done`` on ``loop``. Call it on
+        ``loop``.
+        """
         ...
 
 
 class InlineRunner:
-    """Raft on the broker's own loop: the running one at the first use, or the one given."""
+    """Raft on the broker's own loop: the one given, or the running loop at first use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -50,10 +54,10 @@ class InlineRunner:
         self.call(done, _outcome(work))
 
     def start(self) -> None:
-        """Nothing to start: the loop is there."""
+        """Do nothing: the loop runs already."""
 
     def stop(self) -> None:
-        """Nothing to stop: the loop is somebody else's."""
+        """Do nothing: the loop is not this runner's own."""
 
 
 class ThreadRunner:

@@ -1,8 +1,8 @@
-"""A quorum of one node: its own journal decides, or memory does.
+"""A quorum of one node, with a journal of its own or only in memory.
 
-The node writes the file of a voter, without the Raft library, so it can become a voter of several later.
-Commits that arrive during a sync share the next one. One task writes as long as there is something to
-write. Blocking calls run in an executor.
+The node writes the file of a voter, without the Raft library, so it can become a voter of several
+later. Commits that arrive during a sync share the next one. One task writes as long as there is
+something to write. Blocking calls run in an executor.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class SingleQuorum(QuorumState):
             self._disk_log = SingleNodeLog(filesystem, directory, node_id, directory_id)
         self._executor = executor
         self._snapshot_min_bytes = snapshot_min_bytes
-        self._next_snapshot_bytes = 0  # after a snapshot failed: not before the journal has this size
+        self._next_snapshot_bytes = 0  # after a failed snapshot: not before the journal has this size
         self._appended_offset = 0
-        self._first_offset = FIRST_ENTRY[1] + 1  # every offset from here on is free
+        self._first_offset = FIRST_ENTRY[1] + 1  # a lower bound of the next offset
         self._pending: list[_Pending] = []
         self._writer: asyncio.Task[None] | None = None
 

@@ -1,10 +1,10 @@
-"""Raft's messages on their way: whose they are, that they are whole, and whom they may go to.
+"""Raft's messages between authenticated peers: encoding, links and their order.
 
-It knows no socket. The shell authenticates a peer, dials it, and attaches a link for what goes there; what
-arrives it hands to ``receive`` with the id of the peer that has proved to be it.
+It knows no socket. The broker authenticates and dials a peer, and attaches a link for messages to it.
+It passes each received message to ``receive`` with the authenticated id of its sender.
 
-A message may be lost; one that arrives does so once, and those of one link in order. After an ``attach``
-nothing that was sent before it arrives on that link.
+A message may be lost, but is not repeated, and the messages of one link arrive in order. After
+``attach`` no earlier message arrives on the new link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 class PeerLink(Protocol):
     def send(self, message: bytes) -> None:
-        """Never blocks, never raises. May drop; keeps the order."""
+        """Send without blocking or raising. Messages may be dropped, but keep their order."""
         ...
 
 
@@ -37,7 +37,7 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        self.refused_count = 0  #: messages from strangers, or without sense
+        self.refused_count = 0  # : malformed messages, and messages or links of nodes that are no voters
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._on_attached = on_attached
@@ -45,7 +45,9 @@ class RaftTransport:
         self._on_message = on_message
 
     def attach(self, peer_id: int, link: PeerLink) -> None:
-        """``link`` goes to ``peer_id`` from now on, instead of any before. For voters only."""
+        """Use ``link`` for messages to ``peer_id``, in place of an earlier one. Refuses nodes that are no
+        voters.
+        """
         if peer_id not in self._peers:
             self._refuse("a link to %d, which is no voter", peer_id)
             return
@@ -56,17 +58,17 @@ class RaftTransport:
         self._on_attached(peer_id)
 
     def detach(self, peer_id: int, link: PeerLink) -> None:
-        """``link`` is gone. Says nothing if another has taken its place already."""
+        """Remove ``link``. Does nothing if another link has replaced it."""
         if self._links.get(peer_id) is link:
             del self._links[peer_id]
             self._on_detached(peer_id)
 
     def attached(self) -> list[int]:
-        """The peers that a link goes to, in order."""
+        """Return the ids of the peers with a link, sorted."""
         return sorted(self._links)
 
     def receive(self, peer_id: int, message: bytes | memoryview) -> None:
-        """A message has come from ``peer_id``. Whatever is not one is dropped."""
+        """Decode a message of ``peer_id`` and pass it on. A malformed one is dropped."""
         if peer_id not in self._peers:
             self._refuse("a message from %d, which is no voter", peer_id)
             return
@@ -78,7 +80,7 @@ class RaftTransport:
         self._on_message(peer_id, decoded)
 
     def send(self, peer_id: int, message: Message) -> bool:
-        """Whether there is a link that the message could be given to."""
+        """Send to a peer. Return False if there is no link to it."""
         link = self._links.get(peer_id)
         if link is None:
             return False

@@ -1,4 +1,8 @@
-"""Nodes prove to each other that they know the secret; nothing else opens a cluster's apis (S10)."""
+"""Nodes prove to each other that they know the secret; nothing else gives access to a cluster's apis
+(S10).
+
+Also covers ``cluster/controller_listener.py`` and ``handlers/cluster.py``.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +49,18 @@ def greet(
 
 
 class TestProofs:
-    def test_two_who_know_the_secret_believe_each_other(self) -> None:
+    def test_two_nodes_that_know_the_secret_accept_each_other(self) -> None:
         hello, answer, challenge = greet(authenticator(1), authenticator(2))
         proof = authenticator(1).prove(hello, answer, 2)
         assert challenge.is_met_by(proof)
         assert challenge.node_id == 1
 
-    def test_a_listener_without_the_secret_is_not_believed(self) -> None:
+    def test_a_listener_without_the_secret_is_refused(self) -> None:
         hello, answer, _ = greet(authenticator(1), authenticator(2, "another secret of the same length"))
         with pytest.raises(ClusterAuthorizationFailedError, match="does not know this cluster's secret"):
             authenticator(1).prove(hello, answer, 2)
 
-    def test_a_dialler_without_the_secret_is_not_believed(self) -> None:
+    def test_a_dialler_without_the_secret_is_refused(self) -> None:
         hello, answer, challenge = greet(authenticator(1), authenticator(2))
         liar = authenticator(1, "another secret of the same length")
         forged = messages.ClusterProofRequest(liar._proof("dialler", 1, 2, hello.nonce, answer.nonce))
@@ -64,16 +68,16 @@ class TestProofs:
         for proof in (b"", answer.proof[:-1], answer.proof + b"x"):
             assert not challenge.is_met_by(messages.ClusterProofRequest(proof))
 
-    def test_a_listeners_proof_sent_back_is_no_diallers(self) -> None:
+    def test_a_listeners_proof_is_not_valid_for_a_dialler(self) -> None:
         _, answer, challenge = greet(authenticator(1), authenticator(2))
         assert not challenge.is_met_by(messages.ClusterProofRequest(answer.proof))
 
-    def test_a_challenge_passed_on_to_another_node_proves_nothing(self) -> None:
-        """Node 3 dials an impostor, which passes the nonces on to node 2 as if it were node 1 or 3."""
+    def test_a_challenge_forwarded_to_another_node_proves_nothing(self) -> None:
+        """Node 3 dials an impostor, which forwards the nonces to node 2 as if it were node 1 or 3."""
         victim, target = authenticator(3), authenticator(2)
         hello = victim.hello()
         answer, challenge = target.challenge(
-            messages.ClusterHelloRequest("c", 1, hello.nonce)  # the impostor says to be node 1
+            messages.ClusterHelloRequest("c", 1, hello.nonce)  # the impostor claims to be node 1
         )
         posing = messages.ClusterHelloResponse(0, None, 9, answer.nonce, answer.proof)
         with pytest.raises(ClusterAuthorizationFailedError):
@@ -85,10 +89,10 @@ class TestProofs:
         hello, answer, challenge = greet(authenticator(1), authenticator(2))
         proof = authenticator(1).prove(hello, answer, 2)
         assert challenge.is_met_by(proof)
-        _, again = authenticator(2).challenge(hello)  # the same hello, recorded and sent again
+        _, again = authenticator(2).challenge(hello)  # the same hello, replayed
         assert not again.is_met_by(proof)
 
-    def test_whoever_answers_must_be_whom_we_dialled(self) -> None:
+    def test_the_node_that_responds_must_be_the_one_that_was_dialled(self) -> None:
         hello, answer, _ = greet(authenticator(1), authenticator(2))
         with pytest.raises(ClusterAuthorizationFailedError, match="node 2 responded where node 3"):
             authenticator(1).prove(hello, answer, 3)
@@ -107,7 +111,7 @@ class TestProofs:
 
 
 def requests_of_the_cluster() -> dict[ApiKey, Any]:
-    """One of each that would change something, in the name of node 2."""
+    """Return one request of each api that would change something, in the name of node 2."""
     damaged: list[Any] = []
     change = messages.PartitionChange(TOPIC_ID, 0, 0, 0, [1], [-1])
     return {
@@ -145,7 +149,7 @@ def of_node(node: Node, node_id: int, **changes: str) -> Authenticator:
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestOnTheWire:
-    async def test_without_a_proof_nothing_of_the_cluster_is_answered_and_nothing_changes(
+    async def test_without_a_proof_cluster_requests_are_refused_and_change_nothing(
         self, cluster: Cluster
     ) -> None:
         forged = requests_of_the_cluster()
@@ -164,7 +168,7 @@ class TestOnTheWire:
         assert cluster.broker.image.brokers == before.brokers
         assert cluster.broker.image.topics == before.topics
 
-    async def test_a_controllers_listener_answers_no_stranger_at_all(self, cluster: Cluster) -> None:
+    async def test_a_controllers_listener_serves_only_nodes(self, cluster: Cluster) -> None:
         from kafkalite.protocol.messages.metadata import DescribeClusterRequest
 
         async with WireClient(controller_address(cluster)) as wire:
@@ -191,19 +195,21 @@ class TestOnTheWire:
             proof = own.prove(hello, await wire.call(hello), 2)
             assert (await wire.call(proof)).node_id == 1
             fetch = messages.FetchMetadataRequest(0, -1, 0, 1)
-            assert (await wire.call(fetch)).error_code == ErrorCode.INVALID_REQUEST  # known, and no voter
+            assert (
+                await wire.call(fetch)
+            ).error_code == ErrorCode.INVALID_REQUEST  # authenticated, but not a voter
             again = await wire.call(proof)
             assert again.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             await wire.closed()
-        async with WireClient(address) as wire:  # a recorded conversation, played again
+        async with WireClient(address) as wire:  # a recorded conversation, replayed
             await wire.call(hello)
             assert (await wire.call(proof)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             await wire.closed()
         async with WireClient(address) as wire:
             assert (await wire.call(proof)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
-    async def test_a_stranger_gets_no_room_for_a_large_request(self, cluster: Cluster) -> None:
-        """S3: a node does, and could not if strangers had used it up."""
+    async def test_a_stranger_cannot_send_a_large_request(self, cluster: Cluster) -> None:
+        """S3: a node may send one, and could not if strangers used up the memory."""
         frame = struct.pack(">II", 4 * MIB, 0) + bytes(MIB)
         async with WireClient(controller_address(cluster)) as wire:
             wire.send_raw(frame)
@@ -229,14 +235,14 @@ class TestOnTheWire:
         connection = await dial(controller_address(cluster), own, 101, client_id="t", timeout_ms=2_000)
         for key, request in requests_of_the_cluster().items():
             if not hasattr(request, "node_id") or key == ApiKey.REPLICA_FETCH:
-                continue  # in nobody's name, or not for controllers
+                continue  # names no node, or is not for controllers
             with pytest.raises(ClusterAuthorizationFailedError, match="in the name of node 2"):
                 await connection.call(request, timeout_ms=2_000)
         connection.close()
         assert cluster.broker.image.brokers == before
 
-    async def test_a_session_goes_on_when_an_earlier_connection_ends_late(self, cluster: Cluster) -> None:
-        """Else a broker that heartbeats seldom would be fenced before the next one."""
+    async def test_a_session_continues_when_an_earlier_connection_ends_late(self, cluster: Cluster) -> None:
+        """Otherwise a broker with rare heartbeats would be fenced before the next one."""
         own = of_node(cluster.nodes[1], 7)
         controller: Any = cluster.nodes[101].broker
         listener = controller._cluster._listener
@@ -256,7 +262,7 @@ class TestOnTheWire:
             assert lost == expected
         listener._on_session_lost = former
 
-    async def test_a_new_hello_forgets_who_one_was(self, cluster: Cluster) -> None:
+    async def test_a_new_hello_discards_the_authentication(self, cluster: Cluster) -> None:
         own = of_node(cluster.nodes[1], 1)
         connection = await dial(cluster.brokers[2].address, own, 2, client_id="t", timeout_ms=2_000)
         await connection.call(own.hello(), timeout_ms=2_000)
@@ -264,7 +270,7 @@ class TestOnTheWire:
             await connection.call(messages.FetchMetadataRequest(0, -1, 0, 1), timeout_ms=2_000)
         connection.close()
 
-    async def test_a_dial_that_is_given_up_leaves_no_connection(self, cluster: Cluster) -> None:
+    async def test_a_cancelled_dial_leaves_no_connection(self, cluster: Cluster) -> None:
         own = of_node(cluster.nodes[1], 1)
         count = cluster.brokers[2].statistics().connection_count
         with pytest.raises(ClusterAuthorizationFailedError, match="where node 3 was expected"):
@@ -276,7 +282,7 @@ class TestOnTheWire:
             await connect("inproc://nobody", client_id="t", timeout_ms=100)
 
 
-async def test_a_cluster_of_one_knows_no_secret_and_lets_nobody_in() -> None:
+async def test_a_cluster_of_one_has_no_secret_and_accepts_no_node() -> None:
     async with Cluster() as cluster, WireClient(cluster.bootstrap_servers) as wire:
         hello = authenticator(7).hello()
         assert (await wire.call(hello)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED

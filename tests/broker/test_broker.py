@@ -1,4 +1,4 @@
-"""Broker: start and stop in order, at most once, with or without a disk, and what it says about itself."""
+"""Broker: start and stop in order, at most once, with or without a disk, and its statistics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_several_listeners_each_advertise_themselves() -> None:
                 assert answer.brokers[0].address == address
 
 
-async def test_an_advertised_address_is_what_clients_are_told() -> None:
+async def test_clients_are_given_the_advertised_address() -> None:
     broker = Broker(listeners="inproc://advertised", advertised_listeners="kafka.example:9092")
     async with broker, WireClient("inproc://advertised") as wire:
         answer = await wire.call(metadata.MetadataRequest(None, False))
@@ -94,7 +94,7 @@ async def test_data_and_topics_survive_a_restart(
                 assert read.high_watermark == expected + 1
 
 
-async def test_what_was_acknowledged_survives_a_kill(
+async def test_acknowledged_records_survive_a_kill(
     new_topic: Make, batch_of: Make, produce: Make, fetch: Make
 ) -> None:
     disk = MemoryFileSystem()
@@ -117,7 +117,7 @@ async def test_a_port_in_use_is_named_and_leaves_nothing_behind(tmp_path: Path) 
         with pytest.raises(ListenError, match="the port is in use"):
             await second.start()
     async with Broker(listeners="inproc://", log_dirs=tmp_path):
-        pass  # the directory was given back
+        pass  # the directory was released
 
 
 async def test_the_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ async def test_a_disk_that_fails_to_sync_takes_the_partition_offline_not_the_bro
         (again,) = (await wire.call(produce(batch), batch)).partitions
         assert again.error_code == 56
         (read,) = (await wire.call(fetch(0))).partitions
-        assert (read.error_code, read.high_watermark) == (0, 1)  # readers go on, below what is certain
+        assert (read.error_code, read.high_watermark) == (0, 1)  # reads continue below the high watermark
         (other,) = (await wire.call(produce(batch, partition=1), batch)).partitions
         assert other.error_code == 0
         assert broker.statistics().offline_partition_count == 1
 
 
-async def test_a_full_disk_is_an_answer_and_passes(
+async def test_a_full_disk_is_a_temporary_error(
     new_topic: Make, batch_of: Make, produce: Make, fetch: Make
 ) -> None:
     disk = MemoryFileSystem(capacity_bytes=400_000)

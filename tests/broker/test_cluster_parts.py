@@ -1,4 +1,8 @@
-"""The parts that join a node to its cluster, each on its own: links, the channel, producer ids, the tree."""
+"""The parts that join a node to its cluster, one by one.
+
+Covers ``raft_links.py``, ``controller_channel.py``, ``peers.py``, ``node.py`` and ``metadata_tree.py``
+of the cluster room, and ``coordination/producer_ids.py``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from kafkalite.testing import Cluster, disconnect_next, fail_next
 
 
 class FakeConnection:
-    """Takes requests, and answers when told."""
+    """Takes requests, and responds when the test says so."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -53,7 +57,7 @@ class FakeConnection:
 
 
 class TestRaftLink:
-    async def test_what_is_sent_in_one_turn_travels_together_and_in_order(self) -> None:
+    async def test_messages_of_one_turn_are_sent_together_and_in_order(self) -> None:
         connection = FakeConnection()
         link = RaftLink(connection, asyncio.get_running_loop())  # type: ignore[arg-type]
         messages = [b"%d" % n for n in range(300)]
@@ -68,7 +72,7 @@ class TestRaftLink:
             connection.answer()
         assert not link.is_busy
 
-    async def test_a_peer_that_answers_nothing_is_sent_no_more_than_the_bounds(
+    async def test_a_peer_that_does_not_respond_is_sent_no_more_than_the_bounds(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(raft_links, "MAX_REQUESTS_IN_FLIGHT", 2)
@@ -96,7 +100,7 @@ class TestRaftLink:
         assert link.dropped_count == 1
 
 
-async def test_producer_ids_come_from_blocks_asked_for_once() -> None:
+async def test_producer_ids_come_from_blocks_allocated_once() -> None:
     blocks = iter([(0, 2), (10, 3)])
     asked = 0
 
@@ -159,7 +163,7 @@ class TestChannel:
     def _create(name: str) -> admin.CreateTopicsRequest:
         return admin.CreateTopicsRequest(5_000, False, [admin.NewTopic(name, 1, 1, {})])
 
-    async def test_a_refusal_by_a_former_controller_is_tried_again(self) -> None:
+    async def test_a_refusal_by_a_former_controller_is_retried(self) -> None:
         async with Cluster(brokers=1, controllers=1) as cluster:
             channel = cluster.brokers[1]._services.channel
             refuse = fail_next(3, ErrorCode.NOT_CONTROLLER)
@@ -171,7 +175,7 @@ class TestChannel:
                 await channel.decide(self._create("u"), timeout_ms=100)
 
     @pytest.mark.parametrize("after", [False, True])
-    async def test_a_command_whose_answer_is_lost_is_not_sent_again(self, after: bool) -> None:
+    async def test_a_command_whose_response_is_lost_is_not_sent_again(self, after: bool) -> None:
         async with Cluster(brokers=1, controllers=1) as cluster:
             broker = cluster.brokers[1]
             cluster.intercept(ApiKey.ENVELOPE, disconnect_next(after=after), node_id=101)
@@ -180,7 +184,7 @@ class TestChannel:
             answer = await broker._services.channel.decide(self._create("t"), timeout_ms=5_000)
             assert answer.topics[0].error_code == (ErrorCode.TOPIC_ALREADY_EXISTS if after else 0)
 
-    async def test_peers_that_are_not_there_are_named(self) -> None:
+    async def test_unknown_peers_are_named(self) -> None:
         async with Cluster(brokers=2) as cluster:
             peers = cluster.brokers[1]._services.peers
             assert peers is not None

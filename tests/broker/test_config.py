@@ -68,7 +68,7 @@ def test_listeners_in_every_spelling(given: Any, listeners: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("address", ["localhost", "SSL://x:1", "host:port", "host:70000", "host:-1"])
-def test_a_listener_that_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_listener_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"listeners is .* but must be host:port"):
         BrokerConfig.from_settings({"listeners": address})
 
@@ -83,7 +83,7 @@ def test_a_listener_that_is_no_address_is_refused(address: str) -> None:
         ({"log.roll.ms": 10, "log.roll.jitter.ms": 11}, "log.roll.jitter.ms"),
     ],
 )
-def test_settings_that_cannot_hold_together_are_refused(settings: dict[str, Any], key: str) -> None:
+def test_contradicting_settings_are_refused(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig.from_settings(settings)
     assert refused.value.key == key
@@ -161,14 +161,14 @@ def test_relations_name_the_source_too() -> None:
         load_settings(overrides={"listeners": "nowhere"})
 
 
-def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a file that exists"):
         load_settings(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="not a directory"):
         load_settings(tmp_path)
 
 
-def test_paths_are_taken_as_text(tmp_path: Path) -> None:
+def test_paths_are_accepted_as_text(tmp_path: Path) -> None:
     assert BrokerConfig.from_settings({"log_dirs": tmp_path}).log_dirs == str(tmp_path)
     assert BrokerConfig(log_dirs=tmp_path).log_dirs == str(tmp_path)  # type: ignore[arg-type]
 
@@ -233,7 +233,7 @@ def test_a_node_without_voters_is_a_cluster_of_its_own() -> None:
         ({"listeners": ":9092"}, "advertised.listeners", "required when a listener is on every interface"),
     ],
 )
-def test_what_a_node_of_a_cluster_cannot_be(changes: dict[str, Any], key: str, words: str) -> None:
+def test_settings_that_a_node_of_a_cluster_cannot_have(changes: dict[str, Any], key: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         BrokerConfig.from_settings(ONE_OF_THREE | changes)
     assert refused.value.key == key
@@ -241,7 +241,7 @@ def test_what_a_node_of_a_cluster_cannot_be(changes: dict[str, Any], key: str, w
 
 
 @pytest.mark.parametrize("role", ["broker", "controller"])
-def test_half_a_node_needs_the_other_half_somewhere(role: str) -> None:
+def test_a_node_with_one_role_needs_voters(role: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"controller\.quorum\.voters: required on a node that is only a {role}"
     ):

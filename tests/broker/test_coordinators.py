@@ -1,4 +1,7 @@
-"""The shard runtime: decide, append, replay, answer when it is committed; load before serving (R36, R39)."""
+"""Shards: decide, append, replay, respond when it is committed; load before serving (R36, R39).
+
+Covers ``coordinators.py`` and ``shard.py``.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ CALLER = Caller("test", "here")
 
 
 class FakeMachine:
-    """Keeps what it is told: ``("set", key, value)``, ``("get", key)``, ``("later", key, at_ms)``."""
+    """Takes ``("set", key, value)``, ``("get", key)``, ``("later", key, at_ms)``."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -136,20 +139,20 @@ async def loaded(broker: Broker, group: str = "g") -> Shard:
 # --- serving ---------------------------------------------------------------------------------------
 
 
-async def test_a_decision_is_appended_replayed_and_answered_when_it_is_committed() -> None:
+async def test_a_decision_is_appended_replayed_and_acknowledged_when_it_is_committed() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
         answer = shard.submit(("set", b"k", b"1"), CALLER)
         assert isinstance(answer, Pending)  # the batch is not on the disk yet
-        assert shard.machine.values == {b"k": b"1"}  # and yet later decisions rest on it
+        assert shard.machine.values == {b"k": b"1"}  # but later decisions rest on it
         assert (shard.high_watermark, shard.end_offset) == (0, 1)
         assert await settled(answer) == ("was", None)
         assert (shard.high_watermark, shard.end_offset) == (1, 1)
         assert await shard.ask(("set", b"k", b"2")) == ("was", b"1")
 
 
-async def test_what_was_only_read_or_refused_waits_as_well() -> None:
-    """R40: an answer never tells what may yet vanish, also a refusal."""
+async def test_reads_and_errors_wait_too() -> None:
+    """R40: no response, not even an error, reveals records that may still be lost."""
     async with a_broker() as broker:
         shard = await loaded(broker)
         told: list[Any] = []
@@ -164,7 +167,7 @@ async def test_what_was_only_read_or_refused_waits_as_well() -> None:
         assert [type(answer) for answer in told] == [Reply, Reply, Refusal]
         assert told[1].message == b"1"
         assert told[2].error_code == ErrorCode.POLICY_VIOLATION
-        assert isinstance(shard.submit(("get", b"k"), CALLER), Reply)  # nothing is open any more
+        assert isinstance(shard.submit(("get", b"k"), CALLER), Reply)  # nothing is uncommitted any more
 
 
 async def test_in_memory_everything_is_answered_at_once() -> None:
@@ -175,7 +178,7 @@ async def test_in_memory_everything_is_answered_at_once() -> None:
         assert len(broker.image.topics[OFFSETS_TOPIC].partitions) == 4
 
 
-async def test_a_mutant_that_answers_early_is_seen() -> None:
+async def test_a_mutant_that_responds_early_is_noticed() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
         with without("R36-answer-uncommitted"):
@@ -197,7 +200,7 @@ async def test_an_append_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPa
         assert shard.machine.values == {}
 
 
-async def test_a_record_that_cant_be_replayed_stops_the_broker() -> None:
+async def test_a_record_that_cannot_be_replayed_stops_the_broker() -> None:
     broker = Broker(listeners="inproc://")
     await broker.start()
     await find(broker, "g")
@@ -208,7 +211,7 @@ async def test_a_record_that_cant_be_replayed_stops_the_broker() -> None:
     await broker.stop()
 
 
-async def test_who_asks_is_told_to_the_machine() -> None:
+async def test_the_caller_is_passed_to_the_machine() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
         assert await shard.ask(("who",), CALLER) == CALLER
@@ -274,7 +277,9 @@ async def test_transactions_in_the_log_are_pending_until_their_marker(batch_of: 
         assert machine.pending == {3: {b"open": b"v"}}
 
 
-async def test_a_machine_that_cant_read_its_records_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_shard_whose_records_cannot_be_read_is_not_available(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     filesystem = MemoryFileSystem()
     async with a_broker(filesystem=filesystem) as broker:
         await (await loaded(broker)).ask(("set", b"k", b"v"))
@@ -294,7 +299,7 @@ async def test_a_machine_that_cant_read_its_records_says_so(caplog: pytest.LogCa
 # --- time and topics -------------------------------------------------------------------------------
 
 
-async def test_the_machine_is_asked_when_its_time_has_come() -> None:
+async def test_the_machine_is_ticked_at_its_deadline() -> None:
     clock = VirtualClock()
     async with Cluster(clock=clock, offsets_topic_num_partitions=1) as cluster:
         await find(cluster.broker, "g")
@@ -313,7 +318,7 @@ async def test_the_machine_is_asked_when_its_time_has_come() -> None:
         assert b"second" in shard.machine.values
 
 
-async def test_a_machine_hears_of_topics_that_come_grow_and_go(new_topic: Any) -> None:
+async def test_a_machine_is_ticked_when_topics_change(new_topic: Any) -> None:
     async with a_broker() as broker, WireClient(broker.address) as wire:
         shard = await loaded(broker)
         await wire.call(new_topic("t", 3))
@@ -328,7 +333,7 @@ async def test_a_machine_hears_of_topics_that_come_grow_and_go(new_topic: Any) -
         assert shard.machine.ticks == ticks + 1
 
 
-async def test_changes_are_told_once_a_turn_and_again_when_they_are_committed() -> None:
+async def test_callbacks_run_once_a_turn_and_again_after_the_commit() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
         told: list[tuple[int, int]] = []
@@ -344,10 +349,10 @@ async def test_changes_are_told_once_a_turn_and_again_when_they_are_committed() 
         assert told[-1] == (2, 2)
 
 
-# --- who coordinates -------------------------------------------------------------------------------
+# --- the coordinator of a key ----------------------------------------------------------------------
 
 
-async def test_the_coordinator_is_found_and_its_topic_made_once() -> None:
+async def test_the_coordinator_is_found_and_its_topic_created_once() -> None:
     async with Broker(listeners="inproc://", offsets_topic_num_partitions=7) as broker:
         found = await asyncio.gather(*(find(broker, f"g{number}") for number in range(20)))
         assert {one.error_code for one in found} == {0}
@@ -358,7 +363,7 @@ async def test_the_coordinator_is_found_and_its_topic_made_once() -> None:
         assert configs["min.insync.replicas"] == "1"
 
 
-async def test_a_group_of_a_topic_that_is_not_there_yet() -> None:
+async def test_a_group_before_its_topic_exists() -> None:
     async with Broker(listeners="inproc://") as broker:
         with pytest.raises(CoordinatorNotAvailableError, match="FindCoordinator creates it"):
             broker.coordinators.groups("g")
@@ -367,12 +372,12 @@ async def test_a_group_of_a_topic_that_is_not_there_yet() -> None:
             assert answer.coordinators[0].error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_a_keys_partition_is_murmur2s() -> None:
+def test_the_partition_of_a_key_is_kafkas() -> None:
     """As Kafka's clients hash: murmur2("21") is -973932308."""
     assert partition_of("21", 50) == (-973932308 & 0x7FFFFFFF) % 50
 
 
-async def test_a_stopped_broker_answers_what_it_holds() -> None:
+async def test_a_stopped_broker_refuses_held_requests() -> None:
     async with a_broker() as broker:
         shard = await loaded(broker)
         answer = shard.submit(("set", b"k", b"1"), CALLER)
@@ -388,8 +393,8 @@ async def test_a_stopped_broker_answers_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_what_was_answered_survives_every_crash(seed: int) -> None:
-    """R36, R39: on a disk that forgets what was not synced, no answer is ever taken back."""
+async def test_acknowledged_decisions_survive_every_crash(seed: int) -> None:
+    """R36, R39: no response is ever revoked, on a disk that loses everything that was not synced."""
     rng = random.Random(seed)
     told: dict[bytes, int] = {}  # the least value that may be read
     async with Cluster(seed=seed, offsets_topic_num_partitions=1) as cluster:
@@ -419,14 +424,14 @@ async def test_what_was_answered_survives_every_crash(seed: int) -> None:
 
 
 def _note(command: tuple[Any, ...], told: dict[bytes, int], answer: Any) -> None:
-    """Remember what the answer promised."""
+    """Remember what the response guarantees."""
     if isinstance(answer, Refusal):
         return
     value = command[2] if command[0] == "set" else answer.message
     told[command[1]] = max(told.get(command[1], 0), int(value or b"0"))
 
 
-async def test_an_answer_that_is_never_committed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_that_is_never_committed_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.broker.coordination.shard.COMMIT_TIMEOUT_MS", 30)
     async with a_broker() as broker:
         shard = await loaded(broker)
@@ -435,7 +440,7 @@ async def test_an_answer_that_is_never_committed_is_given_up(monkeypatch: pytest
         for answer in answers:
             with pytest.raises(CoordinatorNotAvailableError, match="may still be"):
                 await settled(answer)
-        assert shard.machine.values == {b"k": b"2"}  # what is in the log stays
+        assert shard.machine.values == {b"k": b"2"}  # records in the log stay
 
 
 async def test_an_invariant_that_breaks_in_a_tick_stops_the_broker() -> None:
@@ -450,7 +455,7 @@ async def test_an_invariant_that_breaks_in_a_tick_stops_the_broker() -> None:
         await broker.wait_stopped()
 
 
-async def test_a_tick_that_cant_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tick_that_cannot_be_written_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.broker.coordination.shard.TICK_RETRY_MS", 20)
     async with a_broker() as broker:
         shard = await loaded(broker)

@@ -30,7 +30,7 @@ def _dispatcher(tasks: TaskSet) -> Dispatcher:
 
 
 async def test_a_handler_cancelled_before_its_first_step_leaves_no_coroutine_behind() -> None:
-    """A broker that dies between receiving a request and the loop's next turn."""
+    """A broker that dies between receiving a request and the next turn of the loop."""
     tasks = TaskSet(lambda error: None)
     request: Any = SimpleNamespace(api_key=API)
     with warnings.catch_warnings(record=True) as caught:

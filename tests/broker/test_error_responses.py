@@ -48,7 +48,9 @@ def test_messages_are_cut() -> None:
     assert len(translate(error).error_message or "") == MAX_ERROR_MESSAGE_LENGTH
 
 
-def test_the_unexpected_is_logged_under_the_id_the_client_gets(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_errors_are_logged_under_the_id_that_the_client_receives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR):
         outcome = translate(ZeroDivisionError("secret detail"))
     assert outcome.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
@@ -59,6 +61,6 @@ def test_the_unexpected_is_logged_under_the_id_the_client_gets(caplog: pytest.Lo
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_broken_invariant_goes_through() -> None:
+def test_a_broken_invariant_is_not_translated() -> None:
     with pytest.raises(AssertionError, match="broken"):
         translate(AssertionError("broken"))

@@ -1,4 +1,4 @@
-"""Every API against a broker in memory, over the protocol's own bytes."""
+"""Every API against a broker in memory, over the wire. Covers the modules of ``broker/handlers``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_batches_get_dense_offsets_whatever_the_acks(
         assert (result.error_code, result.base_offset, result.log_start_offset) == (0, expected, 0)
 
 
-async def test_each_partition_is_on_its_own(wire: WireClient, new_topic: Make, batch_of: Make) -> None:
+async def test_each_partition_has_its_own_result(wire: WireClient, new_topic: Make, batch_of: Make) -> None:
     await wire.call(new_topic("t", 2))
     good, bad = batch_of(b"good"), batch_of(b"bad")
     bad[-1] ^= 1
@@ -81,10 +81,10 @@ def _with_codec(batch: bytearray, attributes: int) -> bytearray:
         (0b111 | 6 << 8, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
         (0b111 | 1 << 4, ErrorCode.INVALID_RECORD),
         (0b111 | 1 << 5, ErrorCode.INVALID_RECORD),
-        (0b001, ErrorCode.NONE),  # Kafka's own rows, gzipped: stored as they are
+        (0b001, ErrorCode.NONE),  # rows in Kafka's format, gzipped: stored unchanged
     ],
 )
-async def test_attributes_decide_what_is_taken(
+async def test_attributes_decide_which_batches_are_accepted(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, attributes: int, code: ErrorCode
 ) -> None:
     await wire.call(new_topic("t"))
@@ -94,7 +94,7 @@ async def test_attributes_decide_what_is_taken(
 
 
 @pytest.mark.parametrize("size", [0, 1, 60])
-async def test_what_is_too_short_for_a_batch_is_corrupt(
+async def test_bytes_too_short_for_a_batch_are_corrupt(
     wire: WireClient, new_topic: Make, produce: Make, size: int
 ) -> None:
     await wire.call(new_topic("t"))
@@ -120,7 +120,7 @@ async def test_a_timestamp_from_the_far_future_is_refused(
     assert answer.partitions[0].error_code == ErrorCode.INVALID_TIMESTAMP
 
 
-async def test_acks_that_nobody_knows_refuse_the_request(
+async def test_unknown_acks_refuse_the_request(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t"))
@@ -144,7 +144,7 @@ async def test_all_with_too_few_in_sync_is_refused_and_one_is_not(
     assert (hosted.partition.log.synced_end_offset, hosted.high_watermark) == (1, 0)
 
 
-async def test_a_producer_that_waits_too_long_is_told(
+async def test_a_producer_that_waits_too_long_times_out(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, broker: Broker
 ) -> None:
     await wire.call(new_topic("t"))
@@ -154,7 +154,7 @@ async def test_a_producer_that_waits_too_long_is_told(
         answer = await wire.call(produce(batch, acks=acks, timeout_ms=20), batch)
         assert answer.partitions[0].error_code == ErrorCode.REQUEST_TIMED_OUT
         assert "the batch is in the log" in answer.partitions[0].error_message
-    assert broker.statistics().waiting_requests == 2  # cancelled, and passed over when the time comes
+    assert broker.statistics().waiting_requests == 2  # cancelled, and skipped when the time comes
 
 
 async def test_log_append_time_is_the_brokers(
@@ -170,17 +170,17 @@ async def test_log_append_time_is_the_brokers(
 # --- fetch -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_produced_is_fetched_byte_for_byte(
+async def test_records_are_fetched_byte_for_byte(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, fetch: Make
 ) -> None:
     await wire.call(new_topic("t"))
     batch = batch_of(b"a", b"b")
     await wire.call(produce(batch), batch)
-    (result,) = (await wire.call(fetch(1))).partitions  # inside the batch: it comes whole
+    (result,) = (await wire.call(fetch(1))).partitions  # inside the batch, which is returned completely
     assert (result.error_code, result.high_watermark, result.log_start_offset) == (0, 2, 0)
     assert result.length_bytes == len(batch)
     stored = bytes(wire.last_payload)
-    assert stored[16:] == bytes(batch)[16:]  # but for base offset and leader epoch
+    assert stored[16:] == bytes(batch)[16:]  # except base offset and leader epoch
 
 
 async def test_a_fetch_waits_for_bytes_and_is_woken_by_them(
@@ -202,7 +202,7 @@ async def test_a_fetch_waits_for_bytes_and_is_woken_by_them(
 async def test_a_fetch_that_is_woken_too_early_waits_on(
     broker: Broker, wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, fetch: Make
 ) -> None:
-    """With followers, a leader can only guess how many bytes became readable."""
+    """With followers, a leader can only estimate how many bytes became readable."""
     await wire.call(new_topic("t"))
     async with WireClient(broker.address) as other:
         started = time.monotonic()
@@ -222,7 +222,7 @@ async def test_a_fetch_that_is_woken_too_early_waits_on(
         assert empty.partitions[0].length_bytes == 0
 
 
-async def test_a_fetch_in_vain_is_answered_empty_in_time(
+async def test_a_fetch_without_data_is_answered_in_time(
     wire: WireClient, new_topic: Make, fetch: Make, broker: Broker
 ) -> None:
     await wire.call(new_topic("t"))
@@ -231,7 +231,7 @@ async def test_a_fetch_in_vain_is_answered_empty_in_time(
     assert broker.statistics().waiting_requests == 0
 
 
-async def test_a_client_that_leaves_takes_its_fetch_along(
+async def test_the_fetch_of_a_client_that_is_gone_is_released(
     broker: Broker, new_topic: Make, fetch: Make
 ) -> None:
     async with WireClient(broker.address) as wire:
@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_takes_its_fetch_along(
 
 
 @pytest.mark.parametrize("offset", [-1, 2, 2**62])
-async def test_an_offset_out_of_range_tells_the_range(
+async def test_an_offset_out_of_range_returns_the_range(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, fetch: Make, offset: int
 ) -> None:
     await wire.call(new_topic("t"))
@@ -256,7 +256,7 @@ async def test_an_offset_out_of_range_tells_the_range(
     assert (result.log_start_offset, result.high_watermark) == (0, 1)
 
 
-async def test_the_answer_stays_under_its_limit_but_for_the_first_batch(
+async def test_the_response_stays_under_its_limit_except_for_the_first_batch(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t", 3))
@@ -279,7 +279,7 @@ async def test_the_answer_stays_under_its_limit_but_for_the_first_batch(
     assert await lengths(2**20, each=0) == [0, 0, 0]  # watched: tests/broker/test_watching.py
 
 
-async def test_a_partition_that_fails_does_not_hold_up_the_others(
+async def test_a_partition_that_fails_does_not_delay_the_others(
     wire: WireClient, new_topic: Make, fetch: Make
 ) -> None:
     await wire.call(new_topic("t"))
@@ -322,7 +322,7 @@ async def test_offsets_are_listed_by_time_and_by_name(
     assert await listed(0, partition=1) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
 
 
-async def test_the_end_of_a_leader_epoch_is_told(
+async def test_the_end_of_a_leader_epoch_is_returned(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t"))
@@ -474,7 +474,7 @@ async def test_a_broken_invariant_in_a_woken_fetch_stops_the_broker(
         await reader.closed()
 
 
-async def test_a_topic_made_again_under_its_name_is_empty(
+async def test_a_topic_created_again_under_its_name_is_empty(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     batch = batch_of()
@@ -510,7 +510,7 @@ async def _entry(wire: WireClient, kind: str, name: str, key: str) -> tuple[str 
     return entry.value, entry.source, entry.read_only
 
 
-async def test_configs_tell_value_and_source_and_can_be_altered(wire: WireClient, new_topic: Make) -> None:
+async def test_configs_have_value_and_source_and_can_be_altered(wire: WireClient, new_topic: Make) -> None:
     await wire.call(new_topic("t"))
     assert await _entry(wire, "topic", "t", "retention.ms") == ("604800000", "default", False)
 
@@ -544,7 +544,7 @@ async def test_altered_configs_are_in_force_at_once(
     assert answer.partitions[0].error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
-async def test_configs_of_what_is_not_there_are_refused(wire: WireClient) -> None:
+async def test_configs_of_unknown_resources_are_refused(wire: WireClient) -> None:
     asked = [admin.ConfigResource(*pair) for pair in (("topic", "t"), ("broker", "2"), ("planet", "x"))]
     answer = await wire.call(admin.DescribeConfigsRequest(asked))
     assert [r.error_code for r in answer.resources] == [
@@ -571,11 +571,11 @@ async def test_the_log_directory_lists_what_is_stored(
 # --- versions, failures ----------------------------------------------------------------------------
 
 
-async def test_the_handshake_tells_every_api(wire: WireClient) -> None:
+async def test_the_handshake_lists_every_api(wire: WireClient) -> None:
     assert {key for key in APIS if wire._wire.version_of(key) is not None} == set(APIS)
 
 
-async def test_a_fault_in_a_handler_is_that_requests_alone(
+async def test_a_fault_in_a_handler_affects_one_request(
     wire: WireClient, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(*_arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Topics whose names begin with two underscores belong to the brokers: clients may only read them."""
+"""Topics whose names begin with two underscores are for brokers only: clients may only read them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_clients_change_no_internal_topic(
         (1, {"offsets_topic_num_partitions": 7}, 7, 1, "1"),
     ],
 )
-def test_how_it_is_created(
+def test_how_the_offsets_topic_is_created(
     brokers: int, settings: dict[str, Any], partitions: int, replicas: int, min_isr: str
 ) -> None:
     topic = new_topic(GROUP, BrokerConfig(**settings), brokers)
@@ -81,7 +81,7 @@ def test_how_it_is_created(
     assert topic.configs["cleanup.policy"] == "compact"
 
 
-def test_the_one_of_transactions() -> None:
+def test_how_the_transactions_topic_is_created() -> None:
     config = BrokerConfig(
         log_dirs="/d", transaction_state_log_num_partitions=9, transaction_state_log_segment_bytes=2**20
     )
@@ -93,8 +93,8 @@ def test_the_one_of_transactions() -> None:
     )
 
 
-async def test_it_waits_for_brokers_that_are_yet_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic of one replica, because the others were a second late, would stay one."""
+async def test_creation_waits_for_brokers_that_have_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic created with one replica, because the other brokers were a second late, would keep one."""
     async with Cluster(brokers=3, offsets_topic_num_partitions=2) as cluster:
         await cluster.kill(3)
         await cluster.wait_until(lambda: len(cluster.broker.image.live_brokers()) == 2)
@@ -123,6 +123,6 @@ async def test_it_waits_for_brokers_that_are_yet_to_start(monkeypatch: pytest.Mo
         {"group_consumer_assignors": ()},
     ],
 )
-def test_settings_that_cant_both_hold(settings: dict[str, Any]) -> None:
+def test_contradicting_coordinator_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BrokerConfig(**settings)

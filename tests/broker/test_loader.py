@@ -1,4 +1,4 @@
-"""What a coordinator reads before it serves: every kind of batch, and nothing that is damaged."""
+"""The replay of a new coordinator: every kind of batch, and nothing that is damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = Instant(1, 2)
 
 
 class Told:
-    """A machine that writes down what it is told."""
+    """A machine that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -70,7 +70,7 @@ def test_every_kind_of_batch() -> None:
     assert count == 10
 
 
-def test_what_compaction_left_out_is_passed_over() -> None:
+def test_gaps_left_by_compaction_are_skipped() -> None:
     gaps = pytest.importorskip("kafkalite.records.gaps")
     told = Told()
     gap = gaps.build_gap(3, 700, 2)
@@ -86,7 +86,7 @@ def test_damage_is_never_replayed(position: int) -> None:
         return
     batch[position] ^= 0x10
     told = Told()
-    is_covered = position < 8 or 12 <= position < 16  # offset and leader epoch are the leader's to write
+    is_covered = position < 8 or 12 <= position < 16  # the leader writes offset and leader epoch
     if is_covered:
         assert replay_batches(told, log_of(batch), NOW) == 1
     else:
@@ -102,7 +102,7 @@ def test_a_batch_that_is_cut_off(length: int) -> None:
 
 
 @given(st.none() | st.binary(max_size=300), st.none() | st.binary(max_size=300), st.booleans())
-def test_a_single_record_is_read_as_the_general_way_reads_it(
+def test_a_single_record_is_read_as_any_batch(
     key: bytes | None, value: bytes | None, has_headers: bool
 ) -> None:
     headers = [[("name", b"x")]] if has_headers else None

@@ -1,4 +1,4 @@
-"""The markers of decided transactions: when they leave, to whom, how often, and until when (R32, R33)."""
+"""The markers of decided transactions: when, where, how often, and until when they are sent (R32, R33)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class World:
         )
 
     def places(self) -> list[tuple[int, list[int]]]:
-        """Where what was sent, by node: partitions."""
+        """Return the node and the partitions of each request."""
         return [
             (node_id, [at.partition for one in markers for at in one.partitions])
             for node_id, markers in self.sent
@@ -126,7 +126,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     assert not made.failures
 
 
-async def test_each_leader_gets_its_own(world: World) -> None:
+async def test_each_leader_is_sent_its_own_markers(world: World) -> None:
     world.shard.pending = [marker("a", ("t", 0), ("t", 1), ("t", 2)), marker("b", ("t", 1), is_commit=False)]
     world.sender.on_change(world.shard)
     await world.done()
@@ -141,21 +141,21 @@ async def test_each_leader_gets_its_own(world: World) -> None:
     assert sorted(world.completed) == ["a", "b"]
 
 
-async def test_nothing_leaves_before_the_decision_is_committed(world: World) -> None:
+async def test_nothing_is_sent_before_the_decision_is_committed(world: World) -> None:
     """R32"""
     world.shard.pending = [marker()]
     world.shard.high_watermark = 9
     world.sender.on_change(world.shard)
     await turns()
     assert world.sent == []
-    world.shard.end_offset = 12  # others' records
+    world.shard.end_offset = 12  # records of others
     world.shard.high_watermark = 10
     world.sender.on_change(world.shard)
     await world.done()
     assert world.places() == [(1, [0])]
 
 
-async def test_it_is_sent_once_however_often_the_shard_changes(world: World) -> None:
+async def test_a_marker_is_sent_once_however_often_the_shard_changes(world: World) -> None:
     world.shard.pending = [marker()]
     world.gate.clear()
     for _ in range(5):
@@ -175,7 +175,7 @@ async def test_it_is_sent_once_however_often_the_shard_changes(world: World) -> 
         ConnectionFailedError("gone"),
     ],
 )
-async def test_what_was_not_written_is_sent_again(world: World, fault: Any) -> None:
+async def test_markers_that_were_not_written_are_sent_again(world: World, fault: Any) -> None:
     """R32: complete when all are written, and not before."""
     world.shard.pending = [marker("txn", ("t", 0), ("t", 2))]
     world.faults = [fault, fault, fault]
@@ -188,7 +188,7 @@ async def test_what_was_not_written_is_sent_again(world: World, fault: Any) -> N
     assert len(world.shard.written) == 1
 
 
-async def test_a_later_transactions_marker_says_that_this_one_is_written(world: World) -> None:
+async def test_a_later_marker_implies_that_this_one_is_written(world: World) -> None:
     world.shard.pending = [marker()]
     world.faults = [lambda _: ErrorCode.INVALID_PRODUCER_EPOCH]
     world.sender.on_change(world.shard)
@@ -196,7 +196,7 @@ async def test_a_later_transactions_marker_says_that_this_one_is_written(world: 
     assert len(world.sent) == len(world.shard.written) == 1
 
 
-async def test_what_does_not_exist_any_more_needs_no_marker(world: World) -> None:
+async def test_deleted_partitions_need_no_marker(world: World) -> None:
     world.shard.pending = [marker("some", ("gone", 0), ("t", 0)), marker("none", ("gone", 0), ("t", 9))]
     world.sender.on_change(world.shard)
     await world.done()
@@ -204,7 +204,7 @@ async def test_what_does_not_exist_any_more_needs_no_marker(world: World) -> Non
     assert sorted(world.completed) == ["none", "some"]
 
 
-async def test_it_waits_for_a_leader_and_goes_to_the_new_one(world: World) -> None:
+async def test_a_marker_waits_for_a_leader_and_is_sent_to_the_new_one(world: World) -> None:
     world.leaders["t"][0] = -1
     world.shard.pending = [marker()]
     world.sender.on_change(world.shard)
@@ -216,7 +216,7 @@ async def test_it_waits_for_a_leader_and_goes_to_the_new_one(world: World) -> No
     assert world.places() == [(5, [0])]
 
 
-async def test_who_coordinates_no_more_sends_no_more(world: World) -> None:
+async def test_a_former_coordinator_sends_no_markers(world: World) -> None:
     world.shard.pending = [marker("txn", ("t", 0), ("t", 1))]
     world.faults = [ConnectionFailedError("gone")] * 2
     world.gate.clear()
@@ -232,7 +232,7 @@ async def test_who_coordinates_no_more_sends_no_more(world: World) -> None:
     assert len(world.sender) == 0
 
 
-async def test_an_end_that_could_not_be_noted_is_tried_again(world: World) -> None:
+async def test_a_completion_that_could_not_be_recorded_is_repeated(world: World) -> None:
     world.shard.pending = [marker()]
     world.shard.refusals = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     world.sender.on_change(world.shard)
@@ -256,7 +256,7 @@ async def test_requests_are_bounded(world: World, monkeypatch: pytest.MonkeyPatc
     assert max(len(partitions) for _, partitions in world.places()) == 10
 
 
-async def test_the_next_transaction_of_a_name_is_another_one(world: World) -> None:
+async def test_the_next_transaction_of_an_id_is_another_one(world: World) -> None:
     world.shard.pending = [marker(epoch=1)]
     world.sender.on_change(world.shard)
     await world.done()

@@ -1,4 +1,4 @@
-"""OffsetsForBytes against a broker in memory."""
+"""OffsetsForBytes (``handlers/data.py``) against a broker in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def ask(
     return found
 
 
-async def test_bytes_reach_whole_batches(
+async def test_bytes_reach_complete_batches(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t"))
@@ -83,7 +83,7 @@ async def test_with_read_committed_the_range_ends_at_the_last_stable_offset(
         (2, 3, {}, ErrorCode.OFFSET_OUT_OF_RANGE),
     ],
 )
-async def test_what_can_not_be_answered_is_told_per_partition(
+async def test_errors_are_returned_per_partition(
     wire: WireClient,
     new_topic: Make,
     batch_of: Make,
@@ -100,6 +100,6 @@ async def test_what_can_not_be_answered_is_told_per_partition(
     assert (found.error_code, found[4:]) == (code, (-1, 0, 0))
 
 
-async def test_an_isolation_level_nobody_knows_is_refused(wire: WireClient) -> None:
+async def test_an_unknown_isolation_level_is_refused(wire: WireClient) -> None:
     answer = await wire.call(data.OffsetsForBytesRequest(2, []))
     assert isinstance(answer, RequestError) and answer.error_code == ErrorCode.INVALID_REQUEST

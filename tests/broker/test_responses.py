@@ -11,7 +11,7 @@ import pytest
 from kafkalite.broker.server.responses import HeldResponse, Pending, PendingResults, Reply, Response
 
 
-def test_the_continuation_hears_of_an_answer_before_and_after_it_is_there() -> None:
+def test_the_continuation_is_called_now_or_later() -> None:
     heard: list[Response] = []
     early = Pending()
     early.then(heard.append)
@@ -22,7 +22,7 @@ def test_the_continuation_hears_of_an_answer_before_and_after_it_is_there() -> N
     assert heard == [Reply("early"), Reply("late")]
 
 
-def test_only_the_first_answer_counts() -> None:
+def test_only_the_first_response_counts() -> None:
     heard: list[Response] = []
     pending = Pending()
     pending.then(heard.append)
@@ -32,7 +32,7 @@ def test_only_the_first_answer_counts() -> None:
     assert heard == [Reply(1)]
 
 
-def test_a_cancelled_answer_is_never_given() -> None:
+def test_a_cancelled_response_is_never_sent() -> None:
     heard: list[Response] = []
     released: list[str] = []
     pending = Pending(lambda: released.append("released"))
@@ -46,7 +46,7 @@ def test_a_cancelled_answer_is_never_given() -> None:
         pending.then(heard.append)
 
 
-def test_resolving_releases_before_it_tells() -> None:
+def test_resolving_releases_before_it_calls_the_continuation() -> None:
     order: list[str] = []
     pending = Pending(lambda: order.append("released"))
     pending.then(lambda _answer: order.append("told"))

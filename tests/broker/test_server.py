@@ -1,4 +1,4 @@
-"""Connections: order of answers, back-pressure, limits, reaping; on transports and dispatchers of lists."""
+"""Connections: order of responses, back-pressure, limits, reaping; with fake transports and dispatchers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDLE_MS = 600_000
 
 
 class Transport:
-    """What a connection sees of its transport."""
+    """The transport of a connection, as the connection sees it."""
 
     def __init__(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
@@ -88,7 +88,7 @@ class Peer:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def receive(self, *buffers: Any) -> None:
-        """Let the server's side receive."""
+        """Pass bytes to the server's side."""
         rest = b"".join(bytes(buffer) for buffer in buffers)
         while rest and not self.transport.is_closed:
             buffer: Any = self.connection.get_buffer(-1)
@@ -105,7 +105,7 @@ class Peer:
         self.receive(*self.wire.send(metadata.MetadataRequest([tag], False))[1])
 
     def answers(self) -> list[Any]:
-        """The messages written since the last call."""
+        """Return the messages written since the last call."""
         fresh = bytes(self.transport.written[self.taken :])
         self.taken += len(fresh)
         found: list[Any] = []
@@ -198,13 +198,13 @@ def peer(server: Server) -> Peer:
     return peer
 
 
-def test_the_client_is_told_the_address_it_used(peer: Peer) -> None:
+def test_the_client_is_given_the_address_it_used(peer: Peer) -> None:
     assert peer.connection.client.address == "[::1]:9092"
     assert peer.connection.client.peer == "127.0.0.1:40000"
     assert "127.0.0.1:40000" in repr(peer.connection)
 
 
-def test_answers_leave_in_the_order_of_requests(peer: Peer, desk: Desk) -> None:
+def test_responses_are_sent_in_the_order_of_requests(peer: Peer, desk: Desk) -> None:
     for tag in ("a", "later 1", "b", "later 2", "c"):
         peer.ask(tag)
     assert peer.tags() == ["a"]
@@ -231,7 +231,7 @@ def test_too_many_unanswered_requests_stop_the_reading(peer: Peer, desk: Desk) -
     for number in range(MAX_IN_FLIGHT_PER_CONNECTION):
         peer.ask(f"later {number}")
     assert not peer.transport.is_reading
-    peer.ask("one more")  # what was on its way when reading paused
+    peer.ask("one more")  # was on its way when reading paused
     assert "one more" not in desk.seen
     desk.finish("later 0")
     assert "one more" in desk.seen
@@ -241,7 +241,7 @@ def test_too_many_unanswered_requests_stop_the_reading(peer: Peer, desk: Desk) -
     assert peer.transport.is_reading
 
 
-def test_a_peer_that_does_not_take_its_answers_is_not_read_from(peer: Peer, desk: Desk) -> None:
+def test_a_peer_that_does_not_read_its_responses_is_not_read_from(peer: Peer, desk: Desk) -> None:
     peer.connection.pause_writing()
     assert not peer.transport.is_reading
     peer.ask("a")
@@ -252,8 +252,8 @@ def test_a_peer_that_does_not_take_its_answers_is_not_read_from(peer: Peer, desk
     assert peer.transport.is_reading
 
 
-def test_answers_written_together_pause_the_reading_too(peer: Peer) -> None:
-    """From Python 3.12 on asyncio's ``writelines`` fills the buffer without a word."""
+def test_responses_written_together_pause_the_reading_too(peer: Peer) -> None:
+    """From Python 3.12 on, asyncio's ``writelines`` fills the buffer without calling ``pause_writing``."""
     peer.transport.buffered = WRITE_BUFFER_HIGH_BYTES + 1
     both = [peer.wire.send(metadata.MetadataRequest([tag], False))[1] for tag in "ab"]
     peer.receive(*both[0], *both[1])
@@ -261,7 +261,7 @@ def test_answers_written_together_pause_the_reading_too(peer: Peer) -> None:
     assert not peer.transport.is_reading
 
 
-def test_a_lost_connection_cancels_what_waits(peer: Peer, desk: Desk, server: Server) -> None:
+def test_a_lost_connection_cancels_pending_responses(peer: Peer, desk: Desk, server: Server) -> None:
     peer.ask("later 1")
     peer.ask("later 2")
     peer.transport.abort()
@@ -292,7 +292,7 @@ def test_anything_before_the_handshake_is_answered_and_closed(server: Server) ->
     assert b"ApiVersions" in peer.transport.written
 
 
-def test_a_fatal_answer_waits_for_those_before_it(peer: Peer, desk: Desk) -> None:
+def test_a_fatal_response_waits_for_those_before_it(peer: Peer, desk: Desk) -> None:
     desk.special["fatal"] = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, "over", closes=True)
     peer.ask("later 1")
     peer.ask("fatal")
@@ -306,7 +306,7 @@ def test_a_fatal_answer_waits_for_those_before_it(peer: Peer, desk: Desk) -> Non
     assert "after" not in desk.seen
 
 
-def test_an_answer_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) -> None:
+def test_a_response_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) -> None:
     huge = metadata.MetadataResponse(0, None, "x" * 5 * 2**20, 1, [], [])
     desk.special["huge"] = Reply(huge)
     peer.ask("huge")
@@ -315,7 +315,7 @@ def test_an_answer_that_cannot_be_sent_becomes_an_error(peer: Peer, desk: Desk) 
     assert "cannot be sent" in answer.error_message
 
 
-def test_bytes_that_are_no_frame_end_the_connection(peer: Peer, server: Server) -> None:
+def test_invalid_frames_end_the_connection(peer: Peer, server: Server) -> None:
     peer.receive(b"\xff" * 8)
     assert peer.transport.is_aborted
     assert server.metrics.protocol_errors == 1
@@ -328,7 +328,7 @@ def test_the_end_of_the_stream_inside_a_frame_ends_the_connection(peer: Peer, se
     assert server.metrics.protocol_errors == 1
 
 
-def test_a_half_closed_connection_still_gets_its_answers(peer: Peer, desk: Desk) -> None:
+def test_a_half_closed_connection_still_receives_its_responses(peer: Peer, desk: Desk) -> None:
     assert Peer(peer.connection._server).connection.eof_received() is False
     peer.ask("later 1")
     assert peer.connection.eof_received() is True
@@ -392,7 +392,7 @@ def test_before_it_opens_a_server_accepts_and_waits(desk: Desk, clock: VirtualCl
 def test_a_connection_accepted_just_before_the_opening_and_made_after_it_is_served(
     desk: Desk, clock: VirtualClock
 ) -> None:
-    """Event loops make the protocol when they accept, and call connection_made in their next turn."""
+    """Event loops create the protocol when they accept, and call connection_made in their next turn."""
     server = Server(
         desk,
         clock,
@@ -410,7 +410,7 @@ def test_a_connection_accepted_just_before_the_opening_and_made_after_it_is_serv
 
 
 def _reap(server: Server, clock: VirtualClock, duration_ms: int) -> None:
-    """Let time pass as the reaper sees it."""
+    """Advance the clock, with a pass of the reaper at each interval."""
     end_ms = clock.monotonic_ms() + duration_ms
     while clock.monotonic_ms() < end_ms:
         clock._now_ms = min(clock.monotonic_ms() + REAP_INTERVAL_MS, end_ms)
@@ -426,10 +426,10 @@ def test_without_a_handshake_a_connection_is_reaped(server: Server, clock: Virtu
     assert server.metrics.connections_reaped == 1
 
 
-def test_where_a_proof_is_asked_who_gives_none_is_reaped(
+def test_a_connection_without_the_required_proof_is_reaped(
     new_server: Callable[..., Server], clock: VirtualClock
 ) -> None:
-    """S1: strangers that shake hands and stay would keep the nodes of the cluster out."""
+    """S1: strangers that complete the handshake and stay would block the nodes of the cluster."""
     server = new_server(max_unproven_bytes=1000)
     stranger, node = Peer(server), Peer(server)
     for peer in (stranger, node):
@@ -453,7 +453,7 @@ def test_an_idle_connection_is_reaped_and_a_used_one_is_not(server: Server, cloc
     assert not used.transport.is_closed
 
 
-def test_a_connection_that_is_owed_an_answer_is_not_idle(
+def test_a_connection_with_a_pending_response_is_not_idle(
     peer: Peer, server: Server, clock: VirtualClock
 ) -> None:
     peer.ask("later 1")
@@ -465,7 +465,7 @@ def test_a_peer_that_never_reads_is_reaped(peer: Peer, server: Server, clock: Vi
     peer.connection.pause_writing()
     peer.transport.buffered = 1000
     _reap(server, clock, IDLE_MS // 2)
-    peer.transport.buffered = 900  # some moved
+    peer.transport.buffered = 900  # some bytes were sent
     _reap(server, clock, IDLE_MS)
     assert not peer.transport.is_closed
     _reap(server, clock, REAP_INTERVAL_MS)
@@ -517,7 +517,7 @@ def test_frames_one_after_the_other_have_each_its_own_time(
     assert not peer.transport.is_closed
 
 
-async def test_the_reaper_sleeps_while_there_is_nobody(server: Server, clock: VirtualClock) -> None:
+async def test_the_reaper_sleeps_without_connections(server: Server, clock: VirtualClock) -> None:
     reaper = asyncio.create_task(server.reap_forever())
     await clock.advance(10_000_000)
     assert clock.sleeper_count == 0
@@ -527,7 +527,9 @@ async def test_the_reaper_sleeps_while_there_is_nobody(server: Server, clock: Vi
     reaper.cancel()
 
 
-async def test_an_ending_server_answers_what_was_begun(peer: Peer, server: Server, desk: Desk) -> None:
+async def test_a_server_that_ends_finishes_requests_in_progress(
+    peer: Peer, server: Server, desk: Desk
+) -> None:
     idle = Peer(server)
     peer.ask("later 1")
     server.end()
@@ -542,7 +544,7 @@ async def test_an_ending_server_answers_what_was_begun(peer: Peer, server: Serve
     assert "too late" not in desk.seen
 
 
-async def test_what_cannot_be_answered_in_time_is_cut(peer: Peer, server: Server, desk: Desk) -> None:
+async def test_connections_not_answered_in_time_are_cut(peer: Peer, server: Server, desk: Desk) -> None:
     peer.ask("later 1")
     server.end()
     await server.wait_closed(1)

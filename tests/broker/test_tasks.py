@@ -1,4 +1,4 @@
-"""TaskSet: failures are reported, nothing outlives its owner."""
+"""TaskSet: failures are reported, and no task outlives its owner."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What readers and operators see of transactions: Fetch, ListOffsets, DescribeProducers (R11, R33).
 
-The transactions are written straight into the partition, as the produce handler and the markers' do.
+The transactions are written directly to the partition, as by the handlers of produce and of markers.
+Covers ``handlers/fetch.py``, ``handlers/data.py`` and ``handlers/transactions.py``.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def pairs(partition: Any) -> list[tuple[int, int]]:
     return [(one.producer_id, one.first_offset) for one in partition.aborted]
 
 
-async def test_readers_of_committed_records_are_told_what_was_aborted(
+async def test_readers_of_committed_records_receive_the_aborted_transactions(
     wire: WireClient, writer: Writer
 ) -> None:
     writer.plain()  # 0
@@ -106,7 +107,7 @@ async def test_readers_of_committed_records_are_told_what_was_aborted(
     assert (await read(wire, level=0)).aborted == []
 
 
-async def test_the_end_of_what_is_committed_is_the_last_stable_offset(
+async def test_the_end_of_committed_records_is_the_last_stable_offset(
     wire: WireClient, writer: Writer
 ) -> None:
     writer.plain()
@@ -118,7 +119,7 @@ async def test_the_end_of_what_is_committed_is_the_last_stable_offset(
 
 
 @pytest.mark.parametrize("request_of", [fetch, listed])
-async def test_an_isolation_level_nobody_knows_is_refused(
+async def test_an_unknown_isolation_level_is_refused(
     wire: WireClient, writer: Writer, request_of: Make
 ) -> None:
     answer = await wire.call(request_of(level=2))
@@ -143,7 +144,7 @@ async def test_a_waiting_reader_wakes_when_the_transaction_ends_not_before(
     assert partition.length_bytes > 5_000
 
 
-async def test_a_waiting_reader_gets_what_comes_before_the_open_transaction(
+async def test_a_waiting_reader_gets_records_before_the_open_transaction(
     wire: WireClient, writer: Writer, broker: Broker
 ) -> None:
     waiting = asyncio.ensure_future(wire.call(fetch(wait_ms=60_000)))
@@ -155,7 +156,7 @@ async def test_a_waiting_reader_gets_what_comes_before_the_open_transaction(
     assert (partition.high_watermark, partition.last_stable_offset) == (2, 1)
 
 
-async def test_a_waiting_reader_is_told_when_the_topic_goes(
+async def test_a_waiting_reader_receives_an_error_when_the_topic_is_deleted(
     wire: WireClient, writer: Writer, broker: Broker
 ) -> None:
     from kafkalite.protocol.messages import admin
@@ -170,7 +171,7 @@ async def test_a_waiting_reader_is_told_when_the_topic_goes(
     assert partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def test_a_marker_is_waited_for_as_any_batch(broker: Broker, wire: WireClient, new_topic: Make) -> None:
+async def test_markers_are_awaited_as_any_batch(broker: Broker, wire: WireClient, new_topic: Make) -> None:
     await wire.call(new_topic("t", durability="fsync"))
     writer = Writer(broker.partitions.leader("t", 0))
     writer.part(1)
@@ -183,7 +184,7 @@ async def test_a_marker_is_waited_for_as_any_batch(broker: Broker, wire: WireCli
     assert writer.marker(1, is_commit=True).is_duplicate
 
 
-async def test_state_of_a_coordinator_is_synced_and_told_as_any_batch(
+async def test_state_of_a_coordinator_is_synced_as_any_batch(
     broker: Broker, wire: WireClient, new_topic: Make
 ) -> None:
     await wire.call(new_topic("t", durability="fsync"))
@@ -202,7 +203,7 @@ def describe(*partitions: tuple[str, int]) -> transactions.DescribeProducersRequ
     return transactions.DescribeProducersRequest([transactions.TxnPartition(*one) for one in partitions])
 
 
-async def test_operators_see_whose_transaction_is_open(wire: WireClient, writer: Writer) -> None:
+async def test_operators_see_the_open_transactions(wire: WireClient, writer: Writer) -> None:
     assert HANDLERS[ApiKey.DESCRIBE_PRODUCERS] is describe_producers
     writer.part(9)
     writer.part(9, 1)
@@ -219,9 +220,11 @@ async def test_operators_see_whose_transaction_is_open(wire: WireClient, writer:
     assert abs(opened.last_timestamp_ms - writer.now_ms()) < 60_000
 
 
-async def test_after_a_restart_the_records_date_a_producer(wire: WireClient, writer: Writer) -> None:
+async def test_after_a_restart_a_producer_has_the_time_of_its_records(
+    wire: WireClient, writer: Writer
+) -> None:
     appended = writer.part(9)
-    writer.partition.log._producers.states = None  # as a restart leaves it
+    writer.partition.log._producers.states = None  # as after a restart
     ((producer,),) = ((await wire.call(describe(("t", 0)))).partitions[0].producers,)
     assert abs(producer.last_timestamp_ms - writer.now_ms()) < 60_000
     assert appended.base_offset == producer.transaction_start_offset == 0

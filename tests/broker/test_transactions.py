@@ -1,4 +1,8 @@
-"""Transactions over the protocol's own bytes: producers by hand, the real coordinator, and readers."""
+"""Transactions over the wire: hand-written producers, the real coordinator, and readers.
+
+Covers ``transactions.py``, ``verifier.py`` and ``marker_writer.py`` of the coordination room, and
+``handlers/transactions.py``.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +42,23 @@ LOST = (OSError, ClientError)
 
 
 def checked(message: Any) -> Any:
-    """An answer. Raises the BrokerError of a refused request or of the error code in it."""
+    """Return the response. Raises the BrokerError of a refused request or of the error code in it."""
     if message.error_code:
         raise broker_error(message.error_code, message.error_message or "")
     return message
 
 
 class Wires:
-    """One connection to each broker of a cluster, and how to find who answers."""
+    """One connection to each broker of a cluster, and the search for the right one."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._open: dict[tuple[str, object], WireClient] = {}
         self._locks: dict[tuple[str, object], asyncio.Lock] = {}
-        self.payload = memoryview(b"")  #: of the last answer
+        self.payload = memoryview(b"")  # : of the last response
 
     async def call(self, node_id: int, request: Any, *payload: Any, lane: object = None) -> Any:
-        """That broker's answer. Raises ConnectionError, BrokerError of a refusal."""
+        """Return that broker's response. Raises ConnectionError, BrokerError of a refusal."""
         broker = self.cluster.brokers[node_id]
         place = (broker.address, lane)
         async with self._locks.setdefault(place, asyncio.Lock()):
@@ -84,7 +88,7 @@ class Wires:
                 await asyncio.sleep(0.01)
 
     async def ask(self, key: str, request: Any, kind: int = TRANSACTION) -> Any:
-        """The coordinator's answer, whoever it is; retriable errors are asked again. Raises BrokerError."""
+        """Return the response of the coordinator. Retriable errors are retried. Raises BrokerError."""
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -107,7 +111,7 @@ class Wires:
         await self.close()
 
     async def fetch(self, topic: str, partition: int = 0, *, committed: bool = True) -> list[bytes]:
-        """What a reader sees now, of the whole log."""
+        """Return all records of a partition that a reader sees now."""
         values: list[bytes] = []
         offset = 0
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -129,7 +133,7 @@ class Wires:
                 values += [record.value for record in batch if record.value is not None]
 
     async def last_stable_offset(self, topic: str, partition: int = 0) -> tuple[int, int]:
-        """(last stable offset, high watermark) of the leader."""
+        """Return (last stable offset, high watermark) of the leader."""
         leader = self.cluster.leader(topic, partition)
         asked = data.FetchPartition(topic, partition, -1, 0, 1)
         answer = await self.call(leader, data.FetchRequest(0, 0, 1, 0, [asked]))
@@ -168,7 +172,7 @@ class RawProducer:
         )
 
     async def send(self, topic: str, *values: bytes, partition: int = 0, retries: bool = True) -> int:
-        """The base offset. Raises BrokerError; with ``retries``, a retriable one is tried again."""
+        """Return the base offset. Raises BrokerError; with ``retries``, retriable errors are retried."""
         key = (topic, partition)
         sequence = self.sequences.get(key, 0)
         batch = self.batch(*values, sequence=sequence)
@@ -242,7 +246,7 @@ async def test_a_committed_transaction_is_read_and_an_aborted_one_is_not() -> No
 
 
 async def test_the_end_of_a_transaction_may_be_repeated_but_not_reversed() -> None:
-    """R32: the answer may be lost. The opposite of what was decided is refused."""
+    """R32: the response may be lost. The opposite of a decision is refused."""
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires).init()
         await producer.send("t", b"1")
@@ -259,7 +263,7 @@ async def test_the_end_of_a_transaction_may_be_repeated_but_not_reversed() -> No
 
 
 async def test_a_zombie_is_refused_and_harms_nothing() -> None:
-    """R34: a new producer of the id aborts the open transaction and fences whoever had it."""
+    """R34: a new producer of the id aborts the open transaction and fences the previous producer."""
     async with one_broker() as (_, wires):
         zombie = await RawProducer(wires).init()
         await zombie.send("t", b"zombie")
@@ -291,7 +295,7 @@ async def test_a_late_batch_does_not_join_the_next_transaction() -> None:
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires).init()
         await producer.send("t", b"1")
-        late = await RawProducer(wires).init()  # the same transaction, seen by a slow network
+        late = await RawProducer(wires).init()  # the same transaction over a slow network
         late.producer_id, late.epoch = producer.producer_id, producer.epoch
         await wires.ask("txn", data.InitProducerIdRequest("txn", TIMEOUT_MS, -1, -1))
         for partition in (0, 1):
@@ -301,7 +305,7 @@ async def test_a_late_batch_does_not_join_the_next_transaction() -> None:
         assert await wires.last_stable_offset("t", 1) == (0, 0)
 
 
-async def test_a_transaction_is_aborted_by_time_and_its_producer_fenced() -> None:
+async def test_a_transaction_is_aborted_by_timeout_and_its_producer_fenced() -> None:
     """R34"""
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires, timeout_ms=150).init()
@@ -354,7 +358,7 @@ async def test_one_request_for_many_partitions_asks_the_coordinator_once() -> No
         assert shard.end_offset == 2, "one record for the id, one for both partitions"
 
 
-async def test_what_is_no_part_of_a_transaction_is_refused() -> None:
+async def test_batches_outside_a_transaction_are_refused() -> None:
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires).init()
 
@@ -384,7 +388,7 @@ async def test_an_empty_transaction_ends_at_once() -> None:
         assert await wires.fetch("t") == [b"1"]
 
 
-async def test_a_deleted_topic_does_not_hold_up_the_end() -> None:
+async def test_a_deleted_topic_does_not_delay_the_end() -> None:
     async with one_broker() as (cluster, wires):
         await cluster.create_topic("gone")
         producer = await RawProducer(wires).init()
@@ -445,8 +449,8 @@ async def test_offsets_take_effect_with_the_transaction() -> None:
         assert await committed(stable=True) == (7, 0)
 
 
-async def test_a_restarted_broker_goes_on_where_it_was() -> None:
-    """R36: open and decided transactions are read back, and markers sent that were not."""
+async def test_a_restarted_broker_continues_its_transactions() -> None:
+    """R36: open and decided transactions are replayed, and missing markers are sent."""
     async with one_broker() as (cluster, wires):
         open_one, ended = await RawProducer(wires, "open").init(), await RawProducer(wires, "ended").init()
         await open_one.send("t", b"open")
@@ -495,7 +499,7 @@ async def test_a_hanging_transaction_is_found_and_aborted() -> None:
 
 
 class Team:
-    """Writers of an application's batches, and who decides."""
+    """Writers of an application's batches, and the process that decides about them."""
 
     def __init__(self, wires: Wires, name: str = "app") -> None:
         self.wires = wires
@@ -542,7 +546,7 @@ async def test_one_call_commits_the_winners_and_aborts_the_others() -> None:
         assert sorted(await wires.fetch("t")) == [b"a", b"b"]
 
 
-async def test_the_same_member_again_is_the_same_attempt() -> None:
+async def test_the_same_writer_again_is_the_same_attempt() -> None:
     async with one_broker() as (_, wires):
         team = Team(wires)
         first = await team.join(1, "a")
@@ -560,7 +564,7 @@ async def test_the_same_member_again_is_the_same_attempt() -> None:
         assert caught.value.code == ErrorCode.FINISHED_BATCH
 
 
-async def test_abandoned_members_are_aborted_by_time() -> None:
+async def test_abandoned_writers_are_aborted_by_timeout() -> None:
     async with one_broker() as (_, wires):
         team = Team(wires)
         lost = await team.join(0, "lost", timeout_ms=150)
@@ -588,7 +592,7 @@ async def three_brokers(**settings: Any) -> AsyncIterator[tuple[Cluster, Wires]]
 
 
 async def led_by_another(cluster: Cluster, coordinator: int) -> int:
-    """A partition of t whose leader is not the coordinator."""
+    """Return a partition of t whose leader is not the coordinator."""
     return next(number for number in range(6) if cluster.leader("t", number) not in (coordinator, -1))
 
 
@@ -610,7 +614,7 @@ async def test_markers_reach_every_leader() -> None:
 
 
 async def test_a_killed_coordinator_loses_nothing() -> None:
-    """R36: the next one knows the open transaction, and goes on with its epoch."""
+    """R36: the next coordinator has the open transaction, and continues with its epoch."""
     async with three_brokers() as (cluster, wires):
         producer = await RawProducer(wires).init()
         for number in range(6):
@@ -625,8 +629,8 @@ async def test_a_killed_coordinator_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-async def test_a_new_coordinator_sends_what_markers_are_missing(is_commit: bool) -> None:
-    """R32: decided and answered is decided, though the coordinator dies before any marker is written."""
+async def test_a_new_coordinator_sends_the_missing_markers(is_commit: bool) -> None:
+    """R32: a decision stands, although the coordinator dies before any marker is written."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         elsewhere = await led_by_another(cluster, coordinator)
@@ -645,7 +649,7 @@ async def test_a_new_coordinator_sends_what_markers_are_missing(is_commit: bool)
         await producer.end()
 
 
-async def test_lost_markers_and_lost_answers_are_sent_again() -> None:
+async def test_lost_markers_and_lost_responses_are_sent_again() -> None:
     """R33: a marker is idempotent."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
@@ -686,7 +690,7 @@ async def test_a_killed_leader_does_not_tear_the_transaction() -> None:
 
 
 async def test_a_coordinator_that_was_cut_off_writes_no_more_markers() -> None:
-    """R32: of two coordinators, the leaders take the markers of the later one."""
+    """R32: of two coordinators, leaders accept the markers of the later one only."""
     async with three_brokers() as (cluster, wires):
         producer = await RawProducer(wires).init()
         await producer.send("t", b"1")
@@ -702,7 +706,7 @@ async def test_a_coordinator_that_was_cut_off_writes_no_more_markers() -> None:
 
 
 async def test_a_decision_that_is_committed_late_is_carried_out() -> None:
-    """Its answer was given up (too few replicas in sync, for a while); the log has it all the same."""
+    """Its request failed, as too few replicas were in sync for a while; the log has the decision."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         producer = await RawProducer(wires).init()
@@ -724,8 +728,8 @@ async def test_a_decision_that_is_committed_late_is_carried_out() -> None:
         assert await wires.fetch("t") == [b"1"]
 
 
-async def test_transactions_survive_whatever_broker_is_restarted() -> None:
-    """Committed transactions are whole, aborted ones not to be seen, in the order they were sent."""
+async def test_transactions_survive_a_restart_of_any_broker() -> None:
+    """Committed transactions are complete and in order, aborted ones invisible."""
     async with three_brokers() as (cluster, wires):
         is_over = False
         committed: dict[str, list[bytes]] = {}
@@ -766,11 +770,11 @@ async def test_transactions_survive_whatever_broker_is_restarted() -> None:
                 assert of_name == [v for v in values if partition in places(int(v.split(b"-")[1]))]
 
 
-# --- what must be noticed when a rule is gone
+# --- rules whose loss must be noticed
 
 
 async def _a_late_batch_hangs_nowhere() -> None:
-    """R31: the coordinator was not asked, so nobody will ever end it."""
+    """R31: the coordinator does not know the partition, so the transaction never ends there."""
     async with one_broker() as (_, wires):
         producer = await RawProducer(wires).init()
         late = RawProducer(wires)
@@ -783,7 +787,7 @@ async def _a_late_batch_hangs_nowhere() -> None:
 
 
 async def _an_end_is_answered_when_it_is_committed() -> None:
-    """R32: else the next coordinator may decide the opposite."""
+    """R32: otherwise the next coordinator may decide the opposite."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         producer = await RawProducer(wires).init()
@@ -801,7 +805,7 @@ async def _an_end_is_answered_when_it_is_committed() -> None:
 
 
 async def _a_marker_is_acknowledged_when_it_is_committed() -> None:
-    """R33: else the transaction counts as complete, and its end may vanish from the partition."""
+    """R33: otherwise the transaction counts as complete, and its end may vanish from the partition."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         elsewhere = await led_by_another(cluster, coordinator)
@@ -832,8 +836,10 @@ async def test_the_loss_of_a_rule_is_noticed(mutant: str, scenario: Callable[[],
         await scenario()
 
 
-async def test_a_stopping_broker_leaves_nobody_waiting() -> None:
-    """A batch whose coordinator does not answer is refused at once, not after the grace of a stop."""
+async def test_a_stopping_broker_answers_waiting_producers() -> None:
+    """A batch whose coordinator does not respond is refused at once, not after the grace period of the
+    stop.
+    """
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         elsewhere = await led_by_another(cluster, coordinator)
@@ -852,7 +858,7 @@ async def test_a_stopping_broker_leaves_nobody_waiting() -> None:
 
 
 async def test_a_batch_that_no_coordinator_confirms_is_answered_in_time() -> None:
-    """And is retriable (R30); it went nowhere."""
+    """The error is retriable (R30), and nothing was appended."""
     async with three_brokers() as (cluster, wires):
         coordinator = await wires.find("txn")
         elsewhere = await led_by_another(cluster, coordinator)
@@ -894,8 +900,8 @@ async def test_a_decided_batch_stays_decided_when_its_coordinator_dies() -> None
         assert [await wires.fetch("t", number) for number in range(6)] == [[b"a"], [b"b"], []] * 2
 
 
-async def test_a_retired_application_is_forgotten_by_whoever_coordinates() -> None:
-    """And one that was not retired is not, however long it is idle (R32)."""
+async def test_a_retired_application_is_deleted_by_any_coordinator() -> None:
+    """An application that was not retired is kept, however long it is idle (R32)."""
     async with three_brokers(transactional_id_expiration_ms=100) as (cluster, wires):
         for name in ("app", "kept"):
             team = Team(wires, name)

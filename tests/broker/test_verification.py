@@ -108,7 +108,7 @@ async def world() -> AsyncIterator[World]:
     assert not made.failures
 
 
-async def test_an_open_transaction_waits_for_nobody(world: World) -> None:
+async def test_an_open_transaction_does_not_wait(world: World) -> None:
     world.hosted[0].open.add((7, 0))
     assert world.send(5) is not None
     assert not world.asked
@@ -130,7 +130,7 @@ async def test_the_first_waits_and_the_others_behind_it(world: World) -> None:
     assert world.send(3) is not None
 
 
-async def test_whatever_the_question_fails_with_refuses_those_who_wait(world: World) -> None:
+async def test_an_error_of_the_verification_fails_the_waiting_batches(world: World) -> None:
     world.send(0)
     await turns()
     await world.answer(error=LocalProtocolError("that broker does not know AddPartitionsToTxn"))
@@ -139,7 +139,7 @@ async def test_whatever_the_question_fails_with_refuses_those_who_wait(world: Wo
     assert len(world.waiting) == 0
 
 
-async def test_partitions_of_one_turn_are_asked_for_together(world: World) -> None:
+async def test_partitions_of_one_turn_are_verified_together(world: World) -> None:
     for partition in (0, 1, 2):
         world.send(0, partition=partition)
     await turns()
@@ -148,7 +148,7 @@ async def test_partitions_of_one_turn_are_asked_for_together(world: World) -> No
     assert [hosted.log for hosted in world.hosted.values()] == [[(7, 0, 0)]] * 3
 
 
-async def test_a_later_partition_is_asked_for_on_its_own(world: World) -> None:
+async def test_a_later_partition_is_verified_on_its_own(world: World) -> None:
     world.send(0)
     await turns()
     world.send(0, partition=1)
@@ -160,7 +160,7 @@ async def test_a_later_partition_is_asked_for_on_its_own(world: World) -> None:
     assert world.hosted[0].log == [(7, 0, 0)]
 
 
-async def test_a_refusal_is_everybodys_of_that_transaction(world: World) -> None:
+async def test_a_refusal_fails_every_batch_of_that_transaction(world: World) -> None:
     refusal = InvalidTxnStateError("it has ended")
     world.send(0)
     world.send(1)
@@ -173,7 +173,7 @@ async def test_a_refusal_is_everybodys_of_that_transaction(world: World) -> None
     assert world.hosted[0].log == [(7, 1, 0)]
 
 
-async def test_what_follows_a_batch_that_may_come_again_is_not_appended_before_it(world: World) -> None:
+async def test_batches_behind_a_retriable_error_are_not_appended(world: World) -> None:
     error = NotEnoughReplicasError("not now")
     world.hosted[0].errors.append(error)
     world.send(0)
@@ -205,7 +205,7 @@ async def test_another_producers_batches_do_not_wait(world: World) -> None:
     assert world.hosted[0].log == [(8, 0, 0), (7, 0, 0)]
 
 
-async def test_a_partition_that_was_made_anew_meanwhile_takes_nothing(world: World) -> None:
+async def test_a_partition_that_was_created_again_meanwhile_takes_no_batch(world: World) -> None:
     world.send(0)
     await turns()
     world.hosted[0] = FakeHosted()
@@ -215,7 +215,7 @@ async def test_a_partition_that_was_made_anew_meanwhile_takes_nothing(world: Wor
 
 
 @pytest.mark.parametrize("error", [ConcurrentTransactionsError("busy"), InvalidTxnStateError("no")])
-async def test_nothing_is_remembered_of_what_was_refused(world: World, error: BrokerError) -> None:
+async def test_refused_batches_leave_nothing_behind(world: World, error: BrokerError) -> None:
     for _ in range(3):
         world.send(0)
         await turns()
@@ -224,8 +224,8 @@ async def test_nothing_is_remembered_of_what_was_refused(world: World, error: Br
     assert len(world.waiting) == 0
 
 
-async def test_who_sends_in_answer_keeps_the_order(world: World) -> None:
-    """A batch that comes in while those before it are being appended goes behind them."""
+async def test_a_batch_sent_from_a_callback_keeps_the_order(world: World) -> None:
+    """A batch sent while the batches before it are being appended goes behind them."""
     seen: list[int] = []
 
     def then(_: Any, error: Exception | None) -> None:
@@ -240,7 +240,7 @@ async def test_who_sends_in_answer_keeps_the_order(world: World) -> None:
     assert world.hosted[0].log == [(7, 0, 0), (7, 0, 1), (7, 0, 2)]
 
 
-async def test_a_stop_forgets_what_waits(world: World) -> None:
+async def test_a_stop_drops_waiting_batches(world: World) -> None:
     world.send(0)
     await turns()
     await world.tasks.cancel()

@@ -1,4 +1,6 @@
-"""Fetches of partitions that are only watched (``max_bytes`` 0): no data, and news at once."""
+"""Fetches (``handlers/fetch.py``) of partitions that are only watched (``max_bytes`` 0): no data, and no
+wait when there is some.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ LONG_MS = 60_000
 
 
 def watch(*offsets: int, wait_ms: int = 0, min_bytes: int = 1, level: int = 0) -> data.FetchRequest:
-    """Watches partition 0, 1 ... from those offsets on."""
+    """Return a fetch that watches partitions 0, 1 ... from those offsets on."""
     asked = [data.FetchPartition("t", number, -1, offset, 0) for number, offset in enumerate(offsets)]
     return data.FetchRequest(wait_ms, min_bytes, 2**20, level, asked)
 
@@ -30,7 +32,7 @@ async def parked(broker: Broker) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_watched_partition_tells_where_it_stands_and_sends_no_data(
+async def test_a_watched_partition_returns_its_offsets_and_no_data(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t"))
@@ -62,7 +64,7 @@ async def test_the_errors_are_those_of_any_fetch(
 
 
 @pytest.mark.parametrize("min_bytes", [1, 2**30])
-async def test_news_end_the_wait_whatever_min_bytes(
+async def test_new_data_ends_the_wait_whatever_min_bytes(
     broker: Broker, wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, min_bytes: int
 ) -> None:
     await wire.call(new_topic("t", 2))
@@ -74,19 +76,19 @@ async def test_news_end_the_wait_whatever_min_bytes(
         first, second = (await reader.answer()).message.partitions
         assert (first.high_watermark, second.high_watermark) == (1, 0)
         assert (first.length_bytes, second.length_bytes) == (0, 0)
-        # What is there already is news too.
+        # Data that was there before counts too.
         (told, _) = (await reader.call(watch(0, 0, wait_ms=LONG_MS, min_bytes=min_bytes))).partitions
         assert told.high_watermark == 1
     assert broker.statistics().waiting_requests == 0
 
 
-async def test_without_news_the_answer_comes_in_time(wire: WireClient, new_topic: Make) -> None:
+async def test_without_new_data_the_response_is_sent_in_time(wire: WireClient, new_topic: Make) -> None:
     await wire.call(new_topic("t"))
     (told,) = (await wire.call(watch(0, wait_ms=10))).partitions
     assert (told.error_code, told.high_watermark, told.length_bytes) == (0, 0, 0)
 
 
-async def test_watched_partitions_stand_beside_others(
+async def test_watched_partitions_can_be_mixed_with_others(
     wire: WireClient, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
     await wire.call(new_topic("t", 2))
@@ -119,7 +121,7 @@ async def test_a_watcher_of_committed_records_is_woken_by_the_marker(
         assert (told.length_bytes, told.aborted) == (0, [])
 
 
-async def test_a_watcher_that_leaves_is_forgotten(broker: Broker, new_topic: Make) -> None:
+async def test_a_watcher_that_is_gone_is_released(broker: Broker, new_topic: Make) -> None:
     async with WireClient(broker.address) as wire:
         await wire.call(new_topic("t"))
         wire.send(watch(0, wait_ms=LONG_MS))

@@ -1,4 +1,7 @@
-"""Consumer groups over the protocol's own bytes: one broker, the real machine, members by hand."""
+"""Consumer groups over the wire: one broker, the real machine, hand-written members.
+
+Covers ``handlers/groups.py`` and ``coordination/held_heartbeats.py``.
+"""
 
 from __future__ import annotations
 
@@ -80,14 +83,14 @@ def held_by(assignment: list[groups.AssignedTopic] | None) -> list[int]:
 
 
 def checked(message: Any) -> Any:
-    """An answer. Raises the BrokerError of a refused request."""
+    """Return the response. Raises the BrokerError of a refused request."""
     if isinstance(message, RequestError):
         raise broker_error(message.error_code, message.error_message or "")
     return message
 
 
 class Caller:
-    """Asks whoever coordinates, again when that passes."""
+    """Sends requests to the coordinator and retries temporary errors."""
 
     def __init__(self, cluster: Cluster | Broker) -> None:
         self._cluster = cluster
@@ -118,7 +121,9 @@ class Caller:
             await asyncio.sleep(0.01)
 
     async def call(self, request: Any, key: str = "g", kind: int = GROUP) -> Any:
-        """The coordinator's answer; what passes is asked again. Raises the BrokerError of a refusal."""
+        """Return the coordinator's response, after retrying temporary errors. Raises the BrokerError of a
+        refusal.
+        """
         while True:
             try:
                 found = await self.find(key, kind)
@@ -154,7 +159,7 @@ async def a_group(partitions: int = 3, **settings: Any) -> AsyncIterator[tuple[B
         yield broker, caller
 
 
-# --- what a member asks ----------------------------------------------------------------------------
+# --- requests of a member --------------------------------------------------------------------------
 
 
 async def test_a_member_joins_commits_and_leaves() -> None:
@@ -214,8 +219,8 @@ async def test_groups_are_listed_described_and_deleted() -> None:
 # --- long polls ------------------------------------------------------------------------------------
 
 
-async def test_a_heartbeat_waits_for_news() -> None:
-    """A rebalance takes milliseconds: who must give back hears at once, and who gets it too."""
+async def test_a_heartbeat_waits_until_there_is_something_new() -> None:
+    """A rebalance takes milliseconds: the held heartbeats of both members are answered at once."""
     async with a_group(2) as (broker, caller), WireClient(broker.address) as first:
         joined = await caller.call(heartbeat(1, 0))
         first.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
@@ -236,7 +241,7 @@ async def test_a_heartbeat_waits_for_news() -> None:
         assert len(broker.coordinators.heartbeats) == 0
 
 
-async def test_a_heartbeat_without_news_is_answered_in_time() -> None:
+async def test_a_heartbeat_without_anything_new_is_answered_in_time() -> None:
     async with a_group() as (broker, caller):
         joined = await caller.call(heartbeat(1, 0))
         began = time.monotonic()
@@ -272,7 +277,7 @@ async def test_a_later_heartbeat_ends_the_wait_of_the_one_before() -> None:
         assert len(broker.coordinators.heartbeats) == 0
 
 
-async def test_a_member_that_goes_away_takes_its_poll_along() -> None:
+async def test_a_heartbeat_of_a_client_that_is_gone_is_not_held() -> None:
     async with a_group() as (broker, caller):
         joined = await caller.call(heartbeat(1, 0))
         async with WireClient(broker.address) as other:
@@ -283,7 +288,7 @@ async def test_a_member_that_goes_away_takes_its_poll_along() -> None:
         assert len(broker.coordinators.heartbeats) == 0
 
 
-async def test_new_partitions_are_news() -> None:
+async def test_new_partitions_end_the_wait() -> None:
     async with a_group(1) as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
@@ -294,7 +299,7 @@ async def test_new_partitions_are_news() -> None:
         assert held_by(told.assignment) == [0, 1, 2, 3]
 
 
-async def test_a_stopping_broker_answers_the_polls() -> None:
+async def test_a_stopping_broker_answers_held_heartbeats() -> None:
     async with a_group() as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
@@ -341,7 +346,7 @@ async def coordinator_of(cluster: Cluster, caller: Caller) -> int:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop", "crash"])
-async def test_another_broker_goes_on_with_the_same_epochs_and_offsets(end: str) -> None:
+async def test_another_broker_continues_with_the_same_epochs_and_offsets(end: str) -> None:
     """R36"""
     async with three_brokers() as (cluster, caller):
         joined = await caller.call(heartbeat(1, 0))
@@ -360,7 +365,7 @@ async def test_another_broker_goes_on_with_the_same_epochs_and_offsets(end: str)
 
 
 async def test_a_deposed_coordinator_serves_no_more(mutant: Callable[[str], None]) -> None:
-    """R36: leadership moves on while the broker lives; from then on it answers NOT_COORDINATOR."""
+    """R36: leadership moves while the broker lives; from then on it responds NOT_COORDINATOR."""
     assert await _answer_of_the_deposed() == ErrorCode.NOT_COORDINATOR
     mutant("R36-keep-serving")
     assert await _answer_of_the_deposed() == ErrorCode.NONE
@@ -410,7 +415,7 @@ def stable() -> groups.OffsetFetchRequest:
 
 
 async def begin(caller: Caller) -> tuple[int, int]:
-    """The identity of a transactional producer."""
+    """Return the producer id and epoch of a transactional producer."""
     begun = await caller.call(data.InitProducerIdRequest("app", 60_000, -1, -1), "app", TRANSACTION)
     assert begun.error_code == 0
     return begun.producer_id, begun.producer_epoch
@@ -469,11 +474,11 @@ async def test_pending_offsets_survive_a_failover() -> None:
         assert found.offset == 9
 
 
-# --- what is not committed -------------------------------------------------------------------------
+# --- before the commitment -------------------------------------------------------------------------
 
 
 async def _is_told_before_it_is_safe() -> tuple[bool, int]:
-    """A commit that no follower has: whether it was answered, and the offset after its broker was killed."""
+    """Send a commit that no follower has. Return whether it was answered, and the offset after a failover."""
     settings = {"replica_fetch_wait_max_ms": 20, "offsets_topic_num_partitions": 1}
     async with three_brokers(**settings) as (cluster, caller):
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
@@ -495,15 +500,15 @@ async def _is_told_before_it_is_safe() -> tuple[bool, int]:
         return is_told, (await caller.call(fetch())).offsets[0].offset
 
 
-async def test_a_commit_is_answered_when_the_replicas_have_it(mutant: Callable[[str], None]) -> None:
-    """R36, R39: what was told is there after a failover."""
+async def test_a_commit_is_acknowledged_when_the_replicas_have_it(mutant: Callable[[str], None]) -> None:
+    """R36, R39: an acknowledged offset is there after a failover."""
     assert await _is_told_before_it_is_safe() == (False, 1)
     mutant("R36-answer-uncommitted")
     assert await _is_told_before_it_is_safe() == (True, 1)
 
 
-async def test_what_is_held_is_sent_on_when_another_broker_leads() -> None:
-    """R36: what is held becomes NOT_COORDINATOR with the leadership; the next one takes a retry."""
+async def test_held_requests_are_refused_when_another_broker_leads() -> None:
+    """R36: a held request becomes NOT_COORDINATOR with the leadership; the next coordinator takes a retry."""
     settings = {"replica_fetch_wait_max_ms": 20, "offsets_topic_num_partitions": 1}
     async with three_brokers(**settings) as (cluster, caller):
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
@@ -521,7 +526,7 @@ async def test_what_is_held_is_sent_on_when_another_broker_leads() -> None:
         assert (await caller.call(fetch())).offsets[0].offset == 2
 
 
-async def test_too_few_replicas_in_sync_is_a_passing_refusal() -> None:
+async def test_too_few_in_sync_replicas_is_a_temporary_error() -> None:
     async with three_brokers(offsets_topic_num_partitions=1) as (cluster, caller):
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
         before = await coordinator_of(cluster, caller)
@@ -539,8 +544,8 @@ async def test_too_few_replicas_in_sync_is_a_passing_refusal() -> None:
         assert (await caller.call(fetch())).offsets[0].offset == 2
 
 
-async def test_who_may_have_been_replaced_asks_the_replicas_before_it_answers() -> None:
-    """R23: cut off from the controllers, a coordinator tells nothing that another one may have changed."""
+async def test_an_isolated_coordinator_has_the_replicas_confirm_it() -> None:
+    """R23: cut off from the controllers, a coordinator returns nothing that another one may have changed."""
     settings = {"replica_fetch_wait_max_ms": 20, "offsets_topic_num_partitions": 1}
     async with three_brokers(**settings) as (cluster, caller):
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
@@ -565,7 +570,7 @@ async def test_who_may_have_been_replaced_asks_the_replicas_before_it_answers() 
 
 
 async def test_a_compacted_log_loads_to_the_same_state() -> None:
-    """R36: whatever compaction has left out, who reads the rest arrives where the first coordinator was."""
+    """R36: without the records that compaction removed, a coordinator reaches the same state."""
     settings = {
         "offsets_topic_num_partitions": 1,
         "transaction_state_log_num_partitions": 1,

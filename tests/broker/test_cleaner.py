@@ -21,6 +21,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.storage.checkpoints import decode_compaction
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 
@@ -70,12 +71,6 @@ async def send(wire: WireClient, number: int, *, acks: int = -1) -> None:
     asked = data.ProducePartition("t", 0, len(batch))
     answer = await wire.call(data.ProduceRequest(acks, 5_000, None, [asked]), batch)
     assert answer.partitions[0].error_code == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
@@ -194,7 +189,7 @@ async def test_a_compacted_topic_is_not_cut_by_age_or_size(new_topic: Make) -> N
             await send(wire, number)
         await asyncio.sleep(0.01)
         await broker.housekeeping.retain()
-        await until(lambda: hosted_of(broker).log_start_offset > 0)
+        await eventually(lambda: hosted_of(broker).log_start_offset > 0)
 
 
 async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
@@ -217,12 +212,12 @@ async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
         assert state(leader) == before
         await cluster.restart(away)
         back = hosted_of(cluster.brokers[away])
-        await until(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
+        await eventually(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
         assert state(back) == before
         assert back.partition.log.leader_epochs == leader.partition.log.leader_epochs
         async with WireClient(cluster.brokers[leader_id].address) as wire:
             await send(wire, 100)
-        await until(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
+        await eventually(lambda: back.partition.log.log_end_offset == leader.partition.log.log_end_offset)
         await cleaner_of(cluster.brokers[away]).clean()
         assert state(back) == state(leader)
 
@@ -243,7 +238,7 @@ async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it
                 for number in range(15):
                     await send(wire, number)
                 broker.housekeeping.checkpoint()  # syncs what nobody waits for
-                await until(
+                await eventually(
                     lambda: hosted.partition.log.synced_end_offset == hosted.partition.log.log_end_offset
                 )
                 before = cleaner_of(broker).pass_count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,7 @@ from kafkalite.protocol.messages.cluster import (
     ReplicaFetchResponse,
 )
 from kafkalite.replication.follower import FetchPosition, NextFetch
+from proof.waiting import eventually
 
 EMPTY = memoryview(b"")
 
@@ -127,16 +127,10 @@ def news(number: int, length_bytes: int = 0, **changes: Any) -> ReplicaFetchedPa
     return ReplicaFetchedPartition("t", number, 0, None, 4, 0, 0, -1, -1, length_bytes)._replace(**changes)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def opened(fetcher: Fetcher, leader: Leader, *hosted: Any) -> FakeConnection:
     for one in hosted:
         fetcher.add(one)
-    await until(lambda: leader.connections and leader.connection.waiting)
+    await eventually(lambda: leader.connections and leader.connection.waiting)
     leader.connection.answer()
     return leader.connection
 
@@ -158,7 +152,7 @@ async def test_a_request_waits_at_the_leader_and_only_news_send_another(
     await asyncio.sleep(0.03)
     assert len(connection.requests) == 2
     other.progress()
-    await until(lambda: len(connection.requests) == 3)
+    await eventually(lambda: len(connection.requests) == 3)
     assert [listed.partition for listed in connection.requests[2].partitions] == [1]
     connection.answer()  # of the earlier one, which the leader has ended
     assert len(connection.requests) == 3
@@ -173,7 +167,7 @@ async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
     connection.answer(news(0, 100))
     assert len(connection.requests) == 2
     one.progress()
-    await until(lambda: len(connection.requests) == 3)
+    await eventually(lambda: len(connection.requests) == 3)
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
 
@@ -182,7 +176,7 @@ async def test_a_sync_that_takes_long_holds_nothing_up(fetcher: Fetcher, leader:
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.AFTER_SYNC
     connection.answer(news(0, 100))
-    await until(lambda: len(connection.requests) == 3)
+    await eventually(lambda: len(connection.requests) == 3)
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
 
@@ -210,7 +204,7 @@ async def test_a_partition_that_fails_is_asked_anew_later(
     bad.outcome = error
     connection.answer(news(0, 10), news(1))
     assert len(good.taken) == 1
-    await until(lambda: any(request.forgotten for request in connection.requests))
+    await eventually(lambda: any(request.forgotten for request in connection.requests))
     again = next(request for request in connection.requests if request.forgotten)
     assert [gone.partition for gone in again.forgotten] == [0]
     assert [listed.partition for listed in again.partitions] == [0]
@@ -225,7 +219,7 @@ async def test_a_partition_that_failed_is_forgotten_too_when_it_is_followed_no_m
     bad.outcome = CorruptBatchError("damaged on the way")
     connection.answer(news(0, 10), news(1))
     fetcher.remove(bad)  # type: ignore[arg-type]
-    await until(lambda: any(request.forgotten for request in connection.requests))
+    await eventually(lambda: any(request.forgotten for request in connection.requests))
     assert not any(request.partitions for request in connection.requests if request.forgotten)
 
 
@@ -242,7 +236,7 @@ async def test_what_one_request_cannot_list_follows_without_an_answer(
 ) -> None:
     monkeypatch.setattr("kafkalite.broker.replication.fetcher.MAX_LISTED", 2)
     connection = await opened(fetcher, leader, *(FakeHosted(number) for number in range(7)))
-    await until(lambda: len(connection.requests) == 4)
+    await eventually(lambda: len(connection.requests) == 4)
     listed = [one.partition for request in connection.requests for one in request.partitions]
     assert listed == list(range(7))
 
@@ -267,7 +261,7 @@ async def test_a_sync_that_ends_while_the_disk_is_busy_is_reported_afterwards(
     assert not any(request.partitions for request in connection.requests[1:])
     one.is_busy = False
     one.progress()
-    await until(lambda: connection.requests[-1].partitions)
+    await eventually(lambda: connection.requests[-1].partitions)
     assert not connection.requests[-1].forgotten
 
 
@@ -277,12 +271,12 @@ async def test_a_response_that_came_while_the_disk_was_busy_is_fetched_again(
     """The leader takes it for delivered, and would never send it again (L1)."""
     one, connection = await busy_with_log_start(fetcher, leader)
     one.progress()
-    await until(lambda: bool(connection.waiting))
+    await eventually(lambda: bool(connection.waiting))
     one.outcome = NextFetch.REPEATED
     connection.answer(news(0, 10))
     one.is_busy = False
     one.progress()
-    await until(lambda: connection.requests[-1].partitions)
+    await eventually(lambda: connection.requests[-1].partitions)
     assert len(connection.requests[-1].forgotten) == len(connection.requests[-1].partitions) == 1
 
 
@@ -292,7 +286,7 @@ async def test_disk_work_that_fails_is_retried_after_a_pause(fetcher: Fetcher, l
     one.progress(StorageError("the disk is full"))
     one.progress()
     assert not any(request.partitions for request in connection.requests[1:])
-    await until(lambda: connection.requests[-1].partitions)
+    await eventually(lambda: connection.requests[-1].partitions)
     assert len(connection.requests[-1].forgotten) == 1
 
 
@@ -301,7 +295,7 @@ async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetc
     connection = await opened(fetcher, leader, one)
     leader.refusals = 2
     connection.fail(ConnectionFailedError("reset"))
-    await until(lambda: len(leader.connections) == 2 and leader.connection.requests)
+    await eventually(lambda: len(leader.connections) == 2 and leader.connection.requests)
     assert connection.is_closed
     (request,) = leader.connection.requests
     assert (request.session_id, len(request.partitions)) == (0, 1)
@@ -314,11 +308,11 @@ async def test_a_lost_session_is_opened_again_on_the_same_connection(
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.progress()
-    await until(lambda: len(connection.waiting) == 2)
+    await eventually(lambda: len(connection.waiting) == 2)
     connection.fail(FetchSessionIdNotFoundError("who?"))
     connection.answer(news(0, 10))
     assert one.taken == []
-    await until(lambda: len(connection.requests) == 4)
+    await eventually(lambda: len(connection.requests) == 4)
     assert (connection.requests[3].session_id, len(connection.requests[3].partitions)) == (0, 1)
 
 
@@ -331,9 +325,9 @@ async def test_what_is_no_longer_followed_is_forgotten_and_its_answers_ignored(
     connection.answer(news(0, 10), news(1))
     assert (one.taken, len(other.taken)) == ([], 1)
     assert one.listener is None
-    await until(lambda: any(request.forgotten for request in connection.requests))
+    await eventually(lambda: any(request.forgotten for request in connection.requests))
     fetcher.remove(other)  # type: ignore[arg-type]
-    await until(lambda: len(fetcher) == 0 and not fetcher._forgotten)
+    await eventually(lambda: len(fetcher) == 0 and not fetcher._forgotten)
     count = len(connection.requests)
     while connection.waiting:
         connection.answer()
@@ -350,7 +344,7 @@ async def test_the_same_again_changes_nothing_but_another_epoch_does(
     assert len(connection.requests) == 2
     one.leader_epoch = 5
     fetcher.add(one)  # type: ignore[arg-type]
-    await until(lambda: len(connection.requests) == 3)
+    await eventually(lambda: len(connection.requests) == 3)
     assert len(connection.requests[2].partitions) == 1
 
 

@@ -18,6 +18,7 @@ from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data, groups, metadata
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 
@@ -190,8 +191,7 @@ async def test_a_fetch_waits_for_bytes_and_is_woken_by_them(
         await writer.call(new_topic("t"))
         batch = batch_of(b"a")
         reader.send(fetch(0, max_wait_ms=60_000, min_bytes=2 * len(batch)))
-        while not broker.statistics().waiting_requests:
-            await asyncio.sleep(0)
+        await eventually(lambda: broker.statistics().waiting_requests)
         await writer.call(produce(batch), batch)
         assert broker.statistics().waiting_requests == 1
         await writer.call(produce(batch), batch)
@@ -207,8 +207,7 @@ async def test_a_fetch_that_is_woken_too_early_waits_on(
     async with WireClient(broker.address) as other:
         started = time.monotonic()
         pending = asyncio.create_task(other.call(fetch(0, max_wait_ms=5_000, min_bytes=400)))
-        while not broker.statistics().waiting_requests:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: broker.statistics().waiting_requests)
         (hosted,) = broker.partitions
         for _ in range(3):
             broker._waiters.on_high_watermark(hosted.key, hosted.high_watermark, 10**9)
@@ -237,10 +236,8 @@ async def test_the_fetch_of_a_client_that_is_gone_is_released(
     async with WireClient(broker.address) as wire:
         await wire.call(new_topic("t"))
         wire.send(fetch(0, max_wait_ms=60_000))
-        while not broker.statistics().waiting_requests:
-            await asyncio.sleep(0)
-    while broker.statistics().connection_count:
-        await asyncio.sleep(0)
+        await eventually(lambda: broker.statistics().waiting_requests)
+    await eventually(lambda: not broker.statistics().connection_count)
     assert broker.statistics().waiting_requests == 0
 
 
@@ -459,8 +456,7 @@ async def test_a_broken_invariant_in_a_woken_fetch_stops_the_broker(
     async with WireClient(broker.address) as reader, WireClient(broker.address) as writer:
         await writer.call(new_topic("t"))
         reader.send(fetch(0, max_wait_ms=60_000))
-        while not broker.statistics().waiting_requests:
-            await asyncio.sleep(0)
+        await eventually(lambda: broker.statistics().waiting_requests)
         (hosted,) = broker.partitions
 
         def explode(*_arguments: object) -> None:
@@ -488,8 +484,7 @@ async def test_deleting_a_topic_ends_the_wait_for_it(broker: Broker, new_topic: 
     async with WireClient(broker.address) as reader, WireClient(broker.address) as other:
         await other.call(new_topic("t"))
         reader.send(fetch(0, max_wait_ms=60_000))
-        while not broker.statistics().waiting_requests:
-            await asyncio.sleep(0)
+        await eventually(lambda: broker.statistics().waiting_requests)
         await other.call(admin.DeleteTopicsRequest(1000, ["t"]))
         answer = await reader.answer()
         assert answer.message.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

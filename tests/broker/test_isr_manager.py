@@ -19,6 +19,7 @@ from kafkalite.protocol.messages.cluster import (
     ChangedPartition,
     PartitionChange,
 )
+from proof.waiting import eventually
 
 
 class FakeHosted:
@@ -99,8 +100,7 @@ async def _run(made: IsrManager, until: Callable[[], object]) -> None:
     tasks = [asyncio.ensure_future(one) for one in passes]
     try:
         async with asyncio.timeout(5):
-            while not until():
-                await asyncio.sleep(0.001)
+            await eventually(until)
     finally:
         for task in tasks:
             task.cancel()

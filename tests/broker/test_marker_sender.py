@@ -24,6 +24,7 @@ from kafkalite.protocol.messages.transactions import (
     WrittenMarker,
 )
 from kafkalite.transactions.commands import MarkersWritten, PendingMarker
+from proof.waiting import eventually
 
 
 def marker(name: str = "txn", *at: tuple[str, int], epoch: int = 1, is_commit: bool = True) -> PendingMarker:
@@ -106,8 +107,7 @@ class World:
 
     async def done(self) -> None:
         async with asyncio.timeout(5):
-            while len(self.sender):
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not len(self.sender))
 
 
 async def turns() -> None:
@@ -237,8 +237,7 @@ async def test_a_completion_that_could_not_be_recorded_is_repeated(world: World)
     world.shard.refusals = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     world.sender.on_change(world.shard)
     async with asyncio.timeout(5):
-        while not world.shard.written:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: world.shard.written)
     assert len(world.sent) == 2, "the marker is idempotent"
 
 

@@ -42,6 +42,7 @@ from kafkalite.rng import seeded_rng
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 CONTROLLER = 100
 
@@ -145,8 +146,7 @@ class Node:
 
     async def send(self, request: Any, _timeout_ms: int) -> Any:
         """The controller channel."""
-        while self.is_cut:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not self.is_cut)
         return await self.net.controller.submit(request)
 
     def hosted(self, topic: str = "t", partition: int = 0) -> HostedPartition:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
+from proof.waiting import eventually
 
 
 class Work:
@@ -56,8 +57,7 @@ async def test_marks_during_a_round_gather_in_the_next() -> None:
         scheduler = _scheduler(executor)
         scheduler.mark(log)
         scheduler.mark(log)
-        while log.thread is None:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: log.thread is not None)
         for _ in range(10):
             scheduler.mark(log)
             scheduler.mark(other)

@@ -26,6 +26,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
 from kafkalite.replication.partition import Partition
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 SOON_S = 5.0
@@ -132,8 +133,7 @@ async def test_a_waiting_reader_wakes_when_the_transaction_ends_not_before(
 ) -> None:
     writer.part(1, size=5_000)
     waiting = asyncio.ensure_future(wire.call(fetch(wait_ms=60_000, min_bytes=4_000)))
-    while not len(broker._services.waiters):
-        await asyncio.sleep(0)
+    await eventually(lambda: len(broker._services.waiters))
     for sequence in range(1, 20):
         writer.part(1, sequence)
         await asyncio.sleep(0)
@@ -148,8 +148,7 @@ async def test_a_waiting_reader_gets_records_before_the_open_transaction(
     wire: WireClient, writer: Writer, broker: Broker
 ) -> None:
     waiting = asyncio.ensure_future(wire.call(fetch(wait_ms=60_000)))
-    while not len(broker._services.waiters):
-        await asyncio.sleep(0)
+    await eventually(lambda: len(broker._services.waiters))
     writer.plain()
     writer.part(1)
     (partition,) = (await asyncio.wait_for(waiting, SOON_S)).partitions
@@ -164,8 +163,7 @@ async def test_a_waiting_reader_receives_an_error_when_the_topic_is_deleted(
     writer.part(1)
     async with WireClient(broker.address) as other:
         waiting = asyncio.ensure_future(other.call(fetch(wait_ms=60_000)))
-        while not len(broker._services.waiters):
-            await asyncio.sleep(0)
+        await eventually(lambda: len(broker._services.waiters))
         await wire.call(admin.DeleteTopicsRequest(5_000, ["t"]))
         (partition,) = (await asyncio.wait_for(waiting, SOON_S)).partitions
     assert partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -190,8 +188,7 @@ async def test_state_of_a_coordinator_is_synced_as_any_batch(
     await wire.call(new_topic("t", durability="fsync"))
     writer = Writer(broker.partitions.leader("t", 0))
     waiting = asyncio.ensure_future(wire.call(fetch(wait_ms=60_000)))
-    while not len(broker._services.waiters):
-        await asyncio.sleep(0)
+    await eventually(lambda: len(broker._services.waiters))
     batch = build_batch([b"v"], [b"k"], timestamps_ms=0)
     appended = writer.partition.append_state(batch, check(batch), 0)
     assert (appended.base_offset, writer.partition.high_watermark) == (0, 0)

@@ -16,6 +16,7 @@ from kafkalite.protocol.messages import data
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 LONG_MS = 60_000
@@ -28,8 +29,7 @@ def watch(*offsets: int, wait_ms: int = 0, min_bytes: int = 1, level: int = 0) -
 
 
 async def parked(broker: Broker) -> None:
-    while not broker.statistics().waiting_requests:
-        await asyncio.sleep(0)
+    await eventually(lambda: broker.statistics().waiting_requests)
 
 
 async def test_a_watched_partition_returns_its_offsets_and_no_data(
@@ -126,6 +126,5 @@ async def test_a_watcher_that_is_gone_is_released(broker: Broker, new_topic: Mak
         await wire.call(new_topic("t"))
         wire.send(watch(0, wait_ms=LONG_MS))
         await parked(broker)
-    while broker.statistics().connection_count:
-        await asyncio.sleep(0)
+    await eventually(lambda: not broker.statistics().connection_count)
     assert broker.statistics().waiting_requests == 0

@@ -22,6 +22,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 FAST = {
     "retry.backoff.ms": 1,
@@ -35,12 +36,6 @@ FAST = {
 def _client(*addresses: str, auto_create: bool = True, **settings: Any) -> ClusterClient:
     config = admin_config({"bootstrap.servers": ",".join(addresses), **FAST, **settings})
     return ClusterClient(config, allow_auto_topic_creation=auto_create, rng=seeded_rng(1))
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_the_bootstrap_connection_becomes_the_brokers(fake_broker: Any) -> None:
@@ -124,14 +119,14 @@ async def test_it_reconnects_when_a_broker_comes_back(fake_broker: Any) -> None:
     client = ClusterClient(config, on_change=lambda: changes.append(1), rng=seeded_rng(1))
     await client.start()
     await fake_broker.stop()
-    await _until(lambda: client.connection_now(1) is None)
+    await eventually(lambda: client.connection_now(1) is None)
     for _ in range(20):
         client.connection_now(1)
         await asyncio.sleep(0.001)
     with pytest.raises(ConnectionFailedError):
         await client.connection(1)
     await fake_broker.start()
-    await _until(lambda: client.connection_now(1) is not None)
+    await eventually(lambda: client.connection_now(1) is not None)
     assert changes
     await client.close()
 
@@ -145,7 +140,7 @@ async def test_refreshing_goes_on_until_somebody_answers(fake_broker: Any) -> No
     await asyncio.sleep(0.02)
     assert client.metadata.partition_count("t") is None
     await fake_broker.start()
-    await _until(lambda: client.metadata.partition_count("t") == 1)
+    await eventually(lambda: client.metadata.partition_count("t") == 1)
     await client.close()
 
 
@@ -165,17 +160,17 @@ async def test_a_topic_tracked_during_a_refresh_is_in_the_next(fake_broker: Any,
     held = asyncio.Event()
     fake_broker.fault(ApiKey.METADATA, make_fault(hold=held))
     client.track("a")
-    await _until(lambda: fake_broker.count(ApiKey.METADATA) == 2)
+    await eventually(lambda: fake_broker.count(ApiKey.METADATA) == 2)
     client.track("b")
     held.set()
-    await _until(lambda: client.metadata.partition_count("b") == 1)
+    await eventually(lambda: client.metadata.partition_count("b") == 1)
     await client.close()
 
 
 async def test_metadata_is_fetched_again_by_age(fake_broker: Any) -> None:
     client = _client(fake_broker.address, **{"metadata.max.age.ms": 5})
     await client.start()
-    await _until(lambda: fake_broker.count(ApiKey.METADATA) > 3)
+    await eventually(lambda: fake_broker.count(ApiKey.METADATA) > 3)
     await client.close()
 
 
@@ -234,7 +229,7 @@ async def test_metadata_of_all_topics_when_asked(fake_broker: Any) -> None:
     client.track("c")
     del fake_broker.topics["a"]
     client.request_refresh(urgent=True)
-    await _until(lambda: sorted(client.metadata.topics) == ["b"])
+    await eventually(lambda: sorted(client.metadata.topics) == ["b"])
     await client.close()
 
 
@@ -246,7 +241,7 @@ async def test_a_broker_that_comes_back_elsewhere(fake_cluster: list[Any]) -> No
     await second.stop()
     second.address = f"{second.address}-moved"
     await second.start()
-    await _until(lambda: client.connection_now(2) is not None)
+    await eventually(lambda: client.connection_now(2) is not None)
     assert client.metadata.addresses[2] == second.address
     await client.close()
 
@@ -257,10 +252,10 @@ async def test_all_known_brokers_gone_the_bootstrap_addresses_are_tried(fake_clu
     await client.start()
     del first.peers[2]
     client.request_refresh(urgent=True)
-    await _until(lambda: client.metadata.addresses == {1: first.address})
+    await eventually(lambda: client.metadata.addresses == {1: first.address})
     await first.stop()
     first.peers[2] = second
-    await _until(lambda: 2 in client.metadata.addresses)
+    await eventually(lambda: 2 in client.metadata.addresses)
     await client.close()
 
 

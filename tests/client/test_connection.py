@@ -18,6 +18,7 @@ from kafkalite.errors import (
 )
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from proof.waiting import eventually
 
 ALL = MetadataRequest(None, False)
 
@@ -61,8 +62,7 @@ async def test_answers_keep_their_order(fake_broker: Any, make_fault: Any) -> No
     await _settle()
     assert (seen, connection.in_flight) == ([], 3)
     held.set()
-    while len(seen) < 3:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(seen) >= 3)
     assert seen == [0, 1, 2]
     connection.close()
     await _settle()

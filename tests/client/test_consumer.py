@@ -26,6 +26,7 @@ from kafkalite.model import Record, TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 FAST = {
     "retry_backoff_ms": 1,
@@ -116,8 +117,7 @@ async def test_a_long_poll_wakes_with_the_append(fake_broker: Any) -> None:
     async with _consumer(fake_broker, "t", fetch_max_wait_ms=30_000) as consumer:
         waiting = asyncio.ensure_future(consumer.get_many())
         async with asyncio.timeout(20):
-            while not fake_broker.count(ApiKey.FETCH):
-                await asyncio.sleep(0.001)
+            await eventually(lambda: fake_broker.count(ApiKey.FETCH))
         await asyncio.sleep(0.02)  # in which it is not answered, and not sent again
         assert (waiting.done(), fake_broker.count(ApiKey.FETCH)) == (False, 1)
         fake_broker.append("t", 0, build_batch([b"1"]))
@@ -221,8 +221,7 @@ async def test_a_stale_answer_takes_no_position_away(fake_broker: Any, make_faul
         fake_broker.always[ApiKey.METADATA] = make_fault(code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         consumer._cluster.request_refresh(urgent=True)
         async with asyncio.timeout(5):
-            while consumer._cluster.metadata.partition_count("t") is not None:
-                await asyncio.sleep(0)
+            await eventually(lambda: consumer._cluster.metadata.partition_count("t") is None)
         assert consumer.position(T0) == 15
         del fake_broker.always[ApiKey.METADATA]
         assert await _read(consumer, 15) == list(range(15, 30))
@@ -238,8 +237,7 @@ async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytes
         del fake_broker.topics["t"]
         consumer._cluster.request_refresh(urgent=True)
         async with asyncio.timeout(5):
-            while consumer.assignment():
-                await asyncio.sleep(0.005)
+            await eventually(lambda: not consumer.assignment())
 
 
 async def test_a_topic_that_is_not_there(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from kafkalite.protocol.messages.groups import (
     OffsetFetchResponse,
 )
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 REQUEST = OffsetFetchRequest("g", "", -1, False, [])
 FIND, ASK = ApiKey.FIND_COORDINATOR, ApiKey.OFFSET_FETCH
@@ -147,8 +148,7 @@ async def test_a_silent_coordinator_is_left_when_another_took_over(
     monkeypatch.setattr(coordinator, "PATIENCE_S", 0.02)
     group.brokers[0].fault(ASK, make_fault(drop=True))
     call = asyncio.ensure_future(link.call(REQUEST))
-    while not group.count(ASK):
-        await asyncio.sleep(0)
+    await eventually(lambda: group.count(ASK))
     group.node_id = 2
     async with asyncio.timeout(2):
         await call
@@ -186,8 +186,7 @@ async def test_closing_ends_the_search(
     group.brokers[0].fault(FIND, make_fault(drop=True))
     group.brokers[1].fault(FIND, make_fault(drop=True))
     call = asyncio.ensure_future(link.call(REQUEST))
-    while not group.count(FIND):
-        await asyncio.sleep(0)
+    await eventually(lambda: group.count(FIND))
     await cluster.close()
     with pytest.raises(ClientClosedError):
         await call

@@ -29,6 +29,7 @@ from kafkalite.errors import (
 )
 from kafkalite.model import NO_EPOCH, OffsetAndMetadata
 from kafkalite.protocol.messages.groups import OffsetCommitRequest
+from proof.waiting import eventually
 
 FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 20, "fetch_max_wait_ms": 50}
 PARTS = [TopicPartition("t", partition) for partition in range(3)]
@@ -199,8 +200,7 @@ async def test_a_rebalance_takes_milliseconds_not_heartbeat_intervals() -> None:
         two = await stack.enter_async_context(Consumer("t", **settings))
         waits = [asyncio.ensure_future(consumer.get_many()) for consumer in (one, two)]
         async with asyncio.timeout(2):
-            while len(one.assignment()) != 1 or len(two.assignment()) != 1:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: len(one.assignment()) == len(two.assignment()) == 1)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
@@ -577,8 +577,7 @@ async def test_who_does_not_ask_for_records_leaves_the_group(
     slow = await world.join(max_poll_interval_ms=100, listener=log, enable_auto_commit=False)
     records = await _drain(slow, 30)
     async with asyncio.timeout(5):
-        while not any("max.poll.interval.ms" in r.message for r in caplog.records):
-            await asyncio.sleep(0.001)
+        await eventually(lambda: any("max.poll.interval.ms" in r.message for r in caplog.records))
     assert [r.levelno for r in caplog.records if "max.poll" in r.message] == [logging.ERROR]
     other = await world.join()
     assert len(other.assignment()) == 3  # at once: it has left
@@ -653,8 +652,7 @@ async def test_a_commit_at_an_epoch_that_has_moved_on_is_made_at_the_new_one(wor
     epoch = membership.epoch
     two = await world.join()
     async with asyncio.timeout(5):
-        while membership.epoch == epoch:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: membership.epoch != epoch)
     membership.epoch = epoch  # as if the answer were still on its way
     held = dict(one.positions())
     commit = asyncio.ensure_future(one.commit({PARTS[0]: held[PARTS[0]]}))

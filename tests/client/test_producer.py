@@ -35,6 +35,7 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 FAST = {
     "retry_backoff_ms": 1,
@@ -46,12 +47,6 @@ FAST = {
 
 def _producer(broker: Any, **settings: Any) -> Producer:
     return Producer(broker.address, rng=seeded_rng(1), **{"linger_ms": 0, **FAST, **settings})
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # --- sending -------------------------------------------------------------------------------------
@@ -209,7 +204,7 @@ async def test_partitions_added_later_are_used(fake_broker: Any) -> None:
     async with _producer(fake_broker, metadata_max_age_ms=5) as producer:
         assert (await producer.send("t", b"x", key=b"key")).partition == 0
         fake_broker.topics["t"] = 50
-        await _until(lambda: len(producer._sender.cluster.metadata.topics["t"].leaders) == 50)
+        await eventually(lambda: len(producer._sender.cluster.metadata.topics["t"].leaders) == 50)
         assert (await producer.send("t", b"x", partition=49)).partition == 49
         assert (await producer.send("t", b"x", key=b"key")).partition != 0
 
@@ -291,7 +286,7 @@ async def test_acks(fake_broker: Any, acks: Any) -> None:
         assert metadata.offset == (NO_OFFSET if acks == 0 else 0)
         many = await producer.send_many("t", [b"y", b"z"])
         assert many[0].base_offset == (NO_OFFSET if acks == 0 else 1)
-        await _until(lambda: len(fake_broker.values("t")) == 3)
+        await eventually(lambda: len(fake_broker.values("t")) == 3)
 
 
 async def test_with_acks_0_it_finishes_though_the_broker_says_nothing(
@@ -312,7 +307,7 @@ async def test_passing_errors_are_retried_and_metadata_refreshed(fake_broker: An
         fake_broker.fault(ApiKey.PRODUCE, make_fault(code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER)), times=3)
         assert (await producer.send("t", b"1")).offset == 1
         assert producer.statistics().retries == 3
-        await _until(lambda: fake_broker.count(ApiKey.METADATA) > before)
+        await eventually(lambda: fake_broker.count(ApiKey.METADATA) > before)
 
 
 async def test_the_client_goes_to_the_new_leader(fake_cluster: list[Any]) -> None:

@@ -44,6 +44,7 @@ from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.records.control import build_marker
 from kafkalite.records.header import check, stamp
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 FAST = {
     "linger_ms": 0,
@@ -201,12 +202,6 @@ class ScriptedCoordinator:
             else:
                 seen += [record.value for record in batch]
         return seen
-
-
-async def settle(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -371,7 +366,7 @@ async def test_a_cancelled_commit_goes_on_and_the_next_transaction_waits_for_it(
         await producer.send("t", b"1")
         fake_broker.fault(ApiKey.END_TXN, make_fault(hold=gate))
         commit = asyncio.ensure_future(producer.commit_transaction())
-        await settle(lambda: fake_broker.count(ApiKey.END_TXN))
+        await eventually(lambda: fake_broker.count(ApiKey.END_TXN))
         commit.cancel()
         with pytest.raises(asyncio.CancelledError):
             await commit
@@ -391,7 +386,7 @@ async def test_nothing_goes_in_while_it_is_committed(
         fake_broker.fault(ApiKey.PRODUCE, make_fault(hold=gate))
         producer.send_nowait("t", b"1")
         commit = asyncio.ensure_future(producer.commit_transaction())
-        await settle(lambda: fake_broker.count(ApiKey.PRODUCE) == 2)
+        await eventually(lambda: fake_broker.count(ApiKey.PRODUCE) == 2)
         for late in (producer.send, producer.send_many):
             with pytest.raises(TransactionStateError, match="being committed"):
                 await late("t", [b"late"] if late == producer.send_many else b"late")
@@ -478,7 +473,7 @@ async def test_an_abort_waits_for_nothing_in_flight_r31(
         stuck = producer.send_nowait("t", b"stuck")
         producer.send_nowait("t", b"behind")
         producer.send_nowait("unknown", b"parked")
-        await settle(lambda: fake_broker.count(ApiKey.PRODUCE) == 2)
+        await eventually(lambda: fake_broker.count(ApiKey.PRODUCE) == 2)
         aborted = asyncio.ensure_future(producer.abort_transaction())
         await asyncio.sleep(0)
         with pytest.raises(TransactionAbortedError, match="aborted before"):
@@ -533,7 +528,7 @@ async def test_the_rest_of_a_doomed_transaction_fails_at_once(
         await producer.partitions_for("u")
         fake_broker.fault(ApiKey.PRODUCE, make_fault(code=ErrorCode.INVALID_RECORD, hold=gate))
         bad = producer.send_nowait("t", b"bad")
-        await settle(lambda: fake_broker.count(ApiKey.PRODUCE))
+        await eventually(lambda: fake_broker.count(ApiKey.PRODUCE))
         others = [producer.send_nowait("u", b"in flight"), producer.send_nowait("t", b"waits")]
         parked = producer.send_nowait("unknown", b"parked")
         gate.set()
@@ -617,7 +612,7 @@ async def test_a_commit_ends_with_the_client(fake_broker: Any, coordinator: Any,
         await producer.send("t", b"1")
         fake_broker.fault(ApiKey.END_TXN, make_fault(drop=True))
         commit = asyncio.ensure_future(producer.commit_transaction())
-        await settle(lambda: fake_broker.count(ApiKey.END_TXN))
+        await eventually(lambda: fake_broker.count(ApiKey.END_TXN))
         await producer.close(timeout_ms=1)
         with pytest.raises(ClientClosedError):
             await commit
@@ -826,7 +821,7 @@ async def test_offsets_of_which_nobody_knows_are_not_committed_without(
         with pytest.raises(TransactionAbortableError, match="cancelled"):
             async with producer.transaction():
                 sending = asyncio.ensure_future(producer.send_offsets(_Consumer(4)))
-                await settle(lambda: fake_broker.count(ApiKey.TXN_OFFSET_COMMIT))
+                await eventually(lambda: fake_broker.count(ApiKey.TXN_OFFSET_COMMIT))
                 with pytest.raises(TransactionStateError, match="not returned"):
                     await producer.commit_transaction()
                 sending.cancel()

@@ -13,6 +13,7 @@ import uvloop
 from kafkalite.broker.broker import Broker
 from kafkalite.protocol.messages import data
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.waiting import eventually
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,11 +44,5 @@ def fetch() -> Callable[..., Any]:
 
 @pytest.fixture
 def settled() -> Callable[..., Any]:
-    """Wait until a condition holds, or fail after ten seconds."""
-
-    async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.001)
-
-    return wait
+    """``eventually`` of ``proof.waiting``."""
+    return eventually

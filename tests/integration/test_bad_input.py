@@ -21,6 +21,7 @@ from kafkalite.protocol.connection import ClientConnection, RequestError
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 
@@ -228,12 +229,10 @@ def test_random_frames_leave_nothing_behind(new_loop: Make) -> None:
 
     async def after() -> None:
         async with asyncio.timeout(10):
-            while broker.statistics().connection_count:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not broker.statistics().connection_count)
         async with WireClient(broker.address) as wire:
             assert (await wire.call(metadata.DescribeClusterRequest())).error_code == 0
-        while broker.statistics().connection_count:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not broker.statistics().connection_count)
 
     broker = Broker()
     try:

@@ -31,6 +31,7 @@ from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, WireClient, drop_next
 from proof.mutants import without
+from proof.waiting import eventually
 
 ON_BOTH_LOOPS = True
 
@@ -58,8 +59,7 @@ class TestStarting:
         broker = Broker(filesystem=MemoryFileSystem(), **settings_of(1, voters))
         starting = asyncio.ensure_future(broker.start())
         with caplog.at_level(logging.WARNING):
-            while "waiting for a controller" not in caplog.text:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: "waiting for a controller" in caplog.text)
         assert "no controller is known" in caplog.text
         assert not starting.done()
         starting.cancel()

@@ -16,6 +16,7 @@ import pytest
 import kafkalite
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log_store import LogStore
+from proof.waiting import eventually
 
 READY_S = 30.0
 SECRET = "a secret of these processes"
@@ -133,8 +134,7 @@ async def test_three_servers_serve_stop_in_order_and_start_again(servers: dict[i
 async def test_a_server_that_waits_for_the_others_ends_on_sigterm(servers: dict[int, Server]) -> None:
     servers[1].start()
     async with asyncio.timeout(READY_S):
-        while "controller not reached" not in servers[1].log:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: "controller not reached" in servers[1].log)
     assert "is up on" not in servers[1].log
     assert servers[1].signal(signal.SIGTERM) == 0, servers[1].log
     assert "Traceback" not in servers[1].log
@@ -145,8 +145,7 @@ async def test_a_wrong_secret_is_named_in_the_log(servers: dict[int, Server]) ->
     servers[2]._command += ["--set", "cluster.secret=not the secret of the other"]
     servers[2].start()
     async with asyncio.timeout(READY_S):
-        while "does not know this cluster's secret" not in servers[1].log:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: "does not know this cluster's secret" in servers[1].log)
     for number in (1, 2):
         assert servers[number].signal(signal.SIGTERM) == 0
         assert SECRET not in servers[number].log

@@ -15,6 +15,7 @@ from kafkalite.broker.server.server import FRAME_DEADLINE_MS, HANDSHAKE_DEADLINE
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 
@@ -75,8 +76,7 @@ async def test_a_client_that_never_reads_stops_being_read(
             last, served = served, broker.statistics().requests.get("FETCH", 0)
             return 0 < last == served
 
-        while not stands_still():
-            await asyncio.sleep(0.05)
+        await eventually(stands_still)
         assert served < 100
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * KIB  # kibibytes
         for _ in range(10):

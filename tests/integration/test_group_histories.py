@@ -12,6 +12,7 @@ import pytest
 from kafkalite import Broker, Consumer, Producer, RebalanceListener, TopicPartition
 from kafkalite.errors import KafkaliteError
 from kafkalite.rng import seeded_rng
+from proof.waiting import eventually
 
 PARTITIONS = 6
 EVENTS = 30
@@ -184,7 +185,6 @@ async def test_random_lives(seed: int) -> None:
             if not world.members:
                 await world.event()
             async with asyncio.timeout(10):
-                while not sent <= world.processed:
-                    await asyncio.sleep(0.01)
+                await eventually(lambda: sent <= world.processed)
             for member in world.members:
                 await member.close()

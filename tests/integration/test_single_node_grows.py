@@ -16,6 +16,7 @@ from kafkalite.errors import DataDirectoryError
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.waiting import eventually
 
 CLUSTER_ID = "grows"
 VOTERS = ",".join(f"{node_id}@inproc://grows-voter-{node_id}" for node_id in (1, 2, 3))
@@ -67,8 +68,7 @@ async def test_a_node_that_ran_alone_becomes_one_of_three_and_keeps_everything(m
     await asyncio.wait_for(asyncio.gather(*(broker.start() for broker in brokers)), 30)
     try:
         async with asyncio.timeout(30):
-            while any(broker.image.live_brokers() != {1, 2, 3} for broker in brokers):
-                await asyncio.sleep(0.01)
+            await eventually(lambda: all(broker.image.live_brokers() == {1, 2, 3} for broker in brokers))
         for broker in brokers:
             assert broker.image.topics["t"].topic_id == topic_id
             assert sorted(await _values(broker.address), key=lambda value: int(value or b"")) == VALUES

@@ -17,6 +17,7 @@ from kafkalite.errors import CorruptBatchError
 from kafkalite.testing import ProcessCluster
 from proof.histories.history import check
 from proof.processes.workload import Workload
+from proof.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -120,8 +121,7 @@ async def test_damage_is_never_served_and_what_is_thrown_away_comes_back_from_th
         async with Workload(
             lambda: cluster.bootstrap_servers, TOPIC, PARTITIONS, padding_bytes=8_000
         ) as load:
-            while load.history.acknowledged < 1_000:
-                await asyncio.sleep(0.1)
+            await eventually(lambda: load.history.acknowledged >= 1_000)
             await cluster.kill(2)
             damaged = damage_a_closed_segment(data, own.partition)
             await cluster.start_node(2)

@@ -31,6 +31,7 @@ from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.waiting import eventually
 
 FAST = RaftSettings(election_timeout_ms=200, fetch_timeout_ms=600, heartbeat_ms=40, commit_timeout_ms=5_000)
 
@@ -116,8 +117,7 @@ class Cluster:
 
     async def all_at(self, offset: int) -> None:
         async with asyncio.timeout(10):
-            while any(quorum.offset != offset for quorum in self.quorums.values()):
-                await asyncio.sleep(0.002)
+            await eventually(lambda: all(quorum.offset == offset for quorum in self.quorums.values()))
 
     async def __aenter__(self):
         for i in self.ids:
@@ -170,8 +170,7 @@ async def test_a_follower_refuses_and_names_the_leader(make, kit):
         leader = await cluster.leader()
         follower = next(quorum for quorum in cluster.quorums.values() if quorum is not leader)
         async with asyncio.timeout(5):
-            while follower.leader_id is None:
-                await asyncio.sleep(0.002)
+            await eventually(lambda: follower.leader_id is not None)
         with pytest.raises(NotControllerError, match=f"node {leader._node_id}"):
             await follower.commit(kit.topic(1), follower.offset)
         with pytest.raises(NotControllerError):
@@ -320,8 +319,7 @@ async def test_a_replaced_disk_takes_part_again(make, kit):
         await cluster.start(lost)
         assert not cluster.quorums[lost].status().is_voter
         async with asyncio.timeout(10):
-            while not cluster.quorums[lost].status().is_voter:
-                await asyncio.sleep(0.002)
+            await eventually(lambda: cluster.quorums[lost].status().is_voter)
         assert cluster.machines[lost].names == ["t0"]
 
 
@@ -384,8 +382,7 @@ async def test_a_node_that_was_alone_becomes_one_of_three_and_keeps_its_metadata
         for machine in cluster.machines.values():
             assert machine.names == [f"t{number}" for number in range(21)]
         async with asyncio.timeout(10):
-            while not all(quorum.status().is_voter for quorum in cluster.quorums.values()):
-                await asyncio.sleep(0.002)
+            await eventually(lambda: all(quorum.status().is_voter for quorum in cluster.quorums.values()))
     single = SingleQuorum(cluster.disks[1], "meta", executor=kit.InlineExecutor())
     single.attach(kit.Machine())
     with pytest.raises(DataDirectoryError, match="of a node of a cluster"):
@@ -402,8 +399,7 @@ async def test_two_nodes_that_were_alone_do_not_become_one_cluster(kit):
         await single.stop()
     async with cluster:
         async with asyncio.timeout(5):
-            while not all(cluster.machines[i].failure for i in (1, 2)):
-                await asyncio.sleep(0.002)
+            await eventually(lambda: all(cluster.machines[i].failure for i in (1, 2)))
     for i in (1, 2):
         assert "has kept its metadata alone" in str(cluster.machines[i].failure)
 
@@ -426,8 +422,7 @@ async def test_a_disk_that_fails_ends_the_node_and_the_others_go_on(make, kit):
         with pytest.raises((LogOfflineError, RequestTimedOutError)):
             await leader.commit(kit.topic(1), leader.offset)
         async with asyncio.timeout(5):
-            while cluster.machines[broken].failure is None:
-                await asyncio.sleep(0.002)
+            await eventually(lambda: cluster.machines[broken].failure is not None)
         assert isinstance(cluster.machines[broken].failure, LogOfflineError)
         assert leader.leader_id is None
         for call in (leader.commit(kit.topic(2), 0), leader.read_index(), leader.wait_beyond(0, 10)):
@@ -539,12 +534,6 @@ async def observing(fetch, machine):
         await observer.stop()
 
 
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def test_an_observer_has_what_is_committed(kit):
     settings = RaftSettings(election_timeout_ms=200, heartbeat_ms=40, recent_bytes=300)
     async with Cluster(kit, count=1, settings=settings) as cluster:
@@ -555,10 +544,10 @@ async def test_an_observer_has_what_is_committed(kit):
         async with observing(source(leader), machine) as observer:
             changes = []
             observer.on_leader_change.append(lambda *change: changes.append(change))
-            await until(lambda: observer.offset == leader.offset)
+            await eventually(lambda: observer.offset == leader.offset)
             assert machine.loaded is not None
             await leader.commit(kit.topic(8), leader.offset)
-            await until(lambda: observer.offset == leader.offset)
+            await eventually(lambda: observer.offset == leader.offset)
             assert machine.names == leader._machine.names
             assert (observer.leader_id, observer.is_leader, changes) == (1, False, [(1, 0)])
             with pytest.raises(NotControllerError):
@@ -586,7 +575,7 @@ async def test_an_observer_goes_on_after_failures_and_ignores_a_voter_that_is_be
 
     machine = kit.Machine()
     async with observing(fetch, machine) as observer:
-        await until(lambda: observer.offset == 5)
+        await eventually(lambda: observer.offset == 5)
         assert [offset for offset, _ in machine.applied] == [3, 5]
 
 
@@ -597,5 +586,5 @@ async def test_an_observer_that_cannot_read_stops(payload, kit):
 
     machine = kit.Machine()
     async with observing(fetch, machine):
-        await until(lambda: machine.failure is not None)
+        await eventually(lambda: machine.failure is not None)
     assert isinstance(machine.failure, StorageError)

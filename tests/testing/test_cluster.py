@@ -22,6 +22,7 @@ from kafkalite.testing import (
     drop_next,
     fail_next,
 )
+from proof.waiting import eventually
 
 DAY_MS = 24 * 3_600_000
 
@@ -126,8 +127,7 @@ async def test_a_delayed_long_poll_and_a_client_that_leaves() -> None:
         cluster.intercept(ApiKey.FETCH, delay_next(2, delay_ms=10))
         async with WireClient(cluster.bootstrap_servers) as wire:
             wire.send(fetch)
-            while not clock.sleeper_count > 3:
-                await asyncio.sleep(0)
+            await eventually(lambda: clock.sleeper_count > 3)
             await clock.advance(10)
             assert cluster.statistics().waiting_requests == 1
             await cluster.produce("t", [b"x"])

@@ -13,6 +13,7 @@ import pytest
 from kafkalite.errors import ConnectionFailedError, ListenError
 from kafkalite.transport import inproc
 from kafkalite.transport.inproc import InprocEnd, InprocTransport
+from proof.waiting import eventually
 
 TRANSPORT = InprocTransport()
 
@@ -22,8 +23,7 @@ async def join(recorder: Any, name: str = "inproc://", **options: Any) -> tuple[
     accepted = []
     listener = await TRANSPORT.listen(name, lambda: accepted.append(recorder(**options)) or accepted[0])
     client = await TRANSPORT.connect(listener.address, recorder)
-    while not accepted:
-        await asyncio.sleep(0)
+    await eventually(lambda: accepted)
     listener.close()
     return client, accepted[0]
 
@@ -311,8 +311,7 @@ class TestTwoThreads:
             piece = number.to_bytes(4, "big") * (1 + number % 50)
             sent += piece
             client.transport.write(piece)
-            while client.calls[-1] == "pause":
-                await asyncio.sleep(0)
+            await eventually(lambda: client.calls[-1] != "pause")
         assert await client.read(len(sent)) == sent
         client.transport.close()
         assert await client.lost is None
@@ -344,8 +343,7 @@ class TestTwoThreads:
         listener = await TRANSPORT.listen("inproc://", accept)
         thread = Thread()
         client = await thread.run(TRANSPORT.connect(listener.address, recorder))
-        while not (accepted and accepted[0].transport):
-            await asyncio.sleep(0)
+        await eventually(lambda: bool(accepted and accepted[0].transport))
         server = accepted[0]
         server.transport.pause_reading()
         await thread.run(_write(client, bytes(100_000)))

@@ -11,6 +11,7 @@ import uvloop
 
 from kafkalite.errors import ConnectionFailedError, ListenError
 from kafkalite.transport import transport_for
+from proof.waiting import eventually
 
 ADDRESSES = {"tcp": "127.0.0.1:0", "inproc": "inproc://"}
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -54,8 +55,7 @@ class Joined:
 
     async def accept(self, count: int) -> Any:
         """The last of ``count`` accepted protocols, once it is connected."""
-        while len(self.accepted) < count or self.accepted[-1].transport is None:
-            await asyncio.sleep(0)
+        await eventually(lambda: len(self.accepted) >= count and self.accepted[-1].transport is not None)
         return self.accepted[-1]
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -136,8 +136,7 @@ def test_half_close(run: Any, address: str, recorder: Any) -> None:
             joined.client.transport.write(b"question")
             joined.client.transport.write_eof()
             await joined.server.read(8)
-            while "eof" not in joined.server.calls:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: "eof" in joined.server.calls)
             joined.server.transport.write(b"answer")
             assert await joined.client.read(6) == b"answer"
             joined.server.transport.close()
@@ -176,8 +175,7 @@ def test_a_reader_that_stops_makes_the_writer_pause(run: Any, address: str, reco
             assert "resume" not in writer.calls
             reader.transport.resume_reading()
             assert len(await reader.read(sent)) == sent
-            while "resume" not in writer.calls:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: "resume" in writer.calls)
             assert writer.transport.get_write_buffer_size() == 0
             assert writer.calls == ["made", "pause", "resume"]
 

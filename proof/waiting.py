@@ -1,0 +1,31 @@
+"""Waiting in tests: for a condition, or for everything that is ready to run. Not for an amount of time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+LIMIT_S: Final = 20.0
+_FIRST_PAUSE_S: Final = 0.0005
+_LAST_PAUSE_S: Final = 0.02
+
+
+async def eventually(condition: Callable[[], object], what: str = "", *, limit_s: float = LIMIT_S) -> None:
+    """Return as soon as ``condition()`` is true. Raises AssertionError after ``limit_s``."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + limit_s
+    pause_s = 0.0
+    while not condition():
+        assert loop.time() < deadline_s, f"not within {limit_s:g} s: {what or condition}"
+        await asyncio.sleep(pause_s)
+        pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
+
+
+async def settle(turns: int = 50) -> None:
+    """Run what is ready, and what that makes ready: to show that something does not happen.
+
+    Sufficient where nothing crosses a thread or a socket: in-process connections and disks in memory.
+    """
+    for _ in range(turns):
+        await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from kafkalite.client.admin.descriptions import (
     MemberDescription,
     MetadataDescription,
     NewTopic,
+    NodeDescription,
     PartitionLag,
     ProducerDescription,
     QuorumDescription,
@@ -31,7 +32,6 @@ from kafkalite.client.admin.descriptions import (
     TransactionGroupDescription,
     TransactionListing,
     group_description,
-    node_description,
     producer_description,
     topic_description,
     transaction_description,
@@ -100,10 +100,10 @@ from kafkalite.rng import Rng
 
 T = TypeVar("T")
 
-# : A broker's time limit ends this long before the client's, at most, so that its response can arrive.
+#: A broker's time limit ends this long before the client's, at most, so that its response can arrive.
 RESPONSE_MARGIN_MS: Final = 500
 
-# : Admin commits offsets without being a member, which is allowed only while the group has no members (R39).
+#: Admin commits offsets without being a member, which is allowed only while the group has no members (R39).
 _NO_MEMBER: Final = ""
 _NO_MEMBER_EPOCH: Final = -1
 
@@ -252,12 +252,7 @@ class Admin:
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
         resources = (await self._call(request)).resources
         _raise_first(resources, f"{resource_type} {name!r}")
-        return {
-            entry.name: ConfigValue(
-                entry.name, entry.value, entry.source, entry.read_only, entry.documentation
-            )
-            for entry in resources[0].entries
-        }
+        return {entry.name: ConfigValue(*entry) for entry in resources[0].entries}
 
     async def alter_configs(
         self,
@@ -329,7 +324,7 @@ class Admin:
             response.cluster_id,
             response.controller_id,
             response.metadata_offset,
-            tuple(node_description(broker) for broker in response.brokers),
+            tuple(NodeDescription(*broker) for broker in response.brokers),
         )
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
@@ -401,17 +396,7 @@ class Admin:
         nodes = sorted(self._cluster.metadata.addresses)
         responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
         return [
-            LogDescription(
-                node_id,
-                response.path,
-                log.topic,
-                log.partition,
-                log.size_bytes,
-                log.segment_count,
-                log.log_start_offset,
-                log.log_end_offset,
-                log.offline_reason,
-            )
+            LogDescription(node_id, response.path, *log)
             for node_id, response in zip(nodes, responses, strict=True)
             for log in response.partitions
         ]

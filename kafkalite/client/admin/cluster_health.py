@@ -24,7 +24,7 @@ from kafkalite.protocol.messages.metadata import (
 
 NOBODY: Final = -1
 
-# : The leader considers a controller gone after this silence; controllers send messages many times a second.
+#: The leader considers a controller gone after this silence; controllers send messages many times a second.
 VOTER_SILENCE_MS: Final = 2_000
 
 LIVE: Final = "live"
@@ -173,7 +173,7 @@ class RequestedState(NamedTuple):
     broker_count: int = 1
     is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
     node_id: int | None = None  #: a broker that must be live
-    topics: frozenset[str] = frozenset()  # : topics that must exist and have leaders everywhere
+    topics: frozenset[str] = frozenset()  #: topics that must exist and have leaders everywhere
 
 
 def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafkalite.model import NO_OFFSET, OffsetAndMetadata, TopicPartition
 from kafkalite.protocol.messages.groups import AssignedTopic, DescribedGroup, DescribedMember
-from kafkalite.protocol.messages.metadata import BrokerDescription, TopicMetadata
+from kafkalite.protocol.messages.metadata import TopicMetadata
 from kafkalite.protocol.messages.transactions import (
     ActiveProducer,
     DescribedTransaction,
@@ -16,7 +16,7 @@ from kafkalite.protocol.messages.transactions import (
     TxnPartition,
 )
 
-BROKER_DEFAULT = -1  # : use the broker's own setting for the number of partitions or replicas
+BROKER_DEFAULT = -1  #: use the broker's own setting for the number of partitions or replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PartitionDescription:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     partition_epoch: int  #: grows with every change of leader, replicas or ISR
-    elr: tuple[int, ...]  # : replicas outside the ISR that still have every committed record (KIP-966)
+    elr: tuple[int, ...]  #: replicas outside the ISR that still have every committed record (KIP-966)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class NodeDescription:
     address: str
     rack: str | None
     broker_epoch: int  #: grows with every registration
-    is_fenced: bool  # : not live according to the controller: leads no partition
+    is_fenced: bool  #: not live according to the controller: leads no partition
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -89,8 +89,8 @@ class QuorumMember:
     node_id: int
     address: str  #: of its controller listener; "" when it is not known
     is_voter: bool
-    match_offset: int  # : the offset up to which its log matches the leader's; -1 if unknown
-    last_contact_ms: int  # : time since the last message from it; -1 if never
+    match_offset: int  #: the offset up to which its log matches the leader's; -1 if unknown
+    last_contact_ms: int  #: time since the last message from it; -1 if never
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,9 @@ class MemberDescription:
     host: str
     subscribed_topics: tuple[str, ...]
     subscribed_pattern: str | None
-    assignment: tuple[TopicPartition, ...]  # : the partitions it owns
-    target: tuple[TopicPartition, ...]  # : the partitions it is to own
-    awaited_revocation: tuple[
-        TopicPartition, ...
-    ]  # : the partitions it must revoke before another member gets them
+    assignment: tuple[TopicPartition, ...]  #: the partitions it owns
+    target: tuple[TopicPartition, ...]  #: the partitions it is to own
+    awaited_revocation: tuple[TopicPartition, ...]  #: to be revoked before another member gets them
     last_heartbeat_ms_ago: int
     state: str  #: Stable, Unrevoked, Unreleased
 
@@ -190,7 +188,7 @@ class PartitionLag:
     committed: OffsetAndMetadata | None
     commit_ms: int | None  #: wall clock
     end_offset: int
-    member: MemberDescription | None  # : the member that owns it
+    member: MemberDescription | None  #: the member that owns it
 
     @property
     def lag(self) -> int | None:
@@ -254,9 +252,7 @@ class TransactionGroupDescription:
     application_id: str
     last_batch_id: int  #: the last one decided; -1 before any
     last_winners: tuple[str, ...]
-    writers: tuple[
-        TransactionGroupWriter, ...
-    ]  # : those whose transactions have not ended in every partition
+    writers: tuple[TransactionGroupWriter, ...]  #: those with transactions that have not ended everywhere
 
 
 def topic_description(topic: TopicMetadata) -> TopicDescription:
@@ -277,18 +273,6 @@ def topic_description(topic: TopicMetadata) -> TopicDescription:
             )
             for partition in partitions
         ),
-    )
-
-
-def node_description(broker: BrokerDescription) -> NodeDescription:
-    return NodeDescription(
-        broker.node_id,
-        broker.address,
-        broker.rack,
-        broker.broker_epoch,
-        broker.is_fenced,
-        broker.is_shutting_down,
-        broker.registered_ms,
     )
 
 
@@ -358,15 +342,10 @@ def transaction_group_description(response: DescribeTxnGroupResponse) -> Transac
     )
 
 
-def producer_description(one: ActiveProducer) -> ProducerDescription:
-    return ProducerDescription(
-        one.producer_id,
-        one.producer_epoch,
-        one.last_sequence,
-        one.last_timestamp_ms,
-        one.coordinator_epoch,
-        None if one.transaction_start_offset == NO_OFFSET else one.transaction_start_offset,
-    )
+def producer_description(producer: ActiveProducer) -> ProducerDescription:
+    start_offset = producer.transaction_start_offset
+    description = ProducerDescription(*producer)
+    return replace(description, transaction_start_offset=None) if start_offset == NO_OFFSET else description
 
 
 def _partitions(partitions: Iterable[TxnPartition]) -> tuple[TopicPartition, ...]:

@@ -87,10 +87,10 @@ class CallRules:
     attempt_timeout_ms: int | None = None
     #: Give up after so many failures. None: only the deadline ends the plan.
     max_failures: int | None = None
-    # : Retry the first failure without a pause, because often the broker had closed an idle connection.
+    #: Retry the first failure without a pause, because often the broker had closed an idle connection.
     # Locate the : target again after every later failure.
     has_free_retry: bool = False
-    # : ``locate`` only starts a lookup that continues in the background, so it precedes the pause.
+    #: ``locate`` only starts a lookup that continues in the background, so it precedes the pause.
     locates_in_background: bool = False
     #: ``wake`` can end a pause, so a pause may last until the deadline. Otherwise the plan gives up as soon
     #: as the next pause would reach the deadline.

@@ -75,7 +75,7 @@ class _Link:
         self.connection: Connection | None = None
         self.task: asyncio.Task[Connection | KafkaliteError] | None = None
         self.failures = 0
-        self.is_away = False  # : the connection was lost, or could not be established
+        self.is_away = False  #: the connection was lost, or could not be established
         self.not_before_ms = 0
 
 
@@ -214,7 +214,7 @@ class ClusterClient:
         if link is not None:
             if link.connection is not None and link.connection.is_open:
                 return link.connection
-            if link.is_away:  # : another broker may lead by now
+            if link.is_away:  #: another broker may lead by now
                 self.request_refresh()
         if not self._closed:
             self._dial_soon(node_id, purpose)

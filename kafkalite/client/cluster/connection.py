@@ -63,19 +63,19 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._protocol = ClientConnection(client_id)
         self._transport: asyncio.Transport | None = None
-        # : Plain attributes, because sending a single record reads each of them.
+        #: Plain attributes, because sending a single record reads each of them.
         self.is_open = False
-        self.can_write = True  # : False while the socket's buffer is above its high-water mark
+        self.can_write = True  #: False while the socket's buffer is above its high-water mark
         self.pending: dict[int, _Pending] = {}  #: by correlation id; read only
         self._sweep: asyncio.TimerHandle | None = None
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
-        # : Called about every PATIENCE_S while a request is pending for longer than that.
+        #: Called about every PATIENCE_S while a request is pending for longer than that.
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
-        # : Called when the socket accepts data again after ``can_write`` was False.
+        #: Called when the socket accepts data again after ``can_write`` was False.
         self.on_writable: Callable[[], None] | None = None
 
     def __repr__(self) -> str:

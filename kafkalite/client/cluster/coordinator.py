@@ -36,8 +36,8 @@ from kafkalite.protocol.messages.groups import FindCoordinatorRequest
 
 T = TypeVar("T")
 
-GROUP_KEY: Final = 0  # : the key is a group id
-TRANSACTION_KEY: Final = 1  # : the key is a transactional id, or the application id of a transaction group
+GROUP_KEY: Final = 0  #: the key is a group id
+TRANSACTION_KEY: Final = 1  #: the key is a transactional id, or the application id of a transaction group
 
 # The first pause before the coordinator is located again. It doubles up to retry.backoff.max.ms.
 FIRST_PAUSE_MS: Final = 10
@@ -70,7 +70,7 @@ class CoordinatorLink:
     def __init__(
         self, cluster: ClusterClient, key_type: int, key: str, *, purpose: Purpose = Purpose.MAIN
     ) -> None:
-        self.node_id: int | None = None  # : the coordinator's node id, if known
+        self.node_id: int | None = None  #: the coordinator's node id, if known
         self.key_type = key_type
         self.key = key
         self._cluster = cluster

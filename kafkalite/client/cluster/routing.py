@@ -66,10 +66,10 @@ class MetadataCache:
         self.controller_id = NO_NODE
         self.addresses: dict[int, str] = {}
         self.topics: dict[str, KnownTopic] = {}
-        # : The error of each requested topic that can't be used now.
+        #: The error of each requested topic that can't be used now.
         self.errors: dict[str, tuple[int, str]] = {}
         self.generation = 0
-        # : Responses from brokers that knew a controller. Others may be cut off and out of date.
+        #: Responses from brokers that knew a controller. Others may be cut off and out of date.
         self.response_count = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:

@@ -70,7 +70,7 @@ class PartitionState:
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
     base_position: int | None = None  #: the position while no cursor is open
     fetch_offset: int = 0
-    # : Batches, and between them (offset, leader epoch): the records up to there are skipped.
+    #: Batches, and between them (offset, leader epoch): the records up to there are skipped.
     buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
     buffered_bytes: int = 0
     cursor: RecordCursor | None = None
@@ -78,15 +78,15 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    # : Exclusive end of what may be read, as of the last fetch; with read_committed the last stable offset.
+    #: Exclusive end of what may be read, as of the last fetch; with read_committed the last stable offset.
     high_watermark: int | None = None
     seek_count: int = 0
     batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
     base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
     checked_epoch: int = (
-        NO_EPOCH  # : epoch of the leader whose log is known to contain everything up to fetch_offset
+        NO_EPOCH  #: epoch of the leader whose log is known to contain everything up to fetch_offset
     )
-    seen_epoch: int = NO_EPOCH  # : the leader's epoch according to the last metadata
+    seen_epoch: int = NO_EPOCH  #: the leader's epoch according to the last metadata
 
     @property
     def position(self) -> int | None:

@@ -101,7 +101,7 @@ class Consumer:
         self._life = "new"
         self._subscription: Subscription | None = None
         self._deferred_error: KafkaliteError | None = None
-        # : The partitions whose start offsets are being looked up, and the task.
+        #: The partitions whose start offsets are being looked up, and the task.
         self._finding: tuple[dict[TopicPartition, int], asyncio.Task[None]] | None = None
         if self.config.group_id is not None:
             from kafkalite.client.group.session import GroupSession

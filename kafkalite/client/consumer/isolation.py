@@ -18,9 +18,9 @@ from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, PRODUCER_
 
 _INT64: Final = Struct(">q")
 
-# : Both bits are in the lower of the two attribute bytes.
+#: Both bits are in the lower of the two attribute bytes.
 FLAGS_POSITION: Final = ATTRIBUTES_POSITION + 1
-# : Batches with neither bit are always returned.
+#: Batches with neither bit are always returned.
 FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 

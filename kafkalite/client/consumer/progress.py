@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
-        # : The record that iteration returned last, while it is unprocessed.
+        #: The record that iteration returned last, while it is unprocessed.
         self.current_record: Record | None = None
         self._is_at_most_once = is_at_most_once
         self._unprocessed: dict[TopicPartition, int] = {}  # the first offset returned of each

@@ -27,9 +27,9 @@ FORGET_AFTER_MS: Final = 60_000
 class Selection(NamedTuple):
     """The partitions to read."""
 
-    partitions: dict[TopicPartition, str]  # : {partition: its reset policy if it is new}
-    replaced: dict[TopicPartition, str]  # : those of topics created again; their positions are invalid
-    is_missing_some: bool  # : a topic is kept although the metadata omits it
+    partitions: dict[TopicPartition, str]  #: {partition: its reset policy if it is new}
+    replaced: dict[TopicPartition, str]  #: those of topics created again; their positions are invalid
+    is_missing_some: bool  #: a topic is kept although the metadata omits it
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Found:
 
     topic_id: str
     partition_count: int = 0
-    missing_since_ms: int | None = None  # : the time of the first counted response without it
+    missing_since_ms: int | None = None  #: the time of the first counted response without it
 
 
 class Subscription:
@@ -49,7 +49,7 @@ class Subscription:
     ) -> None:
         self.topics = list(dict.fromkeys(topics))
         self.pattern = re.compile(pattern) if pattern is not None else None
-        self.is_late = False  # : partitions found from now on are new, and are read from their beginning
+        self.is_late = False  #: partitions found from now on are new, and are read from their beginning
         self._reset = auto_offset_reset
         self._found: dict[str, _Found] = {}
         self._response_count = 0

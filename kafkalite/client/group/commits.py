@@ -75,7 +75,7 @@ class OffsetCommits:
         self._queued_quietly: set[TopicPartition] = set()
         self._worker: asyncio.Task[None] | None = None
         self._failed: tuple[KafkaliteError, set[TopicPartition]] | None = None
-        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  # : the offsets last committed or read
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the offsets last committed or read
 
     # --- writing -------------------------------------------------------------------------------
 

@@ -67,8 +67,8 @@ class Heartbeats:
         on_failed: Callable[[KafkaliteError], None],
     ) -> None:
         self.membership = membership
-        self.is_away = False  # : out of the group because the user does not ask for records
-        self.error: KafkaliteError | None = None  # : why this consumer can't be a member
+        self.is_away = False  #: out of the group because the user does not ask for records
+        self.error: KafkaliteError | None = None  #: why this consumer can't be a member
         cluster.long_poll_ms[Purpose.HEARTBEAT] = _LONG_POLL_MS
         self._cluster = cluster
         self._config = config

@@ -26,9 +26,9 @@ from kafkalite.protocol.messages.groups import (
     ConsumerGroupHeartbeatResponse,
 )
 
-JOINING: Final = 0  # : the member epoch before joining
+JOINING: Final = 0  #: the member epoch before joining
 LEAVING: Final = -1
-LEAVING_FOR_A_WHILE: Final = -2  # : for a static member that will return
+LEAVING_FOR_A_WHILE: Final = -2  #: for a static member that will return
 _UNCHANGED: Final = -1
 
 Partitions = Mapping[TopicPartition, str]

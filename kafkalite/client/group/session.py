@@ -105,11 +105,11 @@ class GroupSession:
             is_ours=self._is_ours,
         )
         self.listener = RebalanceListener()
-        self.has_pending = False  # : whether the user's next call has pending work
+        self.has_pending = False  #: whether the user's next call has pending work
         self.hidden: dict[
             TopicPartition, bool
-        ] = {}  # : partitions whose records are not returned, and whether the user had paused them
-        self.waiting_calls = 0  # : the number of calls that wait for records
+        ] = {}  #: partitions whose records are not returned, and whether the user had paused them
+        self.waiting_calls = 0  #: the number of calls that wait for records
         self.is_subscribed = False
         self._cluster = cluster
         self._config = config
@@ -121,7 +121,7 @@ class GroupSession:
         self._partition_counts: dict[str, int] = {}  # of each topic, at its first assignment
         self._pending_task: asyncio.Task[Any] | None = None
         self._pending_lock = asyncio.Lock()
-        # : The partitions whose committed offsets are being read, while they are to be added.
+        #: The partitions whose committed offsets are being read, while they are to be added.
         self._reading_offsets: tuple[dict[TopicPartition, str], asyncio.Task[_Committed]] | None = None
         self._asked_ms = 0
         self._watch_timer: asyncio.TimerHandle | None = None

@@ -50,7 +50,7 @@ class Limits:
     backoff: Backoff
     is_idempotent: bool = False
     max_in_flight: int = MAX_IN_FLIGHT
-    is_transactional: bool = False  # : implies is_idempotent
+    is_transactional: bool = False  #: implies is_idempotent
 
     @property
     def in_flight_per_partition(self) -> int:
@@ -96,17 +96,17 @@ class Accumulator:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.free_bytes = limits.buffer_memory
-        # : In order of opening, and therefore of deadline.
+        #: In order of opening, and therefore of deadline.
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
-        # : Queues that may have something to send now, in the order they became ready.
+        #: Queues that may have something to send now, in the order they became ready.
         self.ready: dict[PartitionQueue, None] = {}
-        # : For partitions without a producer id. Nothing is sent while it is missing; see
+        #: For partitions without a producer id. Nothing is sent while it is missing; see
         # ``needs_producer_id``.
         self.producer_id = NO_PRODUCER_ID
         self.needs_producer_id = limits.is_idempotent and not limits.is_transactional
-        # : (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
+        #: (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
         self._transaction: tuple[int, int] | None = None
         self._joined: list[PartitionQueue] = []  # queues that use that identity
         self._max_in_flight = limits.in_flight_per_partition

@@ -29,7 +29,7 @@ class BatchMetadata(NamedTuple):
     partition: int
     base_offset: int
     record_count: int
-    timestamp_ms: int  # : of its first record; the append time if the topic uses it
+    timestamp_ms: int  #: of its first record; the append time if the topic uses it
 
     @property
     def last_offset(self) -> int:

@@ -49,14 +49,14 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec, parse_header, stamp_producer
 from kafkalite.records.single import NO_PRODUCER, build_single
 
-# : Leaders remember this many batches of a producer, so they can't detect duplicates of more.
+#: Leaders remember this many batches of a producer, so they can't detect duplicates of more.
 MAX_IN_FLIGHT: Final = 5
-SEQUENCES: Final = 2**31  # : sequence numbers count records and wrap to 0
+SEQUENCES: Final = 2**31  #: sequence numbers count records and wrap to 0
 
 # With a batch in flight, the next is sent only when this much waits, so that small batches are sent together.
 PIPELINED_BYTES: Final = 128 * 1024
 
-# : After these errors the batch is certainly not in the log. After any other it may be.
+#: After these errors the batch is certainly not in the log. After any other it may be.
 _NOT_WRITTEN: Final = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -86,9 +86,9 @@ class Fate(enum.Enum):
     RESEND = enum.auto()  #: the same bytes, after a pause
     RESEND_IN_ORDER = (
         enum.auto()
-    )  # : the same bytes, once the batches before it are done; not a failure of this batch
-    REPACK = enum.auto()  # : pack its records again under the next producer epoch
-    FAIL = enum.auto()  # : fail its records with the error
+    )  #: the same bytes, once the batches before it are done; not a failure of this batch
+    REPACK = enum.auto()  #: pack its records again under the next producer epoch
+    FAIL = enum.auto()  #: fail its records with the error
 
 
 @dataclass(slots=True, eq=False)
@@ -104,14 +104,14 @@ class InFlightBatch:
     size_bytes: int
     awaits_response: bool = False
     failures: int = 0
-    collisions: int = 0  # : attempts that found the previous transaction still ending
+    collisions: int = 0  #: attempts that found the previous transaction still ending
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
-    has_position: bool = False  # : it has been sent once
-    was_first: bool = False  # : all batches before it were decided when it was last sent
+    has_position: bool = False  #: it has been sent once
+    was_first: bool = False  #: all batches before it were decided when it was last sent
     maybe_written: bool = False  #: it has a sequence, and an attempt may have written it
-    is_void: bool = False  # : certainly not written, and never to be written under its sequence
-    is_abandoned: bool = False  # : failed for good; keeps its position
+    is_void: bool = False  #: certainly not written, and never to be written under its sequence
+    is_abandoned: bool = False  #: failed for good; keeps its position
 
     @property
     def record_count(self) -> int:
@@ -224,20 +224,20 @@ class PartitionQueue:
         self.tp = tp
         self.open: PendingBatch | None = None
         self.closed: deque[PendingBatch] = deque()
-        # : Batches that were sent and are not decided, in the order of their sequences.
+        #: Batches that were sent and are not decided, in the order of their sequences.
         self.in_flight: deque[InFlightBatch] = deque()
         self.max_in_flight = max_in_flight
         self.is_held = False
-        self.retry_at_ms = 0  # : valid while held, without outstanding responses
-        self.node_id = -1  # : the node that in-flight batches were sent to
-        # : False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
+        self.retry_at_ms = 0  #: valid while held, without outstanding responses
+        self.node_id = -1  #: the node that in-flight batches were sent to
+        #: False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
         self.coalesce = True
         # The identity of the next batch. Each partition counts its own epochs: leaders compare them by
         # partition, and no other producer has this producer id.
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.next_sequence = NO_SEQUENCE
-        self.needs_producer_id = False  # : the current one can't be used any more
+        self.needs_producer_id = False  #: the current one can't be used any more
         self.is_transactional = False  #: the identity is that of a transaction
 
     @property

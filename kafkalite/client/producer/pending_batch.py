@@ -58,12 +58,12 @@ class PendingBatch:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int] = []
-        # : Replaces ``timestamps`` if all records have the same (send_many, send_batch).
+        #: Replaces ``timestamps`` if all records have the same (send_many, send_batch).
         self.common_timestamp_ms = NO_TIMESTAMP
         self.headers: list[Headers] | None = None
-        self.is_plain = True  # : no record has headers yet
+        self.is_plain = True  #: no record has headers yet
         self.prebuilt: Encoded | None = None
-        self.owns_prebuilt = False  # : that buffer is not shared
+        self.owns_prebuilt = False  #: that buffer is not shared
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = limit_bytes
         self.limit_records = limit_records
@@ -76,9 +76,9 @@ class PendingBatch:
         self.base_offset = NO_OFFSET  #: valid once done without error; NO_OFFSET with acks=0
         self.log_append_time_ms = NO_TIMESTAMP
         self.error: Exception | None = None
-        # : (index of the record or WHOLE_BATCH, callback). The batch only carries them.
+        #: (index of the record or WHOLE_BATCH, callback). The batch only carries them.
         self.listeners: list[tuple[int, Callable[[], object]]] = []
-        # : Indexes of the records of a failed batch whose error has been or will be seen.
+        #: Indexes of the records of a failed batch whose error has been or will be seen.
         self.observed: set[int] = set()
 
     def __repr__(self) -> str:

@@ -79,7 +79,7 @@ class Placement:
         self.keyless = self._last_keyless if self._keeps_keyless else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
         config = sender.config
-        # : Whether an awaited record may be sent at once, without an open batch: see ``send_alone``.
+        #: Whether an awaited record may be sent at once, without an open batch: see ``send_alone``.
         self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
         self._topics: dict[str, TopicQueues] = {}
         self._parked: dict[str, _Parked] = {}

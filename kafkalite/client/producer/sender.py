@@ -47,8 +47,8 @@ MAX_REMEMBERED_FAILURES: Final = 1_000
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
     requests: int  #: produce requests sent
-    batches: int  # : record batches in them, resent ones included
-    acknowledged_batches: int  # : batches as filled by send(); several may be sent as one record batch
+    batches: int  #: record batches in them, resent ones included
+    acknowledged_batches: int  #: batches as filled by send(); several may be sent as one record batch
     failed_batches: int
     retries: int
     waiting_batches: int  #: accepted, neither acknowledged nor failed
@@ -106,9 +106,9 @@ class Sender:
         self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
         self.accumulator = Accumulator(_limits(config))
         self.failures = FailureLedger()
-        # : Called with each failure before the batch's listeners are. It may fail other batches.
+        #: Called with each failure before the batch's listeners are. It may fail other batches.
         self.on_failure: Callable[[Exception], None] | None = None
-        # : Converts an error to the one that callers see, if set.
+        #: Converts an error to the one that callers see, if set.
         self.translate: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
         self._rng = rng
@@ -442,7 +442,7 @@ def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition])
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
-# : The second is a duplicate so old that the leader does not know its offset any more.
+#: The second is a duplicate so old that the leader does not know its offset any more.
 _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
 
 

@@ -59,8 +59,8 @@ class GroupResult(NamedTuple):
     """The decision on a batch."""
 
     batch_id: int
-    winners: tuple[str, ...]  # : as named by the call that decided
-    is_repeated: bool  # : it was decided earlier
+    winners: tuple[str, ...]  #: as named by the call that decided
+    is_repeated: bool  #: it was decided earlier
     is_complete: bool  #: every partition has its markers
 
 

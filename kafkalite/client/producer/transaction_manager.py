@@ -59,7 +59,7 @@ ABORT_AFTER_ERROR_MS: Final = 1_000
 OFFSETS_PATIENCE_MS: Final = 5_000
 OFFSETS_PAUSE_MS: Final = 20
 
-# : The member may not commit any more: other members may own its partitions (R35, KIP-447).
+#: The member may not commit any more: other members may own its partitions (R35, KIP-447).
 _EXPELLED: Final = (
     FencedInstanceIdError,
     FencedMemberEpochError,

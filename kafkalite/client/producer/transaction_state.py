@@ -73,8 +73,8 @@ class TransactionState:
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.cause: Exception | None = None
-        self.is_flushing = False  # : a commit is waiting for its records; nothing more is accepted
-        self.number = 0  # : the number of transactions begun
+        self.is_flushing = False  #: a commit is waiting for its records; nothing more is accepted
+        self.number = 0  #: the number of transactions begun
 
     def __repr__(self) -> str:
         identity = f"producer {self.producer_id} epoch {self.producer_epoch}"

@@ -1,5 +1,7 @@
 """Records of one partition that are acknowledged or fail together, from ``send`` to the response. Pure."""
 
+# Tests: tests/client/test_accumulator.py
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -4,6 +4,8 @@
 batch has room.
 """
 
+# Tests: tests/client/test_producer.py
+
 from __future__ import annotations
 
 import asyncio

@@ -3,6 +3,8 @@
 Owns the accumulator, its timer, the callers that wait for room, and the failures not reported yet.
 """
 
+# Tests: tests/client/test_producer.py
+
 from __future__ import annotations
 
 import asyncio

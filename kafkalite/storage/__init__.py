@@ -1,6 +1,7 @@
-"""One partition's log on disk: segments, indexes, recovery, retention; and the data directory of many.
+"""One partition's log on disk: segments, indexes, recovery, retention, compaction; and the data directory.
 
-Pure modules decide (layout, offset_index, time_index, index_block, leader_epochs, retention, log_config);
-segment, log, recovery and log_store do what they say, through the FileSystem seam and nothing else.
-``docs/storage-format.md`` is the specification of every file.
+Pure modules decide (layout, offset_index, time_index, index_block, leader_epochs, producer_state, retention,
+compaction, log_config). ``log.Log`` owns the state of one log: its segments, ``SyncState``,
+``CompactionState`` and ``ProducerSnapshots``. Only the ``FileSystem`` interface touches files.
+``docs/storage-format.md`` specifies every file.
 """

@@ -29,7 +29,7 @@ from kafkalite.storage.compaction import (
     Written,
 )
 from kafkalite.storage.compaction_swap import SwapWork
-from kafkalite.storage.filesystem import Buffer, File, FileSystem
+from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existing
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
@@ -118,9 +118,7 @@ class CompactionPass:
         try:
             yield from self._run()
         finally:
-            for path in self._temporary_paths:
-                if self._fs.exists(path):
-                    self._fs.unlink(path)
+            unlink_existing(self._fs, self._temporary_paths)
 
     def _run(self) -> Steps:
         survey = Survey()

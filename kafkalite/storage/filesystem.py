@@ -6,7 +6,7 @@ Paths are text with ``/``. Every method may raise OSError, and DiskFullError if 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
@@ -120,6 +120,13 @@ def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: boo
     self.rename(temporary, path)
     if sync_name:
         self.sync_dir(parent(path))
+
+
+def unlink_existing(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Unlink the files of ``paths`` that exist, in order."""
+    for path in paths:
+        if fs.exists(path):
+            fs.unlink(path)
 
 
 def run_one(job: Callable[[], None]) -> Exception | None:

@@ -36,9 +36,6 @@ class LeaderEpochs:
         for leader_epoch, start_offset in entries:
             self.assign(leader_epoch, start_offset)
 
-    def __len__(self) -> int:
-        return len(self.epochs)
-
     @property
     def latest_epoch(self) -> int:
         """The latest epoch; NO_EPOCH (-1) without one."""
@@ -51,20 +48,17 @@ class LeaderEpochs:
         """Return the entries whose epoch starts below ``end_offset``."""
         return [entry for entry in self.entries() if entry.start_offset < end_offset]
 
-    def assign(self, leader_epoch: int, start_offset: int) -> bool:
-        """Assign ``leader_epoch`` to the batches from ``start_offset`` on. Returns whether an entry was
-        added.
+    def assign(self, leader_epoch: int, start_offset: int) -> None:
+        """Assign ``leader_epoch``, not older than the latest, to the batches from ``start_offset`` on.
 
-        Replaces an entry that never got a batch (R5). AssertionError: the epoch is older than the
-        latest.
+        Replaces an entry that never got a batch (R5).
         """
         if leader_epoch == self.latest_epoch:
-            return False
+            return
         assert leader_epoch > self.latest_epoch, (leader_epoch, self.latest_epoch)
         self.truncate_from_end(start_offset)
         self.epochs.append(leader_epoch)
         self.start_offsets.append(start_offset)
-        return True
 
     def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEnd:
         """Return the largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
@@ -81,20 +75,16 @@ class LeaderEpochs:
         end = self.start_offsets[index] if index < len(self.epochs) else log_end_offset
         return EpochEnd(self.epochs[index - 1], end)
 
-    def truncate_from_end(self, end_offset: int) -> bool:
-        """Forget entries that start at ``end_offset`` or above (R5). Returns whether there were any."""
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Forget entries that start at ``end_offset`` or above (R5)."""
         index = bisect_left(self.start_offsets, end_offset)
-        changed = index < len(self.epochs)
         del self.epochs[index:]
         del self.start_offsets[index:]
-        return changed
 
-    def truncate_from_start(self, start_offset: int) -> bool:
+    def truncate_from_start(self, start_offset: int) -> None:
         """Forget epochs that end at ``start_offset`` or below; the one in force there now starts there."""
         index = bisect_right(self.start_offsets, start_offset) - 1
-        if index < 0 or self.start_offsets[index] == start_offset == self.start_offsets[0]:
-            return False
-        del self.epochs[:index]
-        del self.start_offsets[:index]
-        self.start_offsets[0] = start_offset
-        return True
+        if index >= 0:
+            del self.epochs[:index]
+            del self.start_offsets[:index]
+            self.start_offsets[0] = start_offset

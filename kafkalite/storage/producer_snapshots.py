@@ -22,7 +22,7 @@ from kafkalite.records.control import MARKER_BYTES
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, decode_producers, encode_producers
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.producer_state import ProducerStates
 from kafkalite.storage.segment import Segment
 from kafkalite.storage.segment_list import SegmentList
@@ -127,9 +127,7 @@ class ProducerSnapshots:
 
     def _remove(self, offset: int) -> None:
         self._offsets.remove(offset)
-        path = self._path(offset)
-        if self._fs.exists(path):
-            self._fs.unlink(path)
+        unlink_existing(self._fs, [self._path(offset)])
 
     def _path(self, offset: int) -> str:
         return layout.join(self._directory, layout.producers_file_name(offset))

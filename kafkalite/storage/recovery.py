@@ -40,7 +40,7 @@ from kafkalite.storage.checkpoints import (
     encode_leader_epochs,
 )
 from kafkalite.storage.compaction_swap import finish_swaps
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
@@ -481,10 +481,9 @@ def _closed_segment(
 
 
 def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
-    for suffix in reversed(layout.SEGMENT_SUFFIXES):  # the batches last: a start removes lone indexes
-        path = layout.join(directory, layout.segment_file_name(base_offset, suffix))
-        if fs.exists(path):
-            fs.unlink(path)
+    suffixes = reversed(layout.SEGMENT_SUFFIXES)  # the batches last: a start removes lone indexes
+    names = (layout.segment_file_name(base_offset, suffix) for suffix in suffixes)
+    unlink_existing(fs, (layout.join(directory, name) for name in names))
 
 
 def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:

@@ -20,7 +20,7 @@ from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.header import scan
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
-from kafkalite.storage.filesystem import Buffer, File, FileSystem
+from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existing
 from kafkalite.storage.index_block import (
     OFFSET_ENTRY_BYTES,
     OFFSET_MAGIC,
@@ -501,18 +501,12 @@ class Segment:
                 return False
         return True
 
-    def drop_saved_indexes(self) -> bool:
-        """Remove the index files, so that the next save writes everything. Returns whether there were any."""
-        found = False
-        for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
-            path = self.path(suffix)
-            if self._fs.exists(path):
-                self._fs.unlink(path)
-                found = True
+    def drop_saved_indexes(self) -> None:
+        """Remove the index files, so that the next save writes everything."""
+        unlink_existing(self._fs, map(self.path, (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX)))
         self._index_saved_bytes = self._time_saved_bytes = 0
         self._index_saved_entries = self._time_saved_entries = 0
         self._saved_end_position = 0
-        return found
 
     def save_indexes(self, synced_position: int, *, final: bool) -> None:
         """Append new entries to the index files, up to ``synced_position``.

@@ -14,7 +14,7 @@ from kafkalite.model import NO_TIMESTAMP
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.retention import RetiredPaths, SegmentSummary
 from kafkalite.storage.segment import Found, Segment
@@ -147,10 +147,7 @@ class SegmentList:
         while len(self.segments) > number + 1:
             segment = self.segments.pop()
             self.bases.pop()
-            for suffix in layout.SEGMENT_SUFFIXES:
-                path = segment.path(suffix)
-                if self._fs.exists(path):
-                    self._fs.unlink(path)
+            unlink_existing(self._fs, map(segment.path, layout.SEGMENT_SUFFIXES))
             segment.release()
 
     def retire(self, count: int) -> list[Segment]:

@@ -52,8 +52,7 @@ def test_r4_the_end_of_an_epoch_is_where_the_next_known_one_starts(
 @given(Runs, st.integers(0, 45))
 def test_r5_truncation_leaves_what_a_scan_finds(runs: list[tuple[int, int]], end: int) -> None:
     epochs, model = build(runs)
-    had_more = bool([start for _, start in scan(model) if start >= end])
-    assert epochs.truncate_from_end(end) == had_more
+    epochs.truncate_from_end(end)
     assert epochs.entries() == scan(model[:end])
 
 
@@ -68,11 +67,11 @@ def test_deleting_the_front_leaves_what_a_scan_finds(runs: list[tuple[int, int]]
 
 def test_r2_an_epoch_without_batches_is_replaced_by_the_next() -> None:
     epochs = LeaderEpochs([(1, 0), (2, 10)])
-    assert epochs.assign(3, 10)
+    epochs.assign(3, 10)
     assert epochs.entries() == [(1, 0), (3, 10)]
-    assert not epochs.assign(3, 50)
+    epochs.assign(3, 50)
+    assert epochs.entries() == [(1, 0), (3, 10)]
     assert epochs.latest_epoch == 3
-    assert len(epochs) == 2
 
 
 def test_r2_an_older_epoch_never_follows() -> None:
@@ -85,8 +84,9 @@ def test_an_empty_cache() -> None:
     epochs = LeaderEpochs()
     assert epochs.latest_epoch == NO_EPOCH
     assert epochs.end_offset_for(7, 0) == (7, 0)
-    assert not epochs.truncate_from_end(0)
-    assert not epochs.truncate_from_start(0)
+    epochs.truncate_from_end(0)
+    epochs.truncate_from_start(0)
+    assert epochs.entries() == []
 
 
 def test_r4_when_every_known_epoch_is_younger_the_log_start_is_the_end() -> None:

@@ -91,14 +91,14 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
         if not is_on_disk:
             await cleaner_of(broker).clean()
             assert hosted.partition.log.size_bytes == size_bytes, "what is not synced yet is left alone"
-            broker.housekeeping.checkpoint()  # syncs what nobody waits for
+            broker.housekeeping.checkpoint()  # syncs records that no request waits for
             await asyncio.sleep(0.01)
         await cleaner_of(broker).clean()
         assert state(hosted) == before
         assert hosted.partition.log.size_bytes < size_bytes / 4
         assert cleaner_of(broker).pass_count >= 1
         assert cleaner_of(broker).bytes_freed > size_bytes / 2
-        (answer,) = (await wire.call(fetch(0))).partitions  # from the middle of what is gone, too
+        (answer,) = (await wire.call(fetch(0))).partitions  # also from the middle of a gap
         assert answer.error_code == 0
         assert answer.length_bytes > 0
         await send(wire, 100)
@@ -138,7 +138,7 @@ async def test_requests_are_answered_while_a_log_is_compacted(tmp_path: Path, ne
         assert cleaner_of(broker).pass_count >= 1
 
 
-async def test_a_stop_in_the_middle_leaves_a_log_that_is_whole(tmp_path: Path, new_topic: Make) -> None:
+async def test_a_stop_during_compaction_leaves_a_complete_log(tmp_path: Path, new_topic: Make) -> None:
     for steps in (1, 8, 30):
         directory = str(tmp_path / f"data{steps}")
         async with Broker(listeners="inproc://", log_dirs=directory) as broker:
@@ -173,7 +173,7 @@ async def test_a_topic_deleted_while_it_is_compacted(new_topic: Make, tmp_path: 
         await work
 
 
-async def test_a_compacted_topic_is_not_cut_by_age_or_size(new_topic: Make) -> None:
+async def test_a_compacted_topic_has_no_retention_by_age_or_size(new_topic: Make) -> None:
     settings = COMPACTED | {"retention.ms": "1", "retention.bytes": "1"}
     async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
         await wire.call(new_topic("t", **settings))
@@ -222,8 +222,10 @@ async def test_a_replica_that_was_away_catches_up_from_compacted_ones() -> None:
         assert state(back) == state(leader)
 
 
-async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it_r41(new_topic: Make) -> None:
-    """``proof.sim.directed.forgets_unheard`` tells what else would happen."""
+async def test_r41_a_tombstone_is_removed_only_while_every_replica_is_known_to_have_it(
+    new_topic: Make,
+) -> None:
+    """``proof.sim.directed.forgets_unheard`` shows what happens otherwise."""
     async with Broker(listeners="inproc://") as broker, WireClient(broker.address) as wire:
         await wire.call(new_topic("t", **COMPACTED, **{"delete.retention.ms": "0"}))
         batch = build_batch([None], [b"deleted"])
@@ -237,7 +239,7 @@ async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it
             for _ in range(4):
                 for number in range(15):
                     await send(wire, number)
-                broker.housekeeping.checkpoint()  # syncs what nobody waits for
+                broker.housekeeping.checkpoint()  # syncs records that no request waits for
                 await eventually(
                     lambda: hosted.partition.log.synced_end_offset == hosted.partition.log.log_end_offset
                 )
@@ -246,13 +248,13 @@ async def test_a_tombstone_goes_only_while_it_is_known_that_every_replica_has_it
                 assert cleaner_of(broker).pass_count > before
             return any(key == b"deleted" for _, key, _ in content(hosted))
 
-        broker._services.node.is_isolated = True  # what is known of the replicas may be old
+        broker._services.node.is_isolated = True  # the image may be outdated
         assert await has_tombstone()
         broker._services.node.is_isolated = False
         assert not await has_tombstone()
 
 
-async def test_a_consumer_passes_over_what_is_gone() -> None:
+async def test_a_consumer_skips_offsets_that_were_compacted_away() -> None:
     async with Cluster() as cluster:
         await cluster.create_topic("t", configs=COMPACTED)
         broker = cluster.broker
@@ -272,7 +274,7 @@ async def test_a_consumer_passes_over_what_is_gone() -> None:
             assert consumer.position(TopicPartition("t", 0)) == 180
 
 
-async def test_a_damaged_log_is_left_alone_and_told_once(
+async def test_a_damaged_log_is_not_compacted_and_logged_once(
     tmp_path: Path, new_topic: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Broker(listeners="inproc://", log_dirs=str(tmp_path / "data")) as broker:

@@ -1,4 +1,4 @@
-"""Fetch sessions: a listing is one question, answered with records, a divergence or an error once."""
+"""Fetch sessions: a listing is responded to once, with records, a divergence or an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOPIC = "a" * 32
 
 
 class FakePoll:
-    """A request that waits, and counts how often it was to go on."""
+    """A request that waits; counts how often it was woken."""
 
     def __init__(self) -> None:
         self.woken = self.finished = 0
@@ -54,7 +54,7 @@ def test_a_session_counts_its_requests() -> None:
     assert session.epoch == 1
 
 
-def test_a_broker_has_one_session_and_another_life_has_another() -> None:
+def test_a_broker_has_one_session_and_another_incarnation_has_another() -> None:
     sessions = FetchSessions()
     first, _ = sessions.open(2, 7)
     with pytest.raises(InvalidFetchSessionEpochError):
@@ -74,32 +74,32 @@ def test_a_broker_has_one_session_and_another_life_has_another() -> None:
     assert len(sessions) == 0
 
 
-def test_a_listing_is_answered_once(session: FetchSession) -> None:
+def test_a_listing_is_sent_once(session: FetchSession) -> None:
     replica = session.list(position(5))
     replica.on_appended(100)
     assert list(session.ready) == [replica]
-    replica.settle()
+    replica.mark_sent()
     replica.on_appended(100)
-    assert not session.ready  # the follower has its answer under way
+    assert not session.ready  # the response to the follower is under way
     assert session.list(position(5, synced=5)) is replica
-    assert replica.is_answered  # only its synced end is another one
+    assert replica.is_sent  # only its synced end has changed
     session.list(position(6, synced=5))
-    assert not replica.is_answered
+    assert not replica.is_sent
     replica.on_appended(100)
     assert list(session.ready) == [replica]
 
 
 @pytest.mark.parametrize("again", [position(5, epoch=1), position(4)], ids=["epoch", "offset"])
-def test_another_epoch_or_offset_is_another_question(session: FetchSession, again: Any) -> None:
+def test_another_epoch_or_offset_is_another_listing(session: FetchSession, again: Any) -> None:
     replica = session.list(position(5))
-    replica.told_high_watermark = 5
-    replica.settle()
+    replica.sent_high_watermark = 5
+    replica.mark_sent()
     session.list(again)
-    assert not replica.is_answered
-    assert replica.told_high_watermark == -1
+    assert not replica.is_sent
+    assert replica.sent_high_watermark == -1
 
 
-def test_what_is_forgotten_begins_anew(session: FetchSession) -> None:
+def test_a_forgotten_partition_starts_again(session: FetchSession) -> None:
     replica = session.list(position(5))
     replica.on_appended(1)
     replica.on_moved()
@@ -111,7 +111,7 @@ def test_what_is_forgotten_begins_anew(session: FetchSession) -> None:
     assert session.list(position(5)) is not replica
 
 
-def test_a_waiting_request_goes_on_with_enough_bytes(session: FetchSession) -> None:
+def test_a_waiting_request_ends_with_enough_bytes(session: FetchSession) -> None:
     replica = session.list(position(0))
     poll = session.poll = FakePoll()
     session.missing_bytes = 250

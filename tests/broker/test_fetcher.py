@@ -1,4 +1,4 @@
-"""Fetcher: what it asks, when, and what it makes of answers that come late, never, or as errors."""
+"""Fetcher: what it lists, when it sends, and what it does after late, lost and refused responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMPTY = memoryview(b"")
 
 
 class FakeHosted:
-    """A follower whose next steps a test decides."""
+    """A follower with outcomes chosen by a test."""
 
     def __init__(self, number: int) -> None:
         self.key = SimpleNamespace(partition=number)
@@ -63,7 +63,7 @@ class FakeHosted:
 
 
 class FakeConnection:
-    """The leader's end: notes requests, answers when told to."""
+    """The leader's end: collects requests, responds when a test calls ``answer``."""
 
     def __init__(self) -> None:
         self.requests: list[ReplicaFetchRequest] = []
@@ -88,7 +88,7 @@ class FakeConnection:
 
 
 class Leader:
-    """Where connections are made."""
+    """Opens connections."""
 
     def __init__(self) -> None:
         self.connections: list[FakeConnection] = []
@@ -127,6 +127,11 @@ def news(number: int, length_bytes: int = 0, **changes: Any) -> ReplicaFetchedPa
     return ReplicaFetchedPartition("t", number, 0, None, 4, 0, 0, -1, -1, length_bytes)._replace(**changes)
 
 
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def opened(fetcher: Fetcher, leader: Leader, *hosted: Any) -> FakeConnection:
     for one in hosted:
         fetcher.add(one)
@@ -144,7 +149,7 @@ async def test_the_first_request_opens_a_session_and_lists_all(fetcher: Fetcher,
     assert (second.session_id, second.session_epoch, second.partitions) == (9, 1, [])
 
 
-async def test_a_request_waits_at_the_leader_and_only_news_send_another(
+async def test_a_request_waits_at_the_leader_until_a_position_changes(
     fetcher: Fetcher, leader: Leader
 ) -> None:
     one, other = FakeHosted(0), FakeHosted(1)
@@ -158,7 +163,7 @@ async def test_a_request_waits_at_the_leader_and_only_news_send_another(
     assert len(connection.requests) == 3
 
 
-async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
+async def test_after_a_small_response_the_sync_is_reported_with_the_new_offset(
     fetcher: Fetcher, leader: Leader
 ) -> None:
     one = FakeHosted(0)
@@ -171,7 +176,7 @@ async def test_after_a_small_answer_the_sync_is_told_with_the_new_offset(
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
 
-async def test_a_sync_that_takes_long_holds_nothing_up(fetcher: Fetcher, leader: Leader) -> None:
+async def test_a_long_sync_does_not_delay_the_next_fetch(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.AFTER_SYNC
@@ -196,7 +201,7 @@ async def test_more_is_fetched_at_once(
 
 
 @pytest.mark.parametrize("error", [NotLeaderOrFollowerError("not me"), CorruptBatchError("torn")])
-async def test_a_partition_that_fails_is_asked_anew_later(
+async def test_a_partition_that_fails_is_fetched_again_later(
     fetcher: Fetcher, leader: Leader, error: Exception
 ) -> None:
     bad, good = FakeHosted(0), FakeHosted(1)
@@ -210,10 +215,10 @@ async def test_a_partition_that_fails_is_asked_anew_later(
     assert [listed.partition for listed in again.partitions] == [0]
 
 
-async def test_a_partition_that_failed_is_forgotten_too_when_it_is_followed_no_more(
+async def test_a_failed_partition_is_forgotten_too_when_it_is_no_longer_followed(
     fetcher: Fetcher, leader: Leader
 ) -> None:
-    """The leader still knows where it stood."""
+    """The leader still has its position."""
     bad, good = FakeHosted(0), FakeHosted(1)
     connection = await opened(fetcher, leader, bad, good)
     bad.outcome = CorruptBatchError("damaged on the way")
@@ -223,7 +228,7 @@ async def test_a_partition_that_failed_is_forgotten_too_when_it_is_followed_no_m
     assert not any(request.partitions for request in connection.requests if request.forgotten)
 
 
-async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -> None:
+async def test_a_truncated_replica_is_listed_again(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.REPEATED
@@ -231,7 +236,7 @@ async def test_a_truncated_replica_asks_anew(fetcher: Fetcher, leader: Leader) -
     assert len(connection.requests[2].forgotten) == len(connection.requests[2].partitions) == 1
 
 
-async def test_what_one_request_cannot_list_follows_without_an_answer(
+async def test_partitions_beyond_one_request_are_listed_in_the_next(
     fetcher: Fetcher, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalite.broker.replication.fetcher.MAX_LISTED", 2)
@@ -257,7 +262,7 @@ async def test_a_sync_that_ends_while_the_disk_is_busy_is_reported_afterwards(
     """Otherwise the high watermark would not move before the next record."""
     one, connection = await busy_with_log_start(fetcher, leader)
     one.progress()
-    await asyncio.sleep(0.01)
+    await turns()
     assert not any(request.partitions for request in connection.requests[1:])
     one.is_busy = False
     one.progress()
@@ -290,7 +295,9 @@ async def test_disk_work_that_fails_is_retried_after_a_pause(fetcher: Fetcher, l
     assert len(connection.requests[-1].forgotten) == 1
 
 
-async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetcher, leader: Leader) -> None:
+async def test_a_lost_connection_is_opened_again_and_the_session_too(
+    fetcher: Fetcher, leader: Leader
+) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     leader.refusals = 2
@@ -304,7 +311,7 @@ async def test_a_lost_connection_is_made_again_and_the_session_too(fetcher: Fetc
 async def test_a_lost_session_is_opened_again_on_the_same_connection(
     fetcher: Fetcher, leader: Leader
 ) -> None:
-    """R3: what the lost session still answers is nobody's."""
+    """R3: responses of the lost session are dropped."""
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.progress()
@@ -316,7 +323,7 @@ async def test_a_lost_session_is_opened_again_on_the_same_connection(
     assert (connection.requests[3].session_id, len(connection.requests[3].partitions)) == (0, 1)
 
 
-async def test_what_is_no_longer_followed_is_forgotten_and_its_answers_ignored(
+async def test_a_removed_partition_is_forgotten_and_its_responses_are_ignored(
     fetcher: Fetcher, leader: Leader
 ) -> None:
     one, other = FakeHosted(0), FakeHosted(1)
@@ -331,16 +338,16 @@ async def test_what_is_no_longer_followed_is_forgotten_and_its_answers_ignored(
     count = len(connection.requests)
     while connection.waiting:
         connection.answer()
-    assert len(connection.requests) == count  # nothing to fetch, nothing to ask
+    assert len(connection.requests) == count  # nothing to fetch, nothing to send
 
 
-async def test_the_same_again_changes_nothing_but_another_epoch_does(
+async def test_adding_a_partition_again_changes_nothing_unless_its_epoch_changed(
     fetcher: Fetcher, leader: Leader
 ) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     fetcher.add(one)  # type: ignore[arg-type]
-    await asyncio.sleep(0.01)
+    await turns()
     assert len(connection.requests) == 2
     one.leader_epoch = 5
     fetcher.add(one)  # type: ignore[arg-type]
@@ -348,7 +355,7 @@ async def test_the_same_again_changes_nothing_but_another_epoch_does(
     assert len(connection.requests[2].partitions) == 1
 
 
-async def test_an_offline_log_is_left_alone(fetcher: Fetcher, leader: Leader) -> None:
+async def test_a_partition_with_an_offline_log_is_dropped(fetcher: Fetcher, leader: Leader) -> None:
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = CorruptBatchError("x")

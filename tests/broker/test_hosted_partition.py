@@ -1,4 +1,4 @@
-"""HostedPartition: a follower's log is one thread's at a time."""
+"""HostedPartition: only one thread at a time uses a follower's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 
 class BusyDisk:
-    """A scheduler whose thread has taken a job and is not done with it."""
+    """A scheduler whose thread has taken a job and has not finished it."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
@@ -53,7 +53,7 @@ class BusyDisk:
 
 
 class Listener:
-    """The fetcher's."""
+    """The fetcher's listener."""
 
     def __init__(self) -> None:
         self.outcomes: list[NextFetch | Exception] = []
@@ -68,7 +68,7 @@ def record(offset: int) -> memoryview:
     return memoryview(batch)
 
 
-async def test_what_was_written_before_the_disk_was_full_is_synced() -> None:
+async def test_records_written_before_the_disk_was_full_are_synced() -> None:
     disk = BusyDisk()
     filesystem = MemoryFileSystem()
     log = Log.create(filesystem, "/t-0", LogConfig(preallocate_min_bytes=0, preallocate_max_bytes=0))
@@ -143,7 +143,7 @@ async def test_disk_work_waits_for_a_sync_and_reports_its_error() -> None:
 
 
 def compactable(disk: BusyDisk) -> tuple[HostedPartition, Log, SwapWork, Any]:
-    """A follower with ten records in closed segments, and the swap that compaction comes to, in its steps."""
+    """A follower with ten records in closed segments, and the swap of a compaction pass, with its steps."""
     log = Log.create(MemoryFileSystem(), "/t-0", LogConfig(is_compacted=True, segment_bytes=1024))
     partition = Partition(TopicPartition("t", 0), "id", log, broker_id=2)
     hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def compactable(disk: BusyDisk) -> tuple[HostedPartition, Log, SwapWork, Any]:
     return hosted, log, step, steps
 
 
-async def test_a_swap_and_what_else_removes_come_one_after_the_other() -> None:
+async def test_a_swap_and_other_deletions_run_one_after_the_other() -> None:
     disk = BusyDisk()
     hosted, log, swap, _steps = compactable(disk)
     errors: list[Exception | None] = []

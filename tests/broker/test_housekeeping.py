@@ -1,4 +1,6 @@
-"""Seven days pass in milliseconds: segments roll, age, and go; readers of the past are told."""
+"""Seven days pass in milliseconds: segments roll, age and are deleted; readers of deleted offsets are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ async def test_size_limits_keep_the_youngest_segments(new_topic: Make, batch_of:
         assert 14 <= start <= 18
 
 
-async def test_recovery_points_follow_what_is_synced(new_topic: Make, batch_of: Make, produce: Make) -> None:
+async def test_recovery_points_follow_the_synced_end(new_topic: Make, batch_of: Make, produce: Make) -> None:
     clock = VirtualClock()
     disk = MemoryFileSystem()
     async with (
@@ -91,14 +93,12 @@ async def test_recovery_points_follow_what_is_synced(new_topic: Make, batch_of: 
         await wire.call(produce(batch), batch)
         interval_ms = broker.config.log_flush_offset_checkpoint_interval_ms
         await clock.advance(interval_ms)
-        assert broker.statistics().synced_logs == 1  # the page cache is written out, if nobody else did
+        assert broker.statistics().synced_logs == 1  # the page cache is written out if no client waits for it
         await clock.advance(interval_ms)
         assert b" 2 " in disk.read_bytes("/d/recovery-points")
 
 
-async def test_a_pass_gives_way_and_survives_what_fails_around_it(
-    new_topic: Make, monkeypatch: Any, caplog: Any
-) -> None:
+async def test_a_pass_yields_and_survives_errors(new_topic: Make, monkeypatch: Any, caplog: Any) -> None:
     clock = VirtualClock()
     disk = MemoryFileSystem()
     async with (
@@ -146,7 +146,7 @@ async def test_a_log_that_fails_does_not_stop_the_pass(
             batch = batch_of(b"old", timestamp_ms=clock.wall_ms())
             await wire.call(produce(batch, partition=partition), batch)
         clock._now_ms += 10_000
-        disk.fail_next_write(2)  # the first one is of a producers' snapshot, which can be done without
+        disk.fail_next_write(2)  # the first write is of a producers' snapshot, which is optional
         await broker.housekeeping.retain()
         starts = sorted(hosted.log_start_offset for hosted in broker.partitions)
         assert starts[1] == 1

@@ -1,4 +1,6 @@
-"""IsrManager: proposals go out together, again when unanswered, and take effect with the metadata only."""
+"""IsrManager: proposals are sent together, repeated without a decision, and take effect with the metadata
+only.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class FakeHosted:
 
 
 class FakeChannel:
-    """The controller. ``answer`` makes what it says of one change."""
+    """The controller. ``answer`` returns its result for one change."""
 
     def __init__(self, answer: Callable[[PartitionChange], ChangedPartition]) -> None:
         self.answer = answer
@@ -118,7 +120,7 @@ async def test_proposals_of_one_turn_go_together_and_wait_for_the_metadata() -> 
     assert not any(one.undecided_count for one in several)  # the image has the result
 
 
-async def test_what_the_metadata_does_not_bring_is_proposed_again() -> None:
+async def test_a_decision_missing_from_the_metadata_is_proposed_again() -> None:
     channel = FakeChannel(accepted)
     one = hosted(0)
     made = manager(channel, [one])
@@ -127,8 +129,8 @@ async def test_what_the_metadata_does_not_bring_is_proposed_again() -> None:
     assert one.undecided_count
 
 
-async def test_a_refusal_and_silence_are_followed_by_the_same_again() -> None:
-    """R14: neither says that the change did not happen."""
+async def test_after_a_refusal_or_a_lost_response_the_same_is_proposed_again() -> None:
+    """R14: neither means that the change was not made."""
     channel = FakeChannel(refused)
     channel.failures = 2
     one = hosted(0)
@@ -140,7 +142,7 @@ async def test_a_refusal_and_silence_are_followed_by_the_same_again() -> None:
 
 
 async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> None:
-    """Else acks=all would wait as long as no controller answers."""
+    """Otherwise acks=all would wait until a controller responds."""
 
     class Waiting(FakeHosted):
         checks = 0
@@ -159,7 +161,7 @@ async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> Non
     assert not one.is_awaiting_replica
 
 
-async def test_what_the_image_has_told_meanwhile_needs_no_answer() -> None:
+async def test_a_decision_already_in_the_image_needs_no_response() -> None:
     channel = FakeChannel(accepted)
     one = hosted(0)
     made = manager(channel, [one])

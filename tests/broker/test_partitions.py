@@ -1,4 +1,4 @@
-"""Partitions: what the image says becomes logs; what cannot be opened is offline and says why."""
+"""Partitions: the image's partitions become logs; a log that can't be opened is offline, with the reason."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
         }
 
 
-async def test_a_log_that_cannot_be_made_is_offline_until_its_topic_goes(
+async def test_a_log_that_cannot_be_created_is_offline_until_its_topic_is_deleted(
     tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
 ) -> None:
     async with (
@@ -146,7 +146,7 @@ async def test_a_role_that_a_passing_error_prevented_is_taken_later(
 async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(
     tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, caplog: Any
 ) -> None:
-    """R25: what the checkpoint knows records of is not made anew."""
+    """R25: a log with records by the checkpoint is not created again."""
     async with (
         Broker(log_dirs=tmp_path, listeners="inproc://") as broker,
         WireClient(broker.address) as wire,

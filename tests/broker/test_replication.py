@@ -295,7 +295,7 @@ async def test_a_dead_follower_is_fenced_and_rejoins_when_it_has_caught_up(net: 
     assert (await produce(net.leader(), b"with")).error_code == 0
 
 
-async def test_too_few_in_sync_refuses_and_tells_those_who_wait(net: Net) -> None:
+async def test_too_few_in_sync_refuses_new_and_fails_waiting_requests(net: Net) -> None:
     await net.create(**{"min.insync.replicas": "2"})
     leader, (one, other) = net.leader(), net.followers()
     await produce(leader, b"before")
@@ -326,8 +326,8 @@ async def test_a_slow_follower_leaves_the_isr_and_comes_back() -> None:
         await until(lambda: slow.node_id in net.state().isr)
 
 
-async def test_a_cut_off_leader_is_replaced_and_its_tail_is_cut(net: Net) -> None:
-    """The split brain at one offset: what was never committed gives way (R4)."""
+async def test_a_cut_off_leader_is_replaced_and_its_tail_is_truncated(net: Net) -> None:
+    """Two leaders at one offset: the uncommitted records are removed (R4)."""
     await net.create(**{"min.insync.replicas": "2"})
     old = net.leader()
     for number in range(7):
@@ -378,7 +378,7 @@ async def test_the_leader_fails_over_and_nothing_acknowledged_is_lost(net: Net) 
         assert value in next(iter(logs))
 
 
-async def test_what_waits_at_a_leader_that_is_one_no_more_is_told(net: Net) -> None:
+async def test_requests_waiting_at_a_former_leader_fail(net: Net) -> None:
     await net.create()
     leader = net.leader()
     for follower in net.followers():
@@ -391,7 +391,7 @@ async def test_what_waits_at_a_leader_that_is_one_no_more_is_told(net: Net) -> N
         follower.is_cut = False
 
 
-async def test_a_large_log_is_caught_up_in_large_answers(net: Net) -> None:
+async def test_a_large_log_is_caught_up_in_large_responses(net: Net) -> None:
     await net.create(partitions=3, replicas=2)
     counts = {node.node_id: dict(node.services.metrics.requests) for node in net.nodes.values()}
     victim = net.nodes[3]
@@ -412,7 +412,7 @@ async def test_a_large_log_is_caught_up_in_large_answers(net: Net) -> None:
         assert net.nodes[node_id].services.metrics.requests[ApiKey.REPLICA_FETCH] - count < 60
 
 
-async def test_idle_sessions_ask_seldom_and_little(net: Net) -> None:
+async def test_idle_sessions_send_few_and_small_requests(net: Net) -> None:
     await net.create(partitions=200)
     await until(
         lambda: all(not f._due for node in net.nodes.values() for f in node.manager._fetchers.values())
@@ -452,7 +452,7 @@ async def test_deleted_records_and_deleted_topics_reach_the_followers(net: Net) 
     assert (await produce(net.leader(), b"anew")).base_offset == 0
 
 
-async def test_a_damaged_replica_is_fetched_anew_and_its_bytes_are_kept(net: Net) -> None:
+async def test_a_damaged_replica_is_fetched_again_and_its_bytes_are_kept(net: Net) -> None:
     """R24."""
     await net.create()
     for number in range(5):
@@ -472,7 +472,7 @@ async def test_a_damaged_replica_is_fetched_anew_and_its_bytes_are_kept(net: Net
 
 
 async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
-    """R24: what may be the only copy is not thrown away, and nobody takes it for an empty log."""
+    """R24: a log that may be the only copy is kept, and is not mistaken for an empty one."""
     await net.create(replicas=1)
     owner = net.leader()
     await produce(owner, b"0")
@@ -488,15 +488,15 @@ async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
     assert (await produce(again, b"1")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-async def test_an_empty_log_is_never_taken_for_the_one_before_it(net: Net) -> None:
-    """R24: where the leader knows how far the damaged log was, it stays until another epoch."""
+async def test_an_empty_log_is_never_mistaken_for_the_one_before_it(net: Net) -> None:
+    """R24: while the leader knows a position of the damaged log, the log stays until another epoch."""
     await net.create()
     await produce(net.leader(), b"0")
     leader, victim = net.leader(), net.followers()[0]
     log = victim.hosted().partition.log
     log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
     (damaged,) = victim.partitions.damaged()
-    victim.is_cut = True  # nobody hears that it begins anew
+    victim.is_cut = True  # the leader does not learn that it starts again
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     assert victim.node_id not in net.state().isr
     assert victim.hosted().partition.log is log
@@ -509,7 +509,7 @@ async def test_an_empty_log_is_never_taken_for_the_one_before_it(net: Net) -> No
 
 
 async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -> None:
-    """R12, R24: on an idle partition nothing but the leader's memory says how far it is."""
+    """R12, R24: on an idle partition only the leader's memory has the follower's position."""
     await net.create(partitions=3)
     for number in range(5):
         await produce(net.leader(), b"%d" % number)
@@ -529,8 +529,8 @@ async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -
     assert len(net.state(partition=1).isr) == len(net.state(partition=2).isr) == 3
 
 
-async def test_where_a_replica_stood_in_a_lost_session_is_not_believed(net: Net) -> None:
-    """R12: it may have lost its log since; what it lists in the new one counts."""
+async def test_a_position_from_a_lost_session_does_not_count(net: Net) -> None:
+    """R12: the replica may have lost its log since; its listing in the new session counts."""
     await net.create(partitions=6)
     await produce(net.leader(), b"0")
     leader, victim = net.leader(), net.followers()[0]
@@ -548,7 +548,7 @@ async def test_where_a_replica_stood_in_a_lost_session_is_not_believed(net: Net)
 
 
 async def test_truncations_run_beside_the_loop() -> None:
-    """A tail that was never committed is cut in another thread."""
+    """Uncommitted records are truncated in another thread."""
     async with running() as net:
         await net.create(**{"min.insync.replicas": "2"})
         old = net.leader()
@@ -579,7 +579,7 @@ async def test_truncations_run_beside_the_loop() -> None:
             node.scheduler._executor = None
 
 
-async def test_strangers_and_former_lives_are_refused(net: Net) -> None:
+async def test_strangers_and_former_incarnations_are_refused(net: Net) -> None:
     await net.create()
     leader, follower = net.leader(), net.followers()[0]
     epoch = follower.services.node.broker_epoch

@@ -1,4 +1,4 @@
-"""Group commit: one round at a time, appends gather, each log hears how its own sync went."""
+"""Group commit: one round at a time, appends gather, each log receives the result of its own sync."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_marks_during_a_round_gather_in_the_next() -> None:
     assert log.thread is not threading.current_thread()
 
 
-async def test_a_failed_sync_is_told_to_its_log_alone() -> None:
+async def test_a_failed_sync_is_reported_to_its_log_alone() -> None:
     bad, good = Log(), Log()
     bad.error = OSError("input/output error")
     with ThreadPoolExecutor(1) as executor:
@@ -95,7 +95,7 @@ async def test_without_an_executor_rounds_run_on_the_loop() -> None:
     await scheduler.drain()
 
 
-async def test_what_is_forgotten_or_discarded_is_not_synced() -> None:
+async def test_a_forgotten_or_discarded_log_is_not_synced() -> None:
     deleted, dropped = Log(), Log()
     scheduler = _scheduler(None)
     scheduler.mark(deleted)

@@ -1,4 +1,4 @@
-"""Waiters: told at the right offset, after enough bytes, at the deadline, or of a failure; never twice."""
+"""Waiters: called at the right offset, after enough bytes, at the deadline, or with an error; never twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_an_offset_is_reached_when_the_high_watermark_is_at_it() -> None:
     assert len(waiters) == 0
 
 
-async def test_a_cancelled_waiter_is_passed_over() -> None:
+async def test_a_cancelled_waiter_is_skipped() -> None:
     waiters = _waiters()
     heard: list[object] = []
     waiters.committed(A, 1, heard.append).is_cancelled = True
@@ -53,7 +53,7 @@ async def test_a_cancelled_waiter_is_passed_over() -> None:
 
 
 async def test_a_repeated_batch_waits_at_its_place_in_the_log() -> None:
-    """R28: the first copy lies further up than what was appended last."""
+    """R28: the first copy is further up than the latest append."""
     waiters = _waiters()
     heard: list[Any] = []
     for offset in (3, 5, 4, 3, 9):
@@ -107,7 +107,7 @@ async def test_a_cancelled_fetch_is_never_woken() -> None:
     assert woken == []
 
 
-async def test_a_failure_reaches_everybody_of_that_partition() -> None:
+async def test_a_failure_reaches_every_waiter_of_that_partition() -> None:
     waiters = _waiters()
     heard: list[Exception | None] = []
     woken: list[str] = []

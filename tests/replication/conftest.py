@@ -21,7 +21,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Leader:
-    """A partition led by broker 1, with shorthands for what a broker does to it."""
+    """A partition led by broker 1, with shorthands for a broker's operations."""
 
     now_ms = NOW_MS
 
@@ -53,7 +53,7 @@ class Leader:
         return self.partition.append(*self.batch(*values, **batch), now_ms, acks=acks)
 
     def sync(self) -> bool:
-        """One round of syncing; whether the high watermark moved."""
+        """Run one sync round; return whether the high watermark moved."""
         work = self.log.begin_sync()
         assert work is not None
         work.run()

@@ -1,4 +1,4 @@
-"""Following: what is asked, which answer is believed, where a log is cut (R1, R3, R4, R5, R10)."""
+"""Following: positions, valid responses, and where a log is truncated (R1, R3, R4, R5, R10)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Node:
-    """A replica on broker ``node_id``, and what a fetcher does between two of them."""
+    """A replica on broker ``node_id``, with the steps of a fetcher."""
 
     def __init__(self, node_id: int, **config) -> None:
         fs = MemoryFileSystem()
@@ -58,7 +58,7 @@ class Node:
             self.partition.append(batch, check(batch), NOW_MS)
 
     def ask(self, leader: Node, position=None, *, broker_epoch=1, **changes):
-        """The leader's answer to this follower's fetch: (answer, bytes)."""
+        """The leader's response to this follower's fetch: (response, bytes)."""
         position = position or self.partition.fetch_position()
         asked = {**position._asdict(), **changes}
         del asked["version"]
@@ -140,7 +140,7 @@ def test_r10_the_high_watermark_of_a_follower_ends_with_its_log(pair):
     assert follower.partition.high_watermark == 1
 
 
-def test_r1_what_does_not_come_next_or_is_damaged_is_refused(pair):
+def test_r1_damaged_batches_and_batches_out_of_order_are_refused(pair):
     leader, follower = pair
     leader.write(b"a", b"b")
     answer, data = follower.ask(leader)
@@ -162,7 +162,7 @@ def test_r3_batches_of_a_younger_epoch_than_the_leaders_are_refused(pair):
         follower.partition.on_fetched(answer._replace(leader_epoch=0), data, now_ms=NOW_MS)
 
 
-def test_r3_an_answer_to_an_earlier_question_is_ignored(pair):
+def test_r3_a_response_to_an_earlier_fetch_is_ignored(pair):
     leader, follower = pair
     leader.write(b"a")
     position = follower.partition.fetch_position()
@@ -176,7 +176,7 @@ def test_r3_an_answer_to_an_earlier_question_is_ignored(pair):
     assert follower.partition.on_fetched(*again, now_ms=NOW_MS).is_ignored
 
 
-def test_r3_the_same_question_in_other_words_may_be_answered_once(pair):
+def test_r3_a_sync_does_not_make_a_response_invalid(pair):
     leader, follower = Node(1, durability="fsync"), Node(2, durability="fsync")
     leader.role(1, 0)
     follower.role(1, 0)
@@ -191,7 +191,7 @@ def test_r3_the_same_question_in_other_words_may_be_answered_once(pair):
     assert before.version == after.version
 
 
-def test_r3_the_leader_refuses_other_epochs_strangers_and_earlier_lives(pair):
+def test_r3_the_leader_refuses_other_epochs_strangers_and_earlier_incarnations(pair):
     leader, follower = pair
     leader.role(1, 5, version=1)
     follower.role(1, 5, version=1)
@@ -216,7 +216,7 @@ def test_r3_the_leader_refuses_other_epochs_strangers_and_earlier_lives(pair):
         leader.ask(follower, position=follower.partition.fetch_position())
 
 
-def test_r4_a_diverging_log_is_cut_where_the_epochs_meet_and_counts_as_nothing():
+def test_r4_a_diverging_log_is_truncated_where_the_epochs_meet_and_does_not_count():
     old, new, third = Node(1), Node(2), Node(3)
     for node in (old, new, third):
         node.role(1, 0)
@@ -311,7 +311,7 @@ def test_a_leaders_log_that_starts_within_a_batch_can_be_followed(pair):
 
 
 def compacted(node: Node) -> None:
-    """Have all that is committed compacted, here and now."""
+    """Compact all committed records, here and now."""
     node.log.roll()
     work = node.log.begin_sync()
     work.run()
@@ -362,7 +362,7 @@ def test_r4_a_follower_between_a_compacted_and_another_leader_goes_back_to_where
     position = follower.partition.fetch_position()
     answer, data = follower.ask(second, position)
     assert check(data[: total_length(data)]).base_offset == 2
-    behind = answer._replace(high_watermark=4)  # not known to be committed: it may be anything
+    behind = answer._replace(high_watermark=4)  # not known to be committed
     with pytest.raises(CorruptBatchError, match="the next has offset 4"):
         follower.partition.on_fetched(behind, data, now_ms=NOW_MS, asked=position)
     assert follower.fetch(second).truncated_to == 0
@@ -427,7 +427,7 @@ def test_a_follower_deletes_what_its_leader_has_deleted(pair):
     assert (follower.log.log_start_offset, leader.partition.low_watermark) == (2, 2)
 
 
-def test_an_offset_beyond_reason_is_reported_not_guessed_at(pair):
+def test_a_refused_offset_inside_the_leaders_log_is_an_error(pair):
     leader, follower = pair
     leader.write(b"a")
     follower.fetch(leader)
@@ -451,7 +451,7 @@ def test_an_offline_log_does_not_follow(pair):
         leader.partition.fetch_position()
 
 
-def test_nobody_leads_for_a_while():
+def test_a_partition_without_a_leader_for_a_while():
     node = Node(1)
     node.role(1, 0)
     node.write(b"a")
@@ -467,7 +467,7 @@ def test_nobody_leads_for_a_while():
     assert node.log.leader_epochs == [(0, 0), (2, 1)]
 
 
-def test_what_the_metadata_knows_to_be_committed_is_known_to_a_new_leader():
+def test_a_new_leader_starts_from_the_high_watermark_in_the_metadata():
     node = Node(1)
     node.role(2, 0)
     source = Node(2)

@@ -1,4 +1,4 @@
-"""Who is in sync: joining, leaving, proposals in flight (R6, R8, R9, R12 to R15)."""
+"""The in-sync set: joining, leaving, pending proposals (R6, R8, R9, R12 to R15)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafkalite.replication.partition import PartitionSettings
 
 
 class Isr:
-    """A leader with followers 2 and 3, told of their fetches by offsets alone."""
+    """A leader with followers 2 and 3, which fetch by offsets alone."""
 
     def __init__(self, new_leader, *, isr=(1, 2, 3), minimum=1, records=0, **config) -> None:
         self.leader = new_leader(
@@ -59,7 +59,7 @@ def test_r7_a_follower_counts_for_what_it_has_synced(new_leader):
     assert isr.partition.high_watermark == 5
 
 
-def test_r4_a_diverging_fetch_counts_as_nothing(new_leader):
+def test_r4_a_diverging_fetch_does_not_count(new_leader):
     isr = Isr(new_leader, records=5)
     isr.fetch(3, 5)
     result = isr.fetch(2, 9)
@@ -69,7 +69,7 @@ def test_r4_a_diverging_fetch_counts_as_nothing(new_leader):
     assert isr.partition.high_watermark == 5
 
 
-def test_r12_a_replica_joins_when_it_has_what_is_committed_and_the_epochs_start(new_leader):
+def test_r12_a_replica_joins_with_all_committed_records_and_the_start_of_the_epoch(new_leader):
     isr = Isr(new_leader, isr=(1,), records=3)
     assert isr.partition.high_watermark == 3
     isr.fetch(2, 2)
@@ -88,10 +88,10 @@ def test_r12_the_start_of_the_epoch_counts_where_the_high_watermark_lags(new_lea
     assert isr.fetch(2, 3).may_join
 
 
-def test_r12_r13_only_a_living_replica_of_the_epoch_that_fetched_joins(new_leader):
+def test_r12_r13_only_the_live_incarnation_that_fetched_joins(new_leader):
     isr = Isr(new_leader, isr=(1,))
     isr.fetch(2, 0)
-    isr.epochs[2] = 21  # registered anew since
+    isr.epochs[2] = 21  # registered again since
     assert isr.propose() is None
     del isr.epochs[2]  # fenced
     assert isr.propose() is None
@@ -99,7 +99,7 @@ def test_r12_r13_only_a_living_replica_of_the_epoch_that_fetched_joins(new_leade
     assert isr.propose() is not None
 
 
-def test_r12_who_fetches_no_more_joins_only_by_another_fetch(new_leader):
+def test_r12_a_replica_that_stopped_fetching_joins_only_by_another_fetch(new_leader):
     isr = Isr(new_leader, isr=(1, 3), records=2)
     isr.fetch(3, 2)
     isr.fetch(2, 2)
@@ -109,10 +109,10 @@ def test_r12_who_fetches_no_more_joins_only_by_another_fetch(new_leader):
     isr.fetch(2, 2)
     assert isr.propose().isr == [1, 2, 3]
     isr.partition.resign()
-    isr.partition.forget_follower(2)  # who does not lead knows of nobody
+    isr.partition.forget_follower(2)  # a replica that does not lead has no followers
 
 
-def test_r8_who_is_in_sync_and_fetches_no_more_holds_the_high_watermark_back(new_leader):
+def test_r8_a_replica_in_sync_that_stopped_fetching_holds_the_high_watermark_back(new_leader):
     isr = Isr(new_leader, records=2)
     isr.fetch(2, 2)
     isr.partition.forget_follower(2)
@@ -121,7 +121,7 @@ def test_r8_who_is_in_sync_and_fetches_no_more_holds_the_high_watermark_back(new
     assert isr.partition.high_watermark == 2
 
 
-def test_r14_while_an_answer_is_due_nothing_else_is_asked(new_leader):
+def test_r14_while_a_decision_is_due_nothing_else_is_proposed(new_leader):
     isr = Isr(new_leader, isr=(1,))
     isr.fetch(2, 0)
     first = isr.propose()
@@ -191,7 +191,7 @@ def test_r15_an_idle_partition_loses_nobody(new_leader):
     assert isr.propose().isr == [1]
 
 
-def test_r15_one_that_is_always_a_little_behind_stays(new_leader):
+def test_r15_a_replica_that_is_always_a_little_behind_stays(new_leader):
     isr = Isr(new_leader)
     for number in range(50):
         isr.leader.append(b"x")
@@ -223,7 +223,7 @@ def test_r6_more_in_sync_than_there_are_replicas_is_never_met(new_leader):
         isr.leader.append(b"y")
 
 
-def test_who_does_not_lead_has_no_followers(new_leader):
+def test_a_replica_that_does_not_lead_has_no_followers(new_leader):
     partition = new_leader(lead=False).partition
     assert partition.propose_isr(0, lag_time_max_ms=0, live={}.get) is None
     partition.on_undecided()

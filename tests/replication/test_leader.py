@@ -112,7 +112,7 @@ def test_the_high_watermark_is_what_the_rules_say(history):
         assert moved == (expected > before)
 
 
-class TestOneThatIsAlwaysAMomentBehind:
+class TestReplicaThatIsAlwaysAMomentBehind:
     """Two replicas move the high watermark; each fetch of the third comes a little late."""
 
     END = 100
@@ -169,7 +169,7 @@ class TestOneThatIsAlwaysAMomentBehind:
         led.end_waits(1_020)
         assert not led.is_waiting
 
-    def test_is_waited_for_so_long_and_not_again_at_once(self, led: PartitionLeader) -> None:
+    def test_is_waited_for_briefly_and_not_again_at_once(self, led: PartitionLeader) -> None:
         self.propose(led, 1_010)
         self.advance(led, 100)
         assert not led.end_waits(1_509)

@@ -1,4 +1,4 @@
-"""A partition: what a leader takes, shows, and refuses."""
+"""A partition: what a leader appends, returns and refuses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_r7_with_fsync_only_synced_records_count(new_leader):
     assert leader.partition.high_watermark == 2
 
 
-def test_with_page_cache_what_is_appended_counts_at_once(new_leader):
+def test_with_page_cache_appended_records_count_at_once(new_leader):
     leader = new_leader(durability="page-cache")
     leader.append(b"a")
     assert leader.partition.high_watermark == 1
@@ -97,7 +97,7 @@ def test_offset_and_leader_epoch_are_stamped_into_the_batch(new_leader):
     assert (stamped.base_offset, stamped.leader_epoch) == (1, 3)
 
 
-def test_a_reader_outside_the_log_is_told(new_leader):
+def test_a_read_outside_the_log_is_refused(new_leader):
     leader = new_leader(durability="page-cache")
     leader.append(b"a")
     assert leader.partition.read(1, 1_000).buffers == []
@@ -199,7 +199,7 @@ def test_a_new_isr_in_the_same_epoch_keeps_the_leadership(new_leader):
     assert leader.partition.partition_epoch == 1
 
 
-def test_r10_a_new_leader_does_not_answer_before_it_knows(new_leader):
+def test_r10_a_new_leader_lists_no_offsets_before_it_is_settled(new_leader):
     leader = new_leader(durability="page-cache")
     leader.append(b"a")
     again = new_leader(log=leader.log, isr=(1, 2))
@@ -225,7 +225,7 @@ def test_r6_acks_all_is_refused_with_too_few_in_sync(new_leader):
     leader.append(b"b")
 
 
-def test_a_changed_durability_holds_from_then_on(new_leader):
+def test_a_changed_durability_takes_effect_at_once(new_leader):
     leader = new_leader()
     leader.append(b"a")
     page_cache = dataclasses.replace(leader.log.config, durability="page-cache")
@@ -352,7 +352,7 @@ def test_r28_a_repeated_batch_is_answered_with_its_first_offsets(new_leader):
     assert (first.is_duplicate, again.is_duplicate) == (False, True)
     assert again[:2] == first[:2] == (0, 1)
     assert leader.log.log_end_offset == 2
-    assert leader.partition.high_watermark <= again.last_offset  # not to be acknowledged yet
+    assert leader.partition.high_watermark <= again.last_offset  # not acknowledged yet
     for number in range(6):
         produce(2 + number, b"x")
     old = produce(0, b"a", b"b")
@@ -364,7 +364,7 @@ def test_r28_a_repeated_batch_is_answered_with_its_first_offsets(new_leader):
         produce(8, b"x")
 
 
-def test_r28_a_repetition_in_a_topic_with_log_append_time_tells_the_first_time(new_leader):
+def test_r28_a_repetition_with_log_append_time_returns_the_first_time(new_leader):
     leader = new_leader(timestamp_type=TimestampType.LOG_APPEND_TIME)
     for now_ms in (leader.now_ms, leader.now_ms + 50):
         batch = bytearray(build_batch([b"a"], producer_id=5, producer_epoch=0, base_sequence=0))

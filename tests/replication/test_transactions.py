@@ -1,4 +1,4 @@
-"""A partition and the transactions in it: what a leader takes, refuses and shows (R31 to R33)."""
+"""A partition and its transactions: what a leader appends, refuses and returns (R31 to R33)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Transactional:
-    """A partition led by broker 1 that commits what it has at once, unless told otherwise."""
+    """A partition led by broker 1 that commits appended records at once by default."""
 
     def __init__(self, *, fsync: bool = False, isr=(1,), **settings) -> None:
         config = LogConfig(preallocate_min_bytes=0, durability="fsync" if fsync else "page-cache")
@@ -143,7 +143,7 @@ def test_r31_a_late_batch_of_an_ended_transaction_is_refused(leader):
 
 def test_r31_a_marker_fences_a_batch_that_was_verified_and_not_yet_appended(leader):
     assert leader.needs()
-    assert not leader.marker(commit=False).is_duplicate  # nothing is open, and yet it stands
+    assert not leader.marker(commit=False).is_duplicate  # nothing is open, and yet it is appended
     with pytest.raises(InvalidProducerEpochError):
         leader.part(verified=True)
     assert leader.stable == leader.end == 1
@@ -153,7 +153,7 @@ def test_the_loss_of_r31_is_noticed(leader, mutant):
     mutant("R31-marker-epoch-ignored")
     leader.part(verified=True)
     leader.marker()
-    leader.part(sequence=1, verified=True)  # the late batch hangs, and nothing will ever end it
+    leader.part(sequence=1, verified=True)  # the late batch opens a transaction that never ends
     assert leader.stable == 2 < leader.end
 
 
@@ -172,7 +172,7 @@ def test_an_unknown_producer_begins_with_sequence_0(leader):
     assert leader.end == 0
 
 
-def test_what_is_not_part_of_the_open_transaction_is_refused(leader):
+def test_batches_outside_the_open_transaction_are_refused(leader):
     leader.part(verified=True)
     with pytest.raises(InvalidTxnStateError, match="not part of it"):
         leader.part(sequence=1, transactional=False)
@@ -211,7 +211,7 @@ def test_clients_write_no_markers(leader):
 # --- markers -------------------------------------------------------------------------------------------
 
 
-def test_a_marker_stands_in_the_log(leader):
+def test_a_marker_is_a_batch_in_the_log(leader):
     leader.part(verified=True, count=3)
     appended = leader.marker(commit=False)
     assert appended[:2] == (3, 3)
@@ -346,7 +346,7 @@ class Pair:
         self.second.become_follower(PartitionState((1, 2, 3), (1, 2), 1, 0, 0))
 
     def replicate(self):
-        """The follower has all, and both know."""
+        """Let the follower have all records, and both know that."""
         for _ in range(2):
             position = self.second.fetch_position()
             end = position.fetch_offset
@@ -392,7 +392,7 @@ def test_r27_a_new_leader_knows_what_the_old_one_knew():
     assert second.last_stable_offset == 6
 
 
-def test_a_followers_knowledge_does_not_grow_with_transactions_that_are_over():
+def test_a_followers_state_does_not_grow_with_ended_transactions():
     pair = Pair()
     for number in range(50):
         pair.first.part(epoch=number, verified=True)
@@ -427,9 +427,10 @@ CALLS = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(CALLS)
-def test_whatever_is_asked_the_log_stays_sound(calls):
-    """What stands in the log, however it was asked for: transactions end by markers of later epochs, epochs
-    never go back, and each batch was asked for by somebody who may."""
+def test_any_sequence_of_operations_leaves_the_log_consistent(calls):
+    """Invariants of the log: transactions end by markers of later epochs, epochs never go back, and each
+    batch was appended by a producer that was allowed to.
+    """
     leader = Transactional()
     for what, producer, epoch, number in calls:
         try:

@@ -176,20 +176,20 @@ def _take(services: ReplicaFetchServices, followers: Followers, replica: Fetched
         raise
     except Exception as error:
         _unwatch(replica)
-        if not replica.is_answered:
+        if not replica.is_sent:
             replica.refusal = _refusal(replica, error, hosted)
             session.ready[replica] = None
         return
     if replica.hosted is not hosted:
         _unwatch(replica)
         replica.hosted = hosted
-    if not replica.is_answered:
+    if not replica.is_sent:
         replica.diverging = result.diverging
         if result.diverging is not None or hosted.log_end_offset > asked.fetch_offset:
             session.ready[replica] = None
         else:
             session.ready.pop(replica, None)
-    if replica.told_high_watermark != hosted.high_watermark:
+    if replica.sent_high_watermark != hosted.high_watermark:
         session.moved[replica] = None
     if result.may_join:
         followers.on_caught_up(hosted)
@@ -212,12 +212,12 @@ def _refusal(
 class _Updates:
     """The updates of a session's partitions now. Only ``reply`` marks them as sent."""
 
-    __slots__ = ("_buffers", "_partitions", "_session", "_settled", "has_urgent", "missing_bytes")
+    __slots__ = ("_buffers", "_complete", "_partitions", "_session", "has_urgent", "missing_bytes")
 
     def __init__(self, session: FetchSession, message: ReplicaFetchRequest, max_bytes: int) -> None:
         self._session = session
         self._partitions: list[ReplicaFetchedPartition] = []
-        self._settled: list[FetchedReplica] = []
+        self._complete: list[FetchedReplica] = []
         self._buffers: list[Any] = []
         self.has_urgent = False  #: an error or a divergence
         self.missing_bytes = max(message.min_bytes, 1)
@@ -249,7 +249,7 @@ class _Updates:
         if refusal is None:
             refusal = _refusal(replica, NotLeaderOrFollowerError("that leadership has ended"), None)
         self.has_urgent = True
-        self._settled.append(replica)
+        self._complete.append(replica)
         self._partitions.append(refusal)
         return 0
 
@@ -258,7 +258,7 @@ class _Updates:
         if diverging is not None:
             self.has_urgent = True
             self._append(replica, hosted, diverging.leader_epoch, diverging.end_offset, 0)
-            self._settled.append(replica)
+            self._complete.append(replica)
             return 0
         read = hosted.read_for_replica(replica.asked.fetch_offset, max_bytes)
         size_bytes = read.size_bytes
@@ -269,7 +269,7 @@ class _Updates:
             return max_bytes  # the batch is sent alone in the next response
         self._append(replica, hosted, NO_EPOCH, NO_OFFSET, size_bytes)
         self._buffers += read.buffers
-        self._settled.append(replica)
+        self._complete.append(replica)
         return size_bytes
 
     def _append(
@@ -282,7 +282,7 @@ class _Updates:
     ) -> None:
         topic_id, number = replica.key
         high_watermark, log_start = hosted.high_watermark, hosted.log_start_offset
-        replica.told_high_watermark, replica.told_log_start = high_watermark, log_start
+        replica.sent_high_watermark, replica.sent_log_start = high_watermark, log_start
         self._partitions.append(
             ReplicaFetchedPartition(
                 topic_id,
@@ -301,8 +301,8 @@ class _Updates:
     def reply(self) -> Reply:
         """Return the response, with the high watermarks and log starts that moved without other updates."""
         session = self._session
-        for replica in self._settled:
-            replica.settle()
+        for replica in self._complete:
+            replica.mark_sent()
             session.moved.pop(replica, None)
         for replica in list(session.moved):
             if len(self._partitions) >= MAX_PARTITIONS_PER_RESPONSE:
@@ -311,8 +311,8 @@ class _Updates:
             hosted: HostedPartition | None = replica.hosted
             if hosted is None or replica.diverging is not None:
                 continue
-            told = (replica.told_high_watermark, replica.told_log_start)
-            if told != (hosted.high_watermark, hosted.log_start_offset):
+            sent = (replica.sent_high_watermark, replica.sent_log_start)
+            if sent != (hosted.high_watermark, hosted.log_start_offset):
                 self._append(replica, hosted, NO_EPOCH, NO_OFFSET, 0)
         message = ReplicaFetchResponse(0, None, session.session_id, self._partitions)
         return Reply(message, self._buffers)

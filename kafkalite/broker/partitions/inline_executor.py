@@ -1,4 +1,4 @@
-"""An executor that runs what it is given at once: for disks in memory, which no thread may share."""
+"""An executor that runs a job at once: for disks in memory, which threads may not share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class InlineExecutor(Executor):
-    """``submit`` returns a future that is done."""
+    """An executor whose ``submit`` returns a completed future."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()

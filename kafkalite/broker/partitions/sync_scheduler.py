@@ -1,7 +1,7 @@
 """Group commit: one round of ``fdatasync`` at a time, while appends for the next round gather.
 
-A round takes every log that was appended to since the last one, syncs them in the executor's thread, and
-comes back to the loop to tell each log how it went. A failed sync is final for its log (R26).
+A round takes every log that was appended to since the last one, syncs them in the executor's thread,
+and reports each log's result on the loop. A failed sync is final for its log (R26).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class SyncWork(Protocol):
-    """What ``Log.begin_sync`` hands out: ``run`` blocks, in any thread."""
+    """Returned by ``Log.begin_sync``. ``run`` blocks, in any thread."""
 
     def run(self) -> None: ...
 
@@ -29,7 +29,7 @@ class Syncable(Hashable, Protocol):
     def begin_sync(self) -> SyncWork | None: ...
 
     def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
-        """On the loop. Tells whoever waits; must not raise for a sync that failed."""
+        """Called on the loop. Notifies waiting requests; must not raise for a sync that failed."""
         ...
 
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class SyncScheduler(Generic[S]):
-    """Syncs what is marked dirty. Without an executor (a disk in memory) rounds run on the loop itself."""
+    """Syncs logs that are marked. Without an executor (a disk in memory) rounds run on the loop itself."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` blocks until all the works of a round have run: what each raised, in their order."""
+        """``run_round`` blocks until all works of a round have run. It returns the error of each, in their
+        order.
+        """
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -56,21 +58,25 @@ class SyncScheduler(Generic[S]):
         self._is_busy = False
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
-        self.synced_count = 0  #: logs synced, over all rounds; divided by rounds: how well commits group
+        self.synced_count = (
+            0  # : logs synced in all rounds; divided by ``round_count``, how well commits group
+        )
 
     def mark(self, log: S) -> None:
-        """``log`` has bytes to sync: in a round that starts in the next turn of the loop or later."""
+        """Sync ``log`` in a round that starts in the next turn of the loop or later."""
         self._dirty[log] = None
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._start_round)
 
     def forget(self, log: S) -> None:
-        """``log`` is being deleted; a sync of it that is under way may still finish."""
+        """Drop ``log``, which is being deleted; a sync of it that is under way may still finish."""
         self._dirty.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Have ``job``, which touches one log and nothing else, run in the executor's thread; or now."""
+        """Run ``job``, which uses one log and nothing else, in the executor's thread; without an executor,
+        now.
+        """
         if self._executor is not None:
             return self._executor.submit(job)
         done: Future[T] = Future()
@@ -81,11 +87,11 @@ class SyncScheduler(Generic[S]):
         return done
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
-        """On the broker's loop."""
+        """Call ``callback`` on the broker's loop."""
         self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
-        """Return when no round is under way and nothing is dirty; ``discard``: forget what is dirty."""
+        """Return when no round is under way and no log is marked; ``discard``: drop the marked logs first."""
         if discard:
             self._dirty.clear()
         if self._is_busy:
@@ -142,7 +148,7 @@ class SyncScheduler(Generic[S]):
 
 
 def _run_each(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """One after the other, whatever happens to any."""
+    """Run the works one after the other, whether or not one fails."""
     outcomes: list[Exception | None] = []
     for work in works:
         try:

@@ -1,7 +1,7 @@
-"""Who waits for a partition to move: produce requests for their batch, fetches for more bytes.
+"""Requests that wait for a partition to move: produce requests for their batch, fetches for more bytes.
 
-Everything happens on the broker's loop. A partition nobody waits for costs one dictionary lookup per
-append; a waiter that goes away (answered, expired, disconnected) takes itself out.
+Everything happens on the broker's loop. A partition without waiters costs one dictionary lookup per
+append. A waiter whose request is over (answered, expired, disconnected) withdraws itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Queues:
         if not queue or queue[-1].offset <= waiter.offset:
             queue.append(waiter)
             return
-        index = len(queue)  # a repeated batch, whose first copy lies further up (R28)
+        index = len(queue)  # a repeated batch, whose first copy is further up (R28)
         while index and queue[index - 1].offset > waiter.offset:
             index -= 1
         queue.insert(index, waiter)
@@ -113,20 +113,22 @@ class Waiters:
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
     def __len__(self) -> int:
-        """How many wait now."""
+        """Return how many wait now."""
         fetches = {waiter for waiters in self._appended.values() for waiter in waiters}
         kinds = (self._committed, self._synced, self._deleted)
         queues = [queue for kind in kinds for queue in kind.by_key.values()]
         return sum(map(len, queues)) + len(fetches)
 
     def committed(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
-        """Call ``callback(None)`` when the high watermark is at least ``offset``, or with what went wrong."""
+        """Call ``callback(None)`` when the high watermark is at least ``offset``, or with the error that
+        prevents it.
+        """
         waiter = ReachedWaiter(offset, callback)
         self._committed.add(key, waiter)
         return waiter
 
     def synced(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
-        """As ``committed``, for the end of what is on this broker's own disk."""
+        """As ``committed``, for the end of the part of the log that is on this broker's own disk."""
         waiter = ReachedWaiter(offset, callback)
         self._synced.add(key, waiter)
         return waiter
@@ -167,20 +169,20 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """Everything below ``synced_end_offset`` is on this broker's disk."""
+        """All records below ``synced_end_offset`` are on this broker's disk."""
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
     def awaits_deletion(self, key: Key) -> bool:
-        """Whether ``on_low_watermark`` would be heard."""
+        """Whether a waiter would be called by ``on_low_watermark``."""
         return key in self._deleted.by_key
 
     def on_low_watermark(self, key: Key, low_watermark: int) -> None:
-        """No replica in sync has records below ``low_watermark`` any more."""
+        """No replica in sync has records below ``low_watermark``."""
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """The partition takes no more, or not here: every waiter is told now, not at its deadline."""
+        """The partition takes no more records, or not here: fail every waiter now, not at its deadline."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)
@@ -188,11 +190,11 @@ class Waiters:
             fetch.wake()
 
     def on_uncommittable(self, key: Key, error: Exception) -> None:
-        """The high watermark can't move for now: whoever waits for it is told (R6)."""
+        """The high watermark can't move for now: fail every waiter for it (R6)."""
         self._committed.fail(key, error)
 
     def release(self) -> None:
-        """Wake every fetch: the broker stops and answers with what there is."""
+        """Wake every fetch: the broker stops and responds with the records that there are."""
         for waiting in list(self._appended.values()):
             for fetch in list(waiting):
                 fetch.wake()

@@ -1,16 +1,17 @@
-"""What a leader remembers of its followers' fetches: sessions, as Kafka's KIP-227 has them.
+"""The leader's side of its followers' fetches: sessions, as in Kafka's KIP-227.
 
-A follower broker has one session with each broker that leads partitions it replicates. It lists a partition
-when its position there is another one than before; the leader answers only partitions with news. So an idle
-follower costs one tiny request every ``replica.fetch.wait.max.ms``, whatever the number of partitions.
+A follower broker has one session with each broker that leads partitions it replicates. It lists a
+partition when its position there has changed; the leader responds only with partitions that have new
+data. So an idle follower costs one small request every ``replica.fetch.wait.max.ms``, whatever the
+number of partitions.
 
-One listing is one question, and is answered with records, a divergence or an error once (R3). After that the
-partition is silent until it is listed with another fetch offset, or forgotten and listed anew. A listing
-that repeats the fetch offset only tells how far the follower is synced. So a follower may send a request
-while the answer to an earlier one is on its way, and no record is sent twice. The high watermark and the
-log start are told along, as often as they move.
+A listing is responded to once, with records, a divergence or an error (R3). After that the partition is
+silent until it is listed with another fetch offset, or forgotten and listed again. A listing that
+repeats the fetch offset only reports how far the follower is synced. So a follower may send a request
+while the response to an earlier one is on its way, and no record is sent twice. The high watermark and
+the log start are sent along whenever they move.
 
-Pure: what news there is, is worked out by who reads the partitions.
+Pure: the caller reads the partitions and decides whether there is new data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kafkalite.storage.leader_epochs import EpochEnd
 PartitionKey = tuple[str, int]
 """Topic id and partition."""
 
-OPENS: Final = 0  #: the session id, and epoch, that ask for a new session
+OPENS: Final = 0  # : the session id, and epoch, that request a new session
 MAX_EPOCH: Final = 2**31 - 1
 
 
@@ -37,81 +38,81 @@ class Poll(Protocol):
     """A request of a session that waits."""
 
     def update(self) -> None:
-        """Answer soon: there is enough."""
+        """Respond soon: there is enough."""
         ...
 
     def finish(self) -> None:
-        """Answer now, with what there is."""
+        """Respond now, with the data that there is."""
         ...
 
 
 class FetchedReplica:
     """One partition in one session.
 
-    Invariant: in ``session.ready`` only while its question is open. Both told offsets are -1 before the
-    first answer.
+    Invariant: in ``session.ready`` only while its listing is open. Both sent offsets are -1 before the
+    first response.
     """
 
     __slots__ = (
         "asked",
         "diverging",
         "hosted",
-        "is_answered",
+        "is_sent",
         "key",
         "refusal",
+        "sent_high_watermark",
+        "sent_log_start",
         "session",
-        "told_high_watermark",
-        "told_log_start",
     )
 
     def __init__(self, session: FetchSession, asked: ReplicaFetchPartition) -> None:
         self.session = session
         self.key = (asked.topic_id, asked.partition)
         self.asked = asked
-        self.hosted: Any = None  #: what leads it, for the reader; None when it is not led here
-        self.is_answered = False
-        self.diverging: EpochEnd | None = None  #: to be answered
-        self.refusal: ReplicaFetchedPartition | None = None  #: to be answered as it is
-        self.told_high_watermark = self.told_log_start = -1
+        self.hosted: Any = None  # : the HostedPartition; None if it is not led here
+        self.is_sent = False
+        self.diverging: EpochEnd | None = None  # : to be sent
+        self.refusal: ReplicaFetchedPartition | None = None  # : to be sent as it is
+        self.sent_high_watermark = self.sent_log_start = -1
 
     def __repr__(self) -> str:
-        state = "answered" if self.is_answered else "open"
+        state = "sent" if self.is_sent else "open"
         where = f"of node {self.session.node_id} at {self.asked.fetch_offset}"
         return f"<FetchedReplica {self.key} {where}, {state}>"
 
-    # --- what happens to the partition
+    # --- called by the partition
 
     def on_appended(self, size_bytes: int) -> None:
-        if not self.is_answered:
+        if not self.is_sent:
             session = self.session
             session.ready[self] = None
-            session.on_news(size_bytes)
+            session.on_new_data(size_bytes)
 
     def on_moved(self) -> None:
-        """The high watermark or the log start moved: that goes along with the next answer."""
+        """The high watermark or the log start has moved: send it with the next response."""
         self.session.moved[self] = None
 
     def on_role_changed(self) -> None:
-        """It is not led here any more, or in another epoch: the next answer says so."""
+        """It is not led here any more, or in another epoch: report that in the next response."""
         self.hosted = None
-        if not self.is_answered:
+        if not self.is_sent:
             self.session.ready[self] = None
-            self.session.on_news(0)
+            self.session.on_new_data(0)
 
-    # --- what the reader says
+    # --- called by the handler
 
     def take(self, asked: ReplicaFetchPartition) -> None:
-        """It is listed again."""
+        """Take another listing of the partition."""
         before = self.asked
         self.asked = asked
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
-            self.is_answered = False
+            self.is_sent = False
             self.diverging = self.refusal = None
-            self.told_high_watermark = -1  # it may have been told too early to be believed
+            self.sent_high_watermark = -1  # the follower may have received it too early to accept it
 
-    def settle(self) -> None:
-        """Records, a divergence or an error were answered."""
-        self.is_answered = True
+    def mark_sent(self) -> None:
+        """Records, a divergence or an error were sent."""
+        self.is_sent = True
         self.diverging = self.refusal = None
         self.session.ready.pop(self, None)
 
@@ -125,16 +126,16 @@ class FetchSession:
         self.broker_epoch = broker_epoch
         self.epoch = OPENS + 1
         self.replicas: dict[PartitionKey, FetchedReplica] = {}
-        self.ready: dict[FetchedReplica, None] = {}  #: with records, a divergence or an error to answer
-        self.moved: dict[FetchedReplica, None] = {}  #: whose high watermark or log start may be news
-        self.poll: Poll | None = None  #: the request that waits for news
-        self.missing_bytes = 0  #: of appends, before it is woken
+        self.ready: dict[FetchedReplica, None] = {}  # : with records, a divergence or an error to send
+        self.moved: dict[FetchedReplica, None] = {}  # : their high watermark or log start may have moved
+        self.poll: Poll | None = None  # : the request that waits for new data
+        self.missing_bytes = 0  # : of appends, before ``poll`` is woken
 
     def __repr__(self) -> str:
         return f"<FetchSession {self.session_id} of node {self.node_id}, {len(self.replicas)} partitions>"
 
-    def on_news(self, size_bytes: int) -> None:
-        """``size_bytes`` more may be answered; 0 stands for what must not wait."""
+    def on_new_data(self, size_bytes: int) -> None:
+        """Called when ``size_bytes`` more can be sent. 0 means that the response must be sent at once."""
         if self.poll is not None and self.missing_bytes > 0:
             self.missing_bytes -= size_bytes or self.missing_bytes
             if self.missing_bytes <= 0:
@@ -151,17 +152,17 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """The follower fetches that partition no more, or wants to begin anew."""
+        """The follower stops fetching that partition, or starts again. Returns its state."""
         replica = self.replicas.pop(key, None)
         if replica is not None:
-            replica.is_answered = True
+            replica.is_sent = True
             self.ready.pop(replica, None)
             self.moved.pop(replica, None)
         return replica
 
 
 class FetchSessions:
-    """All sessions of a leader: at most one of a follower broker, the latest."""
+    """All sessions of a leader: for each follower broker the latest."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, FetchSession] = {}
@@ -174,9 +175,10 @@ class FetchSessions:
         return iter(self._sessions.values())
 
     def find(self, request: ReplicaFetchRequest) -> FetchSession | None:
-        """The session ``request`` is the next one of; None: it opens one.
+        """Return the session that ``request`` continues, or None if it opens one.
 
-        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError: a request was lost or repeated.
+        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError: a request was lost or
+        repeated.
         """
         if request.session_id == OPENS:
             if request.session_epoch != OPENS:
@@ -193,7 +195,7 @@ class FetchSessions:
         return session
 
     def open(self, node_id: int, broker_epoch: int) -> tuple[FetchSession, FetchSession | None]:
-        """A new session, and the one of the same broker that it replaces."""
+        """Return a new session, and the one of the same broker that it replaces."""
         self._last_id += 1
         replaced = self._sessions.get(node_id)
         session = self._sessions[node_id] = FetchSession(self._last_id, node_id, broker_epoch)

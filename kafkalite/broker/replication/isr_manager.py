@@ -36,7 +36,10 @@ _Proposals = dict[HostedPartition, PartitionChange]
 
 
 class IsrManager:
-    """Invariant: a proposal is in ``_gathered`` or in the request under way, never in both."""
+    """Gathers, sends and repeats proposals.
+
+    Invariant: a proposal is in ``_gathered`` or in the request under way, never in both.
+    """
 
     def __init__(
         self, clock: Clock, partitions: Partitions, channel: ControllerChannel, *, node_id: int, lag_ms: int
@@ -47,7 +50,7 @@ class IsrManager:
         self._node_id = node_id
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
-        self._retried: dict[HostedPartition, None] = {}  # to be looked at again after RETRY_MS
+        self._retried: dict[HostedPartition, None] = {}  # to consider again after RETRY_MS
         self._joined: dict[HostedPartition, None] = {}  # their high watermark waits for a replica
         #: Decided, but not in the image yet: the partition epoch of the proposal.
         self._awaited: dict[HostedPartition, int] = {}
@@ -58,7 +61,7 @@ class IsrManager:
         self.broker_epoch = -1
 
     def consider(self, hosted: HostedPartition) -> None:
-        """Propose a change if there is one to propose."""
+        """Propose a change of the partition's in-sync set, if one is due."""
         now_ms = self._clock.monotonic_ms()
         change = hosted.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
         if change is not None:
@@ -69,7 +72,7 @@ class IsrManager:
             self._has_joined.set()
 
     def look_around(self) -> None:
-        """Look at every partition soon: brokers came or went."""
+        """Consider every partition soon: brokers came or went."""
         self._is_due.set()
 
     def _live(self, node_id: int) -> int | None:
@@ -77,7 +80,7 @@ class IsrManager:
         return broker.broker_epoch if broker is not None and broker.is_live else None
 
     async def look_forever(self) -> None:
-        """Every half of ``replica.lag.time.max.ms``, and when there is a reason."""
+        """Consider all partitions every half of ``replica.lag.time.max.ms``, and after ``look_around``."""
         while True:
             sleep = asyncio.ensure_future(self._clock.sleep_ms(max(self._lag_ms // 2, 1)))
             reason = asyncio.ensure_future(self._is_due.wait())
@@ -96,7 +99,9 @@ class IsrManager:
                     await asyncio.sleep(0)
 
     async def end_waits_forever(self) -> None:
-        """Every RETRY_MS while a high watermark waits for a replica, whether or not a controller responds."""
+        """Consider partitions whose high watermark waits for a replica, every RETRY_MS, without the
+        controller.
+        """
         while True:
             await self._has_joined.wait()
             await asyncio.sleep(RETRY_MS / 1000)

@@ -11,7 +11,7 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest, JoinTxnGroup
 class InitProducerId(NamedTuple):
     """A producer begins under a transactional id. Answered with an InitProducerIdResponse."""
 
-    transactional_id: str
+    transactional_id: str  #: or the application id of a transaction group
     timeout_ms: int
     producer_id: int = NO_PRODUCER_ID  #: the caller's own, when it only wants the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -28,7 +28,7 @@ class WithSpareId(NamedTuple):
 class MarkersWritten(NamedTuple):
     """These partitions have the transaction's marker, committed; or they do not exist any more. No answer."""
 
-    name: str
+    transactional_id: str  #: or the application id of a transaction group
     producer_id: int
     producer_epoch: int  #: the marker's
     partitions: tuple[TxnPartition, ...]
@@ -37,7 +37,7 @@ class MarkersWritten(NamedTuple):
 class PendingMarker(NamedTuple):
     """A decided transaction, and the partitions that are not yet known to have its marker."""
 
-    name: str
+    transactional_id: str  #: or the application id of a transaction group
     producer_id: int
     producer_epoch: int  #: the marker's: the next one after that of the transaction's batches (R31)
     is_commit: bool

@@ -270,7 +270,10 @@ class TransactionMachine:
         return Decision((_latest(decided),), _ended(decided))
 
     def _on_markers_written(self, command: MarkersWritten, now: Instant) -> Decision:
-        for key in ((command.name, NO_PRODUCER_ID), (command.name, command.producer_id)):
+        for key in (
+            (command.transactional_id, NO_PRODUCER_ID),
+            (command.transactional_id, command.producer_id),
+        ):
             pending = self._table.pending.get(key)
             if pending is None or pending[:3] != command[:3]:  # of an earlier transaction
                 continue

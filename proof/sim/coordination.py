@@ -304,7 +304,7 @@ class Coordination:
         """
         for machine in self._machines(TRANSACTION):
             for pending in machine.pending_markers():
-                return f"markers of {pending.name!r} are not written in {pending.partitions}"
+                return f"markers of {pending.transactional_id!r} are not written in {pending.partitions}"
         for partition in self._led(OUTPUT, LEDGER, "__consumer_offsets"):
             stable, high_watermark = partition.last_stable_offset, partition.high_watermark
             if stable < high_watermark:

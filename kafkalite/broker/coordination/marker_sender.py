@@ -80,7 +80,7 @@ class _Work:
     def __init__(self, shard: Coordinator, marker: PendingMarker, end_offset: int) -> None:
         self.shard = shard
         self.marker = marker
-        self.key = (marker.name, marker.producer_id, marker.producer_epoch)
+        self.key = (marker.transactional_id, marker.producer_id, marker.producer_epoch)
         self.end_offset = end_offset  # : the decision is below it
         self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
         self.later: list[TxnPartition] = []
@@ -165,7 +165,7 @@ class MarkerSender:
         """
         ending.last_seen = pending[-1]
         for marker in pending:
-            if (marker.name, marker.producer_id, marker.producer_epoch) not in ending.works:
+            if (marker.transactional_id, marker.producer_id, marker.producer_epoch) not in ending.works:
                 work = _Work(shard, marker, shard.end_offset)
                 ending.works[work.key] = work
                 ending.waiting.append(work)
@@ -301,7 +301,7 @@ class MarkerSender:
         if work.attempt == WARN_ATTEMPT:
             logger.warning(
                 "a transaction still lacks markers %s",
-                Fields(name=work.marker.name, partitions=len(work.open), reason=work.reason),
+                Fields(name=work.marker.transactional_id, partitions=len(work.open), reason=work.reason),
             )
         partitions, work.later = work.later, []
         self._route(work, partitions)
@@ -318,7 +318,9 @@ class MarkerSender:
             return
         marker, shard = work.marker, work.shard
         response = shard.submit(
-            MarkersWritten(marker.name, marker.producer_id, marker.producer_epoch, marker.partitions)
+            MarkersWritten(
+                marker.transactional_id, marker.producer_id, marker.producer_epoch, marker.partitions
+            )
         )
         ending = self._endings.get(shard)
         if ending is not None:  # the shard may have been closed meanwhile
@@ -330,14 +332,14 @@ class MarkerSender:
             response.then(then)
         else:
             then(response)
-        self._on_complete(marker.name)
+        self._on_complete(marker.transactional_id)
 
     def _on_recorded(self, work: _Work, response: Response) -> None:
         """If the coordinator could not record the completion, the decision is still pending: start again."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",
-                Fields(name=work.marker.name, reason=response.error_message),
+                Fields(name=work.marker.transactional_id, reason=response.error_message),
             )
             self._loop.call_later(MAX_RETRY_MS / 1000, self._begin_again, work.shard)
 

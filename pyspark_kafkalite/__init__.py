@@ -11,6 +11,4 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(KafkaliteDataSource):
-    """The source and sink of ``spark.read.format("kafkalite")``, ``readStream``, ``write`` and
-    ``writeStream``.
-    """
+    """The source and sink of the format ``kafkalite`` for batches and streams."""

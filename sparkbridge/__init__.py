@@ -1,5 +1,4 @@
-"""The Spark source and sink of kafkalite, format ``kafkalite``: without a jar, exactly once, with Arrow
-throughout.
+"""The Spark source and sink of kafkalite, format ``kafkalite``: no jar, exactly once, Arrow throughout.
 
 If this package is installed, Spark finds the format by itself; otherwise ``install(spark)`` ships it::
 

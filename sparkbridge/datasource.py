@@ -1,7 +1,7 @@
 """KafkaliteDataSource: the object that Spark makes for ``format("kafkalite")``.
 
-Spark makes it in a worker and pickles it for the processes that plan, read and write. So it holds only
-the options; readers, writers and their imports are loaded on demand.
+Spark makes it in a worker and pickles it for the processes that plan, read and write. So it holds only the
+options; readers, writers and their imports are loaded on demand.
 """
 
 from __future__ import annotations

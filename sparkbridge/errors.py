@@ -1,7 +1,7 @@
 """Errors and warnings of the bridge.
 
-Spark shows a Python exception of a data source as text, so each message is complete: the failure, the
-value, and in the hint what to do.
+Spark shows a Python exception of a data source as text, so each message is complete: the failure, the value,
+and in the hint what to do.
 """
 
 from __future__ import annotations
@@ -46,6 +46,4 @@ class UnknownSparkOptionWarning(UserWarning):
 
 
 class DataLossWarning(UserWarning):
-    """Records were deleted before they were read, failOnDataLoss is false, and the query continues after
-    them.
-    """
+    """Records were deleted before they were read, and the query continues because failOnDataLoss is false."""

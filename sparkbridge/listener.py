@@ -15,7 +15,6 @@ from typing import Any
 
 from pyspark.sql.streaming import StreamingQueryListener
 
-from kafkalite.model import TopicPartition
 from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
 
 
@@ -39,10 +38,6 @@ class BatchProgress:
     def lag(self) -> int:
         """The number of offsets between the query's positions and the ends of the topics."""
         return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
-
-    @property
-    def lag_by_partition(self) -> dict[TopicPartition, int]:
-        return {tp: max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items()}
 
     @property
     def batch_ms(self) -> int:
@@ -85,8 +80,8 @@ def _positions(offset: Any) -> Positions:
 class ProgressListener(StreamingQueryListener):
     """Calls ``on_progress`` for every batch and every trigger without data, of all queries of the session.
 
-    ``on_end`` receives a query's run id and its error, or None if it was stopped. Both are called in a
-    thread of py4j; Spark logs their exceptions.
+    ``on_end`` receives a query's run id and its error, or None if it was stopped. Both are called in a thread
+    of py4j; Spark logs their exceptions.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """The offsets of a stream as values, and as the json that Spark writes into its offset log. Pure.
 
-The json is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin
-with ``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from``
-is where the batch that ends here began in partitions that its start does not have, and ``@initial``
-marks the result of ``initialOffset``. So a batch has all that a replay needs.
+The json is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
+``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from`` is where
+the batch that ends here began in partitions that its start does not have, and ``@initial`` marks the result
+of ``initialOffset``. So a batch has all that a replay needs.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class OffsetRange(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """A topic at one moment: the log start and the end (last stable offset or high watermark, exclusive)
-    per partition.
-    """
+    """A topic at one moment: log starts and ends (last stable offset or high watermark, exclusive)."""
 
     topic_id: str
     starts: tuple[int, ...]
@@ -80,9 +78,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch and the start of the next. ``from_`` has the partitions that its start does not
-    have.
-    """
+    """The end of a batch and the start of the next. ``from_`` has partitions that its start lacks."""
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)
@@ -90,9 +86,7 @@ class StreamOffset:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return json. Equal values give equal text, with the same key order, because Spark compares the
-        text.
-        """
+        """Return json. Equal values give equal text, key order included, because Spark compares it."""
         told: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
             told[IDS] = dict(sorted(self.ids.items()))

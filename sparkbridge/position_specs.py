@@ -97,9 +97,7 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return the places (everywhere, by topic, by partition). ``read`` makes one from a text or number, or
-    None.
-    """
+    """Return places (everywhere, by topic, by partition). ``read`` makes a place from text, or None."""
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)

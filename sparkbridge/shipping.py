@@ -1,7 +1,7 @@
 """``install(spark)`` ships the bridge to a cluster whose executors do not have it installed.
 
-Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses a directory of
-its own. Only Python is shipped; msgpack, crc32c and pyarrow must be installed wherever tasks run.
+Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses a directory of its
+own. Only Python is shipped; msgpack, crc32c and pyarrow must be installed wherever tasks run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 
 def install(spark: Any) -> None:
-    """Ship this package to the executors and stream readers of ``spark``, and register format
-    ``kafkalite``.
+    """Ship this package to the executors and stream readers of ``spark``, and register format ``kafkalite``.
 
-    May be called again. It is not needed if the package is installed everywhere. Raises
-    SparkBridgeError for a Spark Connect session: there the package must be installed on the server.
+    May be called again. It is not needed if the package is installed everywhere. Raises SparkBridgeError for
+    a Spark Connect session: there the package must be installed on the server.
     """
     from pyspark import SparkFiles
 

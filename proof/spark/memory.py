@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.model import TopicPartition
 from kafkalite.testing.process_cluster import ProcessCluster
 from proof.spark.drivers import Driver
+from sparkbridge.errors import FastStartError
 from sparkbridge.local import fast_start
 
 PARTITIONS: Final = 2
@@ -178,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--value-bytes", type=int, default=1_000)
     parser.add_argument("--limit-mib", type=float, default=300.0, help="for one Python process")
     chosen = parser.parse_args(arguments)
-    fast_start.class_archive(makes=True)
+    with contextlib.suppress(FastStartError):
+        fast_start.make_class_archive()
     with tempfile.TemporaryDirectory(prefix="kafkalite-spark-memory-") as name:
         usage = asyncio.run(measure(Path(name), megabytes=chosen.megabytes, value_bytes=chosen.value_bytes))
     half = len(usage.samples) // 2

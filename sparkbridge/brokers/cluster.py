@@ -165,8 +165,8 @@ class SparkCluster:
     ) -> dict[str, TopicInfo]:
         """Return the existing topics of ``names``, or those that ``pattern`` matches as a whole, or all.
 
-        Always asks a broker. Internal topics are returned only if they are named. Raises the BrokerError of
-        a topic that cannot be used.
+        Always asks a broker. Internal topics are returned only if they are named. Raises the BrokerError of a
+        topic that cannot be used.
         """
         with self._locked() as state:
             brokers = state.brokers

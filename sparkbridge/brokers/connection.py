@@ -115,8 +115,8 @@ class BrokerConnection:
     def send(self, message: Any, deadline_s: float, payload_parts: Sequence[Buffer] = ()) -> Reply:
         """Write a request and return its Reply for ``receive``.
 
-        Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have
-        no version of this API in common.
+        Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have no
+        version of this API in common.
         """
         if self._reason is not None:
             raise self._reason

@@ -1,17 +1,15 @@
-"""Makes Spark start quickly on one machine: unpacked Python modules, and an archive of loaded Java
-classes.
+"""Makes Spark start quickly on one machine: unpacked Python modules, and an archive of loaded Java classes.
 
-pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them
-again for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package
-itself. ``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start of a
-session.
+pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them again
+for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package itself.
+``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start of a session.
 
 Both are in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
-``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made,
-Spark starts without them. Two processes that make the same file at once both end with a complete one.
+``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made, Spark
+starts without them. Two processes that make the same file at once both end with a complete one.
 
-Sessions of ``sparkbridge.session`` make the first, which is small, and use the second if it exists:
-``kl pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
+Sessions of ``sparkbridge.session`` make the first, which is small, and use the second if it exists: ``kl
+pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
 """
 
 from __future__ import annotations
@@ -136,18 +134,11 @@ def quiet_daemon(home: Path) -> str | None:
     return name if _is_trusted(module) else None
 
 
-def class_archive(cache: str | os.PathLike[str] | None = None, *, makes: bool = False) -> Path | None:
+def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
     """Return the class archive for the installed Java and pyspark, or None.
 
-    With ``makes``, a missing one is made if possible (``make_class_archive``). An archive fits only the
-    exact paths that it was made with: those of ``shadow_home(cache)``.
+    An archive fits only the exact paths that it was made with: those of ``shadow_home(cache)``.
     """
-    if makes:
-        try:
-            return make_class_archive(cache)
-        except FastStartError as error:
-            logger.debug("no class archive: %s", error)
-            return None
     java, home = find_java(), shadow_home(cache)
     if java is None or home is None:
         return None
@@ -156,8 +147,7 @@ def class_archive(cache: str | os.PathLike[str] | None = None, *, makes: bool = 
 
 
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the class archive. If it is missing, a Spark session makes it, in under a minute and 200 MB
-    of disk.
+    """Return the class archive. If it is missing, make it with a Spark session, in under a minute and 200 MB.
 
     Raises FastStartError, also while another process is making it.
     """
@@ -202,9 +192,7 @@ def _archive_of(home: Path, java: Java) -> Path:
 
 
 def _remove_stale(home: Path, archive: Path) -> None:
-    """Remove what a killed process left of this archive, and homes and archives of removed pyspark
-    versions.
-    """
+    """Remove temporary files of killed processes, and homes and archives of removed pyspark versions."""
     for path in archive.parent.glob(f"{archive.stem}.*"):
         if path.suffix != ".lock":
             path.unlink(missing_ok=True)

@@ -1,13 +1,12 @@
-"""pyspark's daemon of Python workers, except that a worker whose JVM closed the connection ends without a
-traceback.
+"""pyspark's daemon of Python workers, without a traceback when the JVM has closed a worker's connection.
 
 A JVM that has all the rows it needs (LIMIT, a stopped query) closes the connection while a worker still
-writes. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing
-failed. All other errors of workers are reported as usual.
+writes. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing failed.
+All other errors of workers are reported as usual.
 
-Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; workers that plan a query
-always use pyspark's own. A copy of this file runs, in a SPARK_HOME of ``fast_start``, where kafkalite
-may not be installed. So it imports pyspark alone.
+Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; workers that plan a query always
+use pyspark's own. A copy of this file runs, in a SPARK_HOME of ``fast_start``, where kafkalite may not be
+installed. So it imports pyspark alone.
 """
 
 from __future__ import annotations

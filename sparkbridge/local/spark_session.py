@@ -7,8 +7,7 @@
     spark = session("orders")                                    # this machine, all cores
     spark = session("orders", master="spark://master:7077")      # a cluster
 
-A session of ``SparkSession.builder`` works as well: ``recommended_settings`` returns the settings to
-add.
+A session of ``SparkSession.builder`` works as well: ``recommended_settings`` returns the settings to add.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ def recommended_settings(
 ) -> dict[str, str]:
     """Return Spark's settings by name, including ``spark.master``.
 
-    Local masters also get no web interface, one address for everything, as many shuffle partitions as
-    cores, and a manager of checkpoint files that is faster on a local disk. ``is_short_lived`` (tests,
-    short jobs) trades peak speed for a quicker start.
+    Local masters also get no web interface, one address for everything, as many shuffle partitions as cores,
+    and a manager of checkpoint files that is faster on a local disk. ``is_short_lived`` (tests, short jobs)
+    trades peak speed for a quicker start.
     """
     settings = {
         "spark.master": master,
@@ -110,9 +109,7 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def launch_environment(master: str, cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Set the environment to start a JVM in, without overriding variables of the user, and restore it
-    afterwards.
-    """
+    """Set the environment for a new JVM, keeping the user's variables, and restore it afterwards."""
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL_ADDRESS}
@@ -138,9 +135,9 @@ def session(
 ) -> Any:
     """Return the running SparkSession, or a new one with the recommended settings and then ``settings``.
 
-    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in
-    the environment. Settings of spark-submit override the recommended ones. In ``settings``, True and
-    False become Spark's words, and extraJavaOptions are appended. ``cache``: see ``fast_start``.
+    ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
+    environment. Settings of spark-submit override the recommended ones. In ``settings``, True and False
+    become Spark's words, and extraJavaOptions are appended. ``cache``: see ``fast_start``.
     """
     from pyspark.sql import SparkSession
 
@@ -170,8 +167,7 @@ def session(
 def _end_forgotten_jvm(error: BaseException) -> None:
     """Kill the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, was raised.
 
-    pyspark forgets it and removes the directory to which it would report, so the JVM would run for
-    ever.
+    pyspark forgets it and removes the directory to which it would report, so the JVM would run for ever.
     """
     trace = error.__traceback__
     while trace is not None:

@@ -18,16 +18,12 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the directory itself for ``[sink]``, and its subdirectory NAME for ``[sinks.NAME]``, even a
-    single one.
-    """
+    """Return the directory itself for ``[sink]``, its subdirectory NAME for ``[sinks.NAME]``."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if queries would start from the beginning because the file had other sinks
-    before.
-    """
+    """Raise PipelineError if queries would start again because the file had other sinks before."""
     if is_url(directory):
         return
     home = Path(directory)
@@ -62,8 +58,7 @@ def require_own_output(output: str, checkpoint: str) -> None:
 
 
 def written_files(output: Path) -> list[Path] | None:
-    """Return the files of finished batches, by Spark's own list beside them; None if there is no such
-    list.
+    """Return the files of finished batches, by Spark's own list beside them; None if there is no such list.
 
     A killed run leaves other files: empty ones, and those that the repeated batch wrote again.
     """

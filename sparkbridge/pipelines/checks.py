@@ -1,8 +1,7 @@
 """Checks the output of a pipeline: ``[check]``, after an available-now run.
 
-A function ``check(run)`` receives a CheckRun, raises AssertionError if something is wrong, and may
-return a sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, not with
-Spark.
+A function ``check(run)`` receives a CheckRun, raises AssertionError if something is wrong, and may return a
+sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, not with Spark.
 """
 
 from __future__ import annotations

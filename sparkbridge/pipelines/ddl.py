@@ -48,9 +48,7 @@ class Field(NamedTuple):
 
 
 def parse_schema(text: str) -> list[Field]:
-    """Return the fields of a schema, in order. Raises ValueError that names the wrong field and the
-    reason.
-    """
+    """Return the fields of a schema, in order. Raises ValueError with the wrong field and the reason."""
     fields = [_field(part) for part in _parts(text)]
     seen: set[str] = set()
     for field in fields:

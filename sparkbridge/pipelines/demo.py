@@ -1,7 +1,7 @@
 """Input to try a pipeline: records from the file's own ``load`` function, sent to its topics.
 
-``load(demo)`` generates DemoRecord, or equivalent tuples. It must generate the same records each time:
-the check calls it again.
+``load(demo)`` generates DemoRecord, or equivalent tuples. It must generate the same records each time: the
+check calls it again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class DemoInput:
     settings: Mapping[str, str]
 
     def path(self, name: str) -> Path | None:
-        """Return the file that a setting names, relative to the pipeline's; None if it is not set or
-        missing.
-        """
+        """Return the file that a setting names, relative to the pipeline's, or None."""
         text = self.settings.get(name, "")
         path = (self.directory / Path(text).expanduser()).resolve()
         return path if text and path.is_file() else None

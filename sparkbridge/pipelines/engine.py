@@ -47,8 +47,8 @@ Show = Callable[[ShownRows], None]
 class Setting:
     """Where a pipeline runs: the brokers, the directory of its checkpoints, the base of relative outputs.
 
-    ``checkpoint`` is a directory or a URL; ``trigger`` overrides that of the file; ``outputs`` None is
-    the directory of the file.
+    ``checkpoint`` is a directory or a URL; ``trigger`` overrides that of the file; ``outputs`` None is the
+    directory of the file.
     """
 
     servers: str
@@ -86,9 +86,7 @@ class Run:
     def wait(
         self, on_batch: Callable[[RunningQuery, BatchProgress], None], on_tick: Callable[[], None]
     ) -> None:
-        """Wait until all queries have ended. Raises PipelineError for the first that failed, and stops the
-        others.
-        """
+        """Wait until all queries have ended. If one fails, stop the others and raise PipelineError."""
         try:
             alive = list(self.queries)
             while alive:
@@ -116,9 +114,7 @@ class Run:
                     each.query.stop()
 
     def name_of(self, sink: Sink) -> str:
-        """Return the displayed name of a query: the pipeline's for ``[sink]``, the sink's for
-        ``[sinks.NAME]``.
-        """
+        """Return a query's displayed name: the pipeline's for ``[sink]``, else that of the sink."""
         return self.pipeline.name if self.pipeline.has_one_sink else sink.name
 
     def output_path(self, sink: Sink) -> str:

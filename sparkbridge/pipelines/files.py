@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.definition import FunctionRef, Pipeline, Table
-from sparkbridge.pipelines.parsing import read_pipeline
+from sparkbridge.pipelines.parsing import parse_pipeline
 from sparkbridge.pipelines.section import Problem
 
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
@@ -67,7 +67,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
         return PipelineFile(path, None, (Problem("", "", message, line=line),))
     for override in overrides:
         apply_override(document, override)
-    pipeline, problems = read_pipeline(document)
+    pipeline, problems = parse_pipeline(document)
     problems += _check_files(PipelineFile(path, pipeline, ()), pipeline)
     found_at = (replace(each, line=find_line(text, each.table, each.key)) for each in problems)
     located = tuple(sorted(found_at, key=lambda problem: problem.line))
@@ -231,9 +231,7 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file, directory or match of a pattern (``days/*.csv``) exists. Only Spark expands
-    ``{a,b}``.
-    """
+    """Whether a file, directory or match (``days/*.csv``) exists. Only Spark expands ``{a,b}``."""
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

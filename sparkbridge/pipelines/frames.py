@@ -31,9 +31,7 @@ _CORRUPT: Final = "_corrupt_record"
 def read_stream(
     spark: SparkSession, source: Source, options: Mapping[str, str], columns: str = ""
 ) -> DataFrame:
-    """Return the topics as a streaming DataFrame. ``columns`` is the schema of the columns to read; "" is
-    all.
-    """
+    """Return the topics as a streaming DataFrame. ``columns`` is the schema to read; "" is all of it."""
     reader = spark.readStream.format("kafkalite").options(**options)
     if columns:
         reader = reader.schema(columns)
@@ -71,9 +69,7 @@ def wanted_columns(pipeline: Pipeline) -> str:
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
-    """Return the fields of the value as columns, and ``record`` with the record's columns in
-    ``record_names``.
-    """
+    """Return the value's fields as columns, and ``record`` with the columns ``record_names``."""
     from pyspark.sql import functions as sql
 
     if decode.format == "none":
@@ -126,8 +122,7 @@ def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
 def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
     """Return the function. Its file is imported once, under a unique name. Raises PipelineError.
 
-    Functions that Spark sends to its workers (UDFs) are pickled by value: no worker can import that
-    name.
+    Functions that Spark sends to its workers (UDFs) are pickled by value: no worker can import that name.
     """
     from pyspark import cloudpickle
 
@@ -153,9 +148,7 @@ def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
 def views(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, source: DataFrame
 ) -> dict[str, DataFrame]:
-    """Return every view by name: ``source``, the tables, each step. Raises PipelineError that names the
-    step.
-    """
+    """Return all views by name: ``source``, tables, steps. Raises PipelineError that names the step."""
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
         with explained(f"[tables.{table.name}]"):

@@ -56,14 +56,8 @@ _NOT_VIEWS: Final = frozenset({"values", "lateral", "select", "table", "stream"}
 _AGGREGATES: Final = re.compile(r"\bgroup\s+by\b", re.I)
 
 
-def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline | None, list[Problem]]:
-    """Return the pipeline and its problems; None if one of them is an error."""
-    pipeline, problems = read_pipeline(document)
-    return (None if any(not each.is_warning for each in problems) else pipeline), problems
-
-
-def read_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
-    """Return the same with defaults in place of wrong values, so that the rest can be checked."""
+def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
+    """Return the pipeline, with defaults in place of wrong values, and the problems found."""
     problems: list[Problem] = []
     return _pipeline(Section("", document, problems)), problems
 

@@ -36,8 +36,8 @@ def _nothing(*_: Any) -> None:
 class Listener:
     """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping``: whether the run is being stopped, so that a query's failure is expected. A signal
-    to the whole process group ends Spark's JVM, too.
+    ``is_stopping``: whether the run is being stopped, so that a query's failure is expected. A signal to the
+    whole process group ends Spark's JVM, too.
     """
 
     on_start: Callable[[Run], None] = _nothing
@@ -71,8 +71,7 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Open a new session, which ends with its JVM. Output of the JVM and the workers is written to
-    ``log``.
+    """Open a new session, which ends with its JVM. Output of the JVM and the workers is written to ``log``.
 
     Raises PipelineError.
     """

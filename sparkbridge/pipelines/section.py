@@ -1,6 +1,4 @@
-"""Reads one table of a pipeline's file key by key, and collects its problems instead of raising them.
-Pure.
-"""
+"""Reads one table of a pipeline's file key by key and collects its problems. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Finds the cause of an error of Spark, as one sentence. Python tracebacks of workers end with such a
-sentence.
-"""
+"""Finds the cause of an error of Spark, as one sentence."""
 
 from __future__ import annotations
 
@@ -119,9 +117,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn errors of Spark or the user's Python into PipelineError ``where: cause``. Our errors pass
-    unchanged.
-    """
+    """Turn errors of Spark or the user's Python into PipelineError ``where: cause``; ours are unchanged."""
     try:
         yield
     except KafkaliteError:

@@ -1,9 +1,8 @@
-"""Aborts the transactions of a batch that failed or was stopped, which would block read_committed
-consumers.
+"""Aborts the transactions of a batch that failed or was stopped, which would block read_committed consumers.
 
-Spark passes the driver the messages of finished tasks and stops the others: to such a task its input
-seems to end, so it prepares, but its message is never delivered. So the driver looks for the open
-attempts by name. It knows only the options of the query: a hash of its checkpoint is part of the name.
+Spark passes the driver the messages of finished tasks and stops the others: to such a task its input seems to
+end, so it prepares, but its message is never delivered. So the driver looks for the open attempts by name. It
+knows only the options of the query: a hash of its checkpoint is part of the name.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Attempt(NamedTuple):
 
 
 def checkpoint_mark(options: Mapping[str, str], topic: str | None) -> str:
-    """Return a hash that is the same in the tasks and the driver of a stream; "" without a checkpoint
-    option.
+    """Return a hash that is the same in the tasks and the driver of a stream; "" without a checkpoint option.
 
     It includes the topic, because ``/checkpoint`` may be a directory on each of several machines.
     """
@@ -57,8 +55,8 @@ def abort_batch(
 ) -> None:
     """Abort what the tasks wrote, as far as possible: only logs errors, because the cause matters more.
 
-    Besides the writers of ``messages``, it aborts open attempts with ``mark`` in their names (none if
-    it is empty), of ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
+    Besides the writers of ``messages``, it aborts open attempts with ``mark`` in their names (none if it is
+    empty), of ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
     """
     if not options.exactly_once:
         return

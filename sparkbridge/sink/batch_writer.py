@@ -21,9 +21,9 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 class KafkaliteWriter(DataSourceArrowWriter):
     """Created once per job; the tasks and the commit have copies of it.
 
-    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes
-    nothing; with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes
-    nothing. Raises SparkOptionError and SinkSchemaError before the job starts.
+    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes nothing;
+    with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing. Raises
+    SparkOptionError and SinkSchemaError before the job starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:

@@ -1,8 +1,7 @@
-"""Splits the rows of a task, as Arrow columns, into slices of one topic and partition each, in input
-order.
+"""Splits the rows of a task, as Arrow columns, into slices of one topic and partition each, in input order.
 
-No record is processed alone: keys are hashed by column, rows are sorted stably by partition and moved
-once, and the end of a batch is found by binary search in the offsets of the columns.
+No record is processed alone: keys are hashed by column, rows are sorted stably by partition and moved once,
+and the end of a batch is found by binary search in the offsets of the columns.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class PartitionSlice(NamedTuple):
 class Splitter:
     """Splits Arrow batches. ``partition_count`` returns that of a topic, and raises if it is missing.
 
-    ``keyless`` returns the partition for rows without a key that come in one batch with others; it is
-    not called if all rows of a batch have no key.
+    ``keyless`` returns the partition for rows without a key that come in one batch with others; it is not
+    called if all rows of a batch have no key.
     """
 
     def __init__(
@@ -111,9 +110,7 @@ class Splitter:
         self._keyless = keyless
 
     def split(self, batch: Any, now_ms: int) -> Iterator[PartitionSlice]:
-        """Return the slices of a pyarrow.RecordBatch. A null timestamp becomes ``now_ms``. Raises
-        RecordError.
-        """
+        """Split a pyarrow.RecordBatch. A null timestamp becomes ``now_ms``. Raises RecordError."""
         if not batch.num_rows:
             return
         records = _records(batch, self._columns, now_ms)
@@ -145,9 +142,7 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Return the partition of each record, as int32 without nulls; None if no record has a partition
-        or key.
-        """
+        """Return the partition of each record, int32 without nulls; None if none has a partition or key."""
         if given is not None:
             _check_given(topic, given, count)
             if not given.null_count:
@@ -272,11 +267,10 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 
 
 def record_overhead(columns: SinkColumns) -> int:
-    """Return the size of a record without its data, at most: offsets, timestamp, the length of its
-    headers.
+    """Return the size of a record without its data, at most: offsets, timestamp, the length of its headers.
 
-    It covers all columns of the task's rows, because records without a key may share a batch with
-    others. The two validity bits come in addition.
+    It covers all columns of the task's rows, because records without a key may share a batch with others. The
+    two validity bits come in addition.
     """
     overhead = 4
     if columns.key is not None:

@@ -1,7 +1,7 @@
 """Commits a written batch from the driver, once.
 
-A commit is one call, ``TransactionGroup.finish``, which may be repeated: a driver that crashed between
-it and Spark's own commit log repeats it after the restart and receives the first result.
+A commit is one call, ``TransactionGroup.finish``, which may be repeated: a driver that crashed between it and
+Spark's own commit log repeats it after the restart and receives the first result.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class Written(WriterCommitMessage):
 def commit_batch(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_last: bool = False
 ) -> GroupResult | None:
-    """Make the batch visible to readers. Return None if there is nothing to decide. Raises
-    SinkCommitError.
+    """Make the batch visible to readers. Return None if there is nothing to decide. Raises SinkCommitError.
 
     ``is_last``: no batch of this sink follows, so the brokers need not store its name for ever.
     """

@@ -22,8 +22,8 @@ def foreach_batch(
         )
         counts.writeStream.outputMode("update").foreachBatch(to_counts).start()
 
-    Options are those of ``df.write.format("kafkalite")``. A written batch is identified by ``sinkName``
-    and its number: two writes in one batch need two names, and a name belongs to one checkpoint. Raises
+    Options are those of ``df.write.format("kafkalite")``. A written batch is identified by ``sinkName`` and
+    its number: two writes in one batch need two names, and a name belongs to one checkpoint. Raises
     SparkOptionError.
     """
     if not sinkName:

@@ -1,8 +1,8 @@
 """Checks the columns of a DataFrame before the sink's job starts.
 
-``value`` is required, string or binary. ``key`` (string or binary), ``headers`` (as in the source),
-``topic`` (string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are
-ignored, as by Spark's Kafka connector, with a warning if the name looks like a typing error.
+``value`` is required, string or binary. ``key`` (string or binary), ``headers`` (as in the source), ``topic``
+(string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are ignored, as by
+Spark's Kafka connector, with a warning if the name looks like a typing error.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ _reached: set[str] = set()
 def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
     """Raise ConnectionFailedError if no broker can be reached. Checks once, in the planning process.
 
-    The timeout is kafka.request.timeout.ms, for a batch job without a name at most JOB_PATIENCE_MS.
-    Spark makes a writer for every micro-batch: only the first one sends a request.
+    The timeout is kafka.request.timeout.ms, for a batch job without a name at most JOB_PATIENCE_MS. Spark
+    makes a writer for every micro-batch: only the first one sends a request.
     """
     servers = options.client.bootstrap_servers
     if PLANNING_MODULE not in sys.modules or servers in _reached:

@@ -20,8 +20,8 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
     """Spark pickles one for the tasks and makes another for each commit: they share only the messages.
 
-    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka
-    connector. Raises SparkOptionError and SinkSchemaError before the query starts.
+    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka connector.
+    Raises SparkOptionError and SinkSchemaError before the query starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:

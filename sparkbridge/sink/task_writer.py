@@ -1,9 +1,9 @@
 """One task attempt of the sink: Arrow batches in, record batches to the leaders of their partitions out.
 
-With exactly once, the attempt is a writer of the batch's transaction group; its records become visible
-if the driver names it as a winner. With at least once, it uses a producer of the process, and all
-records are acknowledged before the task ends. No record is processed alone, and unacknowledged records
-are limited by buffer.memory.
+With exactly once, the attempt is a writer of the batch's transaction group; its records become visible if the
+driver names it as a winner. With at least once, it uses a producer of the process, and all records are
+acknowledged before the task ends. No record is processed alone, and unacknowledged records are limited by
+buffer.memory.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class TaskIdentity(NamedTuple):
 def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
-    """Write all rows and return the message for the driver. Raises SinkCommitError and errors of the
-    client.
-    """
+    """Write all rows and return the message for the driver. Raises SinkCommitError and client errors."""
     spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
@@ -290,8 +288,8 @@ class BatchSender(Protocol):
 class TopicWriter:
     """Gathers partition slices into batches as large as the topic allows, and passes them to the producer.
 
-    Invariant: records of one partition that have a key or a partition are sent in input order, and so
-    are those that have neither. In a topic with one partition all records are sent in input order.
+    Invariant: records of one partition that have a key or a partition are sent in input order, and so are
+    those that have neither. In a topic with one partition all records are sent in input order.
     """
 
     def __init__(

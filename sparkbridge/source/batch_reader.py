@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class _PushFilters:
-    """The reader's ``pushFilters`` as an attribute. If it were a method, Spark would raise an error while
-    spark.sql.python.filterPushdown.enabled is false, the default. Spark looks at ``__func__``.
+    """The reader's ``pushFilters`` as an attribute, which has ``__func__`` for Spark.
+
+    A method would be an error to Spark while spark.sql.python.filterPushdown.enabled is false, its default.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -53,16 +54,12 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Use limits of topic, partition, offset and timestamp. Return all filters: Spark applies them
-        again.
-        """
+        """Use limits of topic, partition, offset and timestamp. Return all: Spark applies them again."""
         self._pruning = Pruning.of(filters)
         return list(filters)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges to read, one per task. Raises DataLossError, and the errors of
-        ``start_and_end``.
-        """
+        """Return the ranges to read, one per task. Raises DataLossError and errors of ``start_and_end``."""
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
         snapshot = snapshots.first_snapshot(cluster, options)
@@ -81,9 +78,7 @@ class KafkaliteReader(DataSourceReader):
         return [InputPartition(each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: return the records of one range; none for the partition that Spark adds if there is
-        none.
-        """
+        """In a task: return the records of one range. Spark adds an empty one if there is none."""
         if partition.value is None:
             return iter(())
         from sparkbridge.source.range_reader import read_range

@@ -1,14 +1,12 @@
-"""Makes ``pyarrow.RecordBatch`` in Spark's schema from fetched batches: only the requested columns, each
-as a whole.
+"""Makes ``pyarrow.RecordBatch`` in Spark's schema from fetched batches, only the requested columns.
 
-If a batch fills a RecordBatch by itself, its values and keys are not copied. Small batches are joined
-column by column, because the JVM's cost is per RecordBatch, not per row; the join is one copy of memory
-in Arrow. Constant columns (topic, partition, timestampType) are slices of cached arrays. Only headers
-are processed record by record.
+If a batch fills a RecordBatch by itself, its values and keys are not copied. Small batches are joined column
+by column, because the JVM's cost is per RecordBatch, not per row; the join is one copy of memory in Arrow.
+Constant columns (topic, partition, timestampType) are slices of cached arrays. Only headers are processed
+record by record.
 
-Timestamps are converted from Kafka's milliseconds to Spark's microseconds, as by the connector: a
-record without a timestamp (-1) is one millisecond before 1970. With log append time all records have
-the batch's.
+Timestamps are converted from Kafka's milliseconds to Spark's microseconds, as by the connector: a record
+without a timestamp (-1) is one millisecond before 1970. With log append time all records have the batch's.
 """
 
 from __future__ import annotations
@@ -86,9 +84,7 @@ class SparkBatchBuilder:
             self.size_bytes += HEADER_BYTES + _size_bytes(body)
 
     def build(self) -> pa.RecordBatch:
-        """Return all gathered records and forget them. Raises CorruptBatchError, SourceSchemaError,
-        RecordError.
-        """
+        """Return and drop the gathered records. Raises CorruptBatchError, SourceSchemaError, RecordError."""
         pieces, count = self._pieces, self.row_count
         self._pieces, self.row_count, self.size_bytes = [], 0, 0
         return pa.RecordBatch.from_arrays([make(pieces, count) for make in self._makers], schema=self._schema)
@@ -143,9 +139,7 @@ def _binary(
 
 
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
-    """Return the piece's part of the column; that of a whole batch is not validated. Raises
-    CorruptBatchError.
-    """
+    """Return the piece's part of the column, validated unless it is the whole. Raises CorruptBatchError."""
     if view is None:
         return pa.nulls(piece.row_count, field.type)
     buffers = [

@@ -1,7 +1,7 @@
 """Turns the filters that Spark pushes to a batch reader into limits of the ranges to read. Pure.
 
-They only exclude records that no filter lets through; Spark applies all filters to the records again.
-Filters are recognized by their class name, so pyspark is not imported here.
+They only exclude records that no filter lets through; Spark applies all filters to the records again. Filters
+are recognized by their class name, so pyspark is not imported here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 class Pruning:
     """The limits that follow from a set of filters, all of which must hold.
 
-    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to
-    ``until`` (exclusive). ``from_ms`` is the least timestamp of the wanted records. There is no
-    greatest timestamp: those of a log need not ascend, so an earlier one may follow a later one.
+    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to ``until``
+    (exclusive). ``from_ms`` is the least timestamp of the wanted records. There is no greatest timestamp:
+    those of a log need not ascend, so an earlier one may follow a later one.
     """
 
     topics: tuple[tuple[str, Any], ...] = ()

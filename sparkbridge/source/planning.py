@@ -1,8 +1,8 @@
 """Decides in the driver how far the next batch of a source goes, and which records were lost.
 
-Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers
-make the look-ups, raise or warn. The end of a batch, with the start that Spark stores, has all that a
-replay needs: ``ranges`` depends only on these two and on the current log starts.
+Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers make
+the look-ups, raise or warn. The end of a batch, with the start that Spark stores, has all that a replay
+needs: ``ranges`` depends only on these two and on the current log starts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 
 
 class BytesLookup(NamedTuple):
-    """Asks where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are
-    read.
+    """Asks where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are read.
 
     ``first`` has priority: it got no records at the last trigger.
     """
@@ -63,9 +62,10 @@ class _Reading(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A trigger before the limits: the partitions to read, the new ones (with the offset they begin at)
-    and the losses. With ``is_forced`` there is a batch even if it reads nothing, so that a change is
-    logged.
+    """A trigger before the limits.
+
+    ``new`` has the first offsets of new partitions. With ``is_forced`` there is a batch even if it reads
+    nothing, so that a change is logged.
     """
 
     start: StreamOffset
@@ -96,8 +96,8 @@ class _Draft(NamedTuple):
 class Proposal:
     """The end of the next batch; ``start`` itself if there is none.
 
-    If ``wants_bytes`` is set, pass its result to ``SourcePlan.cut`` before using the end. ``seen`` are
-    the ends of the logs: wait for data beyond them.
+    If ``wants_bytes`` is set, pass its result to ``SourcePlan.cut`` before using the end. ``seen`` are the
+    ends of the logs: wait for data beyond them.
     """
 
     start: StreamOffset
@@ -131,8 +131,7 @@ class SourcePlan:
     def initial(self, snapshot: Snapshot, starting: Positions) -> StreamOffset:
         """Return where a new query starts. Later calls return the first result, whatever the arguments.
 
-        Raises StartOffsetMismatchError if the ending json names other partitions than those that are
-        read.
+        Raises StartOffsetMismatchError if the ending json names other partitions than those that are read.
         """
         if self._initial is None:
             if self.options.ending is not None:
@@ -149,11 +148,10 @@ class SourcePlan:
         self._cap = None
 
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
-        """Return the ending times that ``latest`` needs offsets for and that are not found yet. Mostly
-        none.
+        """Return the ending times that ``latest`` needs offsets for and that are not found yet. Mostly none.
 
-        Look them up after the snapshot: then no record of the snapshot can be behind a bound that is
-        not found.
+        Look them up after the snapshot: then no record of the snapshot can be behind a bound that is not
+        found.
         """
         spec = self.options.ending
         if spec is None:
@@ -177,11 +175,10 @@ class SourcePlan:
         is_limited: bool,
         results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """Return how far the batch after ``start`` goes. Without ``is_limited`` (Trigger.Once) it goes to
-        the end.
+        """Return the end of the batch after ``start``; the end of the logs unless ``is_limited``.
 
-        ``results`` are those of ``needed_lookups``. An initial start always gives a batch, so that
-        Spark logs where the query began before anything else happens.
+        ``results`` are those of ``needed_lookups``. An initial start always gives a batch, so that Spark logs
+        where the query began before anything else happens.
         """
         partitions = assigned(snapshot, self.options.assign)
         if self._is_available_now and self._cap is None:
@@ -208,9 +205,7 @@ class SourcePlan:
         return Proposal(start, end, losses, seen, wants_bytes, draft, ends)
 
     def cut(self, proposal: Proposal, ends: Mapping[TopicPartition, int]) -> Proposal:
-        """Return the proposal with the ends that ``wants_bytes`` resulted in; a partition without one is
-        not read.
-        """
+        """Return the proposal with the results of ``wants_bytes``. A partition without one is not read."""
         asked, draft = proposal.wants_bytes, proposal.draft
         if asked is None or draft is None:
             return proposal
@@ -308,9 +303,7 @@ class SourcePlan:
         return sum(reading.lag for reading in readings.values()) < fewest
 
     def _limited(self, readings: Mapping[TopicPartition, _Reading]) -> Positions:
-        """Return the ends by maxOffsetsPerTrigger. A partition without a part of the limit stays at its
-        position.
-        """
+        """Return the ends by maxOffsetsPerTrigger. A partition that gets nothing stays at its position."""
         limit = self.options.max_offsets_per_trigger
         lags = {tp: reading.lag for tp, reading in readings.items() if reading.lag > 0}
         if limit is None or sum(lags.values()) <= limit:
@@ -332,11 +325,10 @@ class SourcePlan:
 def share_out(
     lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Divide ``limit`` in proportion to the lags, exactly, or return the lags if they fit. Lags are above
-    0.
+    """Divide ``limit`` in proportion to the lags, exactly, or return the lags if they fit. Lags are above 0.
 
-    The remainder of rounding goes first to partitions that got less than one offset, the longest
-    waiting first (``waits``), so that each of them has its turn; then to the largest remainders.
+    The remainder of rounding goes first to partitions that got less than one offset, the longest waiting
+    first (``waits``), so that each of them has its turn; then to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -355,11 +347,10 @@ def whole_ranges(
     ids: Mapping[str, str],
     snapshot: Snapshot,
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return one range per partition that has offsets between ``first`` (None: the log start) and
-    ``until``.
+    """Return one range per partition that has offsets between ``first`` (None: the log start) and ``until``.
 
-    Only log starts and topic ids of the snapshot matter, so that a replay returns the same, whatever
-    was written since. Deleted records are omitted and returned as losses.
+    Only log starts and topic ids of the snapshot matter, so that a replay returns the same, whatever was
+    written since. Deleted records are omitted and returned as losses.
     """
     ranges: list[OffsetRange] = []
     losses: list[Loss] = []

@@ -1,12 +1,12 @@
 """Reads the records of one OffsetRange in a task, as Arrow batches in Spark's schema.
 
-The next fetch is sent before the last response is unpacked, so that the broker works while the rows go
-to the JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one
-batch, if that is larger), and the rows for the next RecordBatch, which are no larger.
+The next fetch is sent before the last response is unpacked, so that the broker works while the rows go to the
+JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one batch, if that is
+larger), and the rows for the next RecordBatch, which are no larger.
 
-A range has offsets without a record: transaction markers, aborted transactions, compacted records. They
-are no loss. Lost are records before the log start or beyond the end of the log, and those of a topic
-that was deleted or created again; failOnDataLoss decides whether that is an error or a warning.
+A range has offsets without a record: transaction markers, aborted transactions, compacted records. They are
+no loss. Lost are records before the log start or beyond the end of the log, and those of a topic that was
+deleted or created again; failOnDataLoss decides whether that is an error or a warning.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def read_range(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Return the records of ``range_`` in ``schema``, which has passed ``check_projection``.
 
-    Raises DataLossError; CorruptBatchError with the topic, partition and offset; RequestTimeoutError if
-    an offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, also because its
-    leader is away; and the other errors of ``SparkCluster.fetch``.
+    Raises DataLossError; CorruptBatchError with the topic, partition and offset; RequestTimeoutError if an
+    offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, also because its leader
+    is away; and the other errors of ``SparkCluster.fetch``.
     """
     if range_.start >= range_.end:
         return
@@ -76,9 +76,7 @@ def read_range(
 
 
 class _RangeReader:
-    """Invariant between two responses: all records below ``_position`` were returned, gathered or reported
-    lost.
-    """
+    """Invariant between responses: records below ``_position`` were returned, gathered or reported lost."""
 
     def __init__(
         self, cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, builder: SparkBatchBuilder
@@ -163,9 +161,7 @@ class _RangeReader:
     # --- a response ----------------------------------------------------------------------------
 
     def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
-        """Return (start, end, next offset) of each batch in the response, and move the position behind
-        them.
-        """
+        """Return (start, end, next offset) of each batch in a response, and move the position past them."""
         payload = fetched.payload
         spans = [
             (at, at + length, base_offset + last_offset_delta + 1)
@@ -254,8 +250,8 @@ class _RangeReader:
     def _check_topic(self) -> None:
         """After the last of several responses: raise DataLossError if some may be of another topic.
 
-        It is raised even if failOnDataLoss is false, because rows were already returned: when the task
-        is run again, it detects the loss at its start. Unreachable brokers do not matter any more.
+        It is raised even if failOnDataLoss is false, because rows were already returned: when the task is run
+        again, it detects the loss at its start. Unreachable brokers do not matter any more.
         """
         range_ = self._range
         try:
@@ -270,9 +266,7 @@ class _RangeReader:
             )
 
     def _found_topic_id(self) -> str | None:
-        """Return the id of the topic of this name, None if there is none. A range without an id is not
-        checked.
-        """
+        """Return the topic's current id, or None if it is missing. A range without an id is not checked."""
         topic, wanted, options = self._range.topic, self._range.topic_id, self._options
         if not wanted:
             return wanted

@@ -1,9 +1,8 @@
 """The columns of the source, in Spark and in Arrow.
 
-They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection:
-any of them in any order; other columns are neither built nor sent to the JVM. ``key`` and ``value`` may
-be requested as text, ``headers`` as an array with all headers of a record, or as a map with the last
-header of each name.
+They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection: any of
+them in any order; other columns are neither built nor sent to the JVM. ``key`` and ``value`` may be requested
+as text, ``headers`` as an array with all headers of a record, or as a map with the last header of each name.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ NULLABLE: Final = ("key", "value", "headers")
 
 @lru_cache(maxsize=4)
 def source_schema(*, include_headers: bool = False, headers_as_map: bool = False) -> StructType:
-    """Return all columns of the source, with ``headers`` if ``include_headers``. Do not modify it: it is
-    cached.
-    """
+    """Return all columns of the source. Do not modify the result: it is cached."""
     from pyspark.sql.types import (
         ArrayType,
         BinaryType,
@@ -75,9 +72,7 @@ def source_schema(*, include_headers: bool = False, headers_as_map: bool = False
 
 
 def check_projection(schema: StructType) -> None:
-    """Raise SourceSchemaError unless ``schema`` is a projection of the source's columns with allowed
-    types.
-    """
+    """Raise SourceSchemaError unless ``schema`` has only columns of the source, with allowed types."""
     if not schema.fields:
         raise SourceSchemaError("the schema given to the source has no columns", hint=_choice())
     seen: set[str] = set()

@@ -51,11 +51,10 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot. Take it again (fetchOffset.numRetries) while a partition of ``offset`` is
-    missing, ends before it, or belongs to another topic id.
+    """Return a snapshot that fits ``offset``, if retries can get one (fetchOffset.numRetries).
 
-    A broker that has just started, or a leader that was just elected, may lag behind; another broker
-    may not.
+    It does not fit while a partition is missing, ends before the offset, or belongs to another topic id.
+    A broker that has just started, or a leader that was just elected, may lag behind; another broker may not.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -96,8 +95,8 @@ def _steady(
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
     """Move the end of a partition to its position if that is not beyond the high watermark (``ends``).
 
-    Only an open transaction hides such records, which were read with read_uncommitted or are asked for:
-    they are not lost.
+    Only an open transaction hides such records, which were read with read_uncommitted or are asked for: they
+    are not lost.
     """
     for tp, position in positions.items():
         known = snapshot[tp.topic]

@@ -1,8 +1,7 @@
 """Splits ranges of partitions into ranges of tasks. Pure.
 
-The algorithm is that of Spark's connector (KafkaOffsetRangeCalculator). ``maxRecordsPerPartition`` is
-applied first; ``minPartitions`` is then approximated by splitting the ranges that are large compared to
-the others.
+The algorithm is that of Spark's connector (KafkaOffsetRangeCalculator). ``maxRecordsPerPartition`` is applied
+first; ``minPartitions`` is then approximated by splitting the ranges that are large compared to the others.
 """
 
 from __future__ import annotations
@@ -43,7 +42,5 @@ def cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
 
 
 def _share(size: int, total: int, count: int) -> int:
-    """Return ``count`` in proportion, rounded half up, at least 1. In integers: offsets exceed float
-    precision.
-    """
+    """Return ``count`` in proportion, rounded half up, at least 1. Offsets exceed float precision."""
     return max((2 * size * count + total) // (2 * total), 1)

@@ -64,8 +64,7 @@ def assigned(
 ) -> dict[TopicPartition, Bounds]:
     """Return the partitions of a snapshot that are read, in order; with ``assign`` only those.
 
-    No end is before its start: an open transaction may hold the last stable offset behind the log
-    start.
+    No end is before its start: an open transaction may hold the last stable offset behind the log start.
     """
     found: dict[TopicPartition, Bounds] = {}
     for topic, known in sorted(snapshot.items()):

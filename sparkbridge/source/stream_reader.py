@@ -1,12 +1,12 @@
 """KafkaliteStreamReader: the source of a stream, as Spark calls it.
 
 Three processes have an instance each. The driver's stream process, one per query, asks for offsets and
-partitions; a planning worker pickles another for the tasks, where ``read`` gets only an OffsetRange.
-They share no state.
+partitions; a planning worker pickles another for the tasks, where ``read`` gets only an OffsetRange. They
+share no state.
 
-``latestOffset`` is where a query waits, with long polls: an idle query sends few requests, and new
-records are noticed at once. Its ``start`` is the end of the last finished batch, which is committed for
-the group, if any.
+``latestOffset`` is where a query waits, with long polls: an idle query sends few requests, and new records
+are noticed at once. Its ``start`` is the end of the last finished batch, which is committed for the group, if
+any.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ OffsetJson = dict[str, Any]
 
 
 class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads micro-batches. Raises SparkOptionError and SourceSchemaError before the query
-    starts.
-    """
+    """Plans and reads micro-batches. Raises SparkOptionError, SourceSchemaError before the query starts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)
@@ -111,9 +109,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return one of the limits, because Spark has no combined limit; ``latestOffset`` applies all of
-        them.
-        """
+        """Return one limit, because Spark has no combined one; ``latestOffset`` applies all."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -126,8 +122,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
         """Return the end of the next batch; ``start`` itself if there is nothing to read.
 
-        ReadAllAvailable (Trigger.Once) overrides the limits. Raises DataLossError, and SparkOptionError
-        for a query that cannot start.
+        ReadAllAvailable (Trigger.Once) overrides the limits. Raises DataLossError, and SparkOptionError for a
+        query that cannot start.
         """
         begin = StreamOffset.parse(start)
         if begin.is_initial and self._initial_error is not None:
@@ -181,9 +177,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Commit the group's offsets. Spark has finished everything before ``end``; it calls one batch
-        late.
-        """
+        """Commit the group's offsets. Everything before ``end`` is finished. Spark calls one batch late."""
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:

@@ -73,7 +73,7 @@ def decoded(spark: Any, decode: str, *values: bytes) -> list[tuple[Any, ...]]:
     """The columns that ``[source.decode]`` makes of values, without a source."""
     text = f'[pipeline]\nname = "p"\ntrigger = "1 day"\n[source]\ntopic = "t"\n[source.decode]\n{decode}\n'
     pipeline, problems = parse_pipeline(tomllib.loads(text + "[sink]\nconsole = true"))
-    assert pipeline is not None, problems
+    assert problems == []
     listed = ", ".join(f"(X'{value.hex()}', {n}L)" for n, value in enumerate(values))
     frame = spark.sql(f"SELECT * FROM VALUES {listed} AS (value, offset)")
     rows = frames.decoded(frame, pipeline.source.decode, ["offset"]).selectExpr("*", "record.offset AS at")

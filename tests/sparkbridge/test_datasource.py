@@ -16,7 +16,6 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 
 import sparkbridge
-from kafkalite.model import TopicPartition
 from pyspark_kafkalite import DefaultSource
 from sparkbridge.datasource import KafkaliteDataSource
 from sparkbridge.errors import SparkBridgeError, SparkOptionError, UnknownSparkOptionWarning
@@ -158,7 +157,6 @@ def test_progress_tells_rows_lag_and_time() -> None:
     batch = BatchProgress.parse(progress())
     assert (batch.batch_id, batch.row_count, batch.rows_per_second, batch.batch_ms) == (3, 4, 50.0, 80)
     assert batch.lag == 15
-    assert batch.lag_by_partition == {TopicPartition("t", 0): 15, TopicPartition("t", 1): 0}
 
 
 @pytest.mark.parametrize(

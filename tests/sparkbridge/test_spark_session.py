@@ -107,7 +107,7 @@ def test_processes_that_make_a_shadow_home_at_once_all_get_a_whole_one(tmp_path:
 def test_without_a_place_for_them_there_are_no_quick_starts_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert shadow_home(tmp_path / "file" / "below") is None
-    assert class_archive(tmp_path / "file" / "below", makes=True) is None
+    assert class_archive(tmp_path / "file" / "below") is None
     assert (
         "SharedArchiveFile"
         not in recommended_settings("local", cache=tmp_path / "file" / "below")[
@@ -132,14 +132,15 @@ def test_one_process_makes_the_class_archive_and_others_go_without(
 
     def record(home: Path, archive: Path) -> None:
         made.append(archive)
-        assert class_archive(tmp_path, makes=True) is None, "somebody else is at it"
+        with pytest.raises(FastStartError, match="another process is making"):
+            make_class_archive(tmp_path)
         archive.write_text("classes")
 
     monkeypatch.setattr(fast_start, "_record", record)
     assert class_archive(tmp_path) is None
-    archive = class_archive(tmp_path, makes=True)
+    archive = make_class_archive(tmp_path)
     assert made == [archive]
-    assert class_archive(tmp_path, makes=True) == archive
+    assert make_class_archive(tmp_path) == archive
     assert made == [archive], "it is kept"
     options = recommended_settings("local", cache=tmp_path)["spark.driver.extraJavaOptions"]
     assert f"-XX:SharedArchiveFile={archive}" in options
@@ -152,7 +153,6 @@ def test_an_archive_that_can_not_be_made_is_done_without(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fast_start, "_record", record)
-    assert class_archive(tmp_path, makes=True) is None
     with pytest.raises(FastStartError, match=r"can't be written: No space left on device") as caught:
         make_class_archive(tmp_path)
     assert "KAFKALITE_SPARK_CACHE" in caught.value.hint
@@ -228,7 +228,7 @@ def test_what_nobody_can_use_any_more_goes_when_an_archive_is_made(
 
 def test_what_another_user_has_put_there_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
-    assert class_archive(tmp_path, makes=True) is not None
+    assert make_class_archive(tmp_path).exists()
     monkeypatch.setattr(os, "getuid", lambda: 12_345)
     if tmp_path.stat().st_uid == 0:  # what is root's is trusted
         for path in tmp_path.iterdir():
@@ -251,10 +251,10 @@ def test_both_are_made_by_one_command(
 
 def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
-    first = class_archive(tmp_path, makes=True)
+    first = make_class_archive(tmp_path)
     monkeypatch.setattr(fast_start, "find_java", lambda: JAVA._replace(major=21, banner="another"))
     assert class_archive(tmp_path) is None
-    assert class_archive(tmp_path, makes=True) != first
+    assert make_class_archive(tmp_path) != first
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,11 @@ def test_java_versions(banner: str, major: int) -> None:
     assert int(found[1]) == major
 
 
-def test_what_is_missing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_installs_with_its_own_script() -> None:
+    assert spark_session._how_to_install() == "bin/setup"
+
+
+def test_missing_requirements_are_listed_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_requirements() == []
     monkeypatch.setattr(fast_start, "find_java", lambda: None)
     assert "no working java" in missing_requirements()[0]

@@ -139,8 +139,8 @@ class Consumer(Twin[consumer.Consumer]):
     def _rewind(self, *, is_done: bool = True) -> None:
         """Drop the buffered records and seek to the first of them.
 
-        Unless ``is_done``, seek to the first record that the last call returned, so that it is read again;
-        an at-most-once consumer never reads it again.
+        Unless ``is_done``, seek to the first record that the last call returned, so that it is read again; an
+        at-most-once consumer never reads it again.
         """
         first = self._next_index()
         if not is_done and not self._original.config.is_at_most_once:

@@ -361,8 +361,8 @@ class Producer(Twin[async_producer.Producer]):
     ) -> PendingBatchDelivery:
         """Like ``send_batch``, but return as soon as buffer.memory has room for the batch.
 
-        ``result()`` of the returned object waits for the acknowledgement, ``flush()`` for all of them.
-        Raises BufferFullError after max.block.ms, TimeoutError after ``timeout`` seconds.
+        ``result()`` of the returned object waits for the acknowledgement, ``flush()`` for all of them. Raises
+        BufferFullError after max.block.ms, TimeoutError after ``timeout`` seconds.
         """
 
         async def queue() -> BatchDelivery:

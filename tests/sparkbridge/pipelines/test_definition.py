@@ -44,20 +44,19 @@ key = "country"
 """
 
 
-def parsed(text: str) -> tuple[Pipeline | None, list[Problem]]:
+def parsed(text: str) -> tuple[Pipeline, list[Problem]]:
     return parse_pipeline(tomllib.loads(text))
 
 
 def good(text: str) -> Pipeline:
     pipeline, problems = parsed(text)
-    assert pipeline is not None, problems
+    assert not any(not each.is_warning for each in problems), problems
     return pipeline
 
 
 def told(text: str) -> str:
     """Every problem on a line: ``[table] key message (hint)``."""
-    pipeline, problems = parsed(text)
-    assert (pipeline is None) == any(not each.is_warning for each in problems)
+    _, problems = parsed(text)
     return "\n".join(f"{each.place} {each.message} ({each.hint})" for each in problems)
 
 
@@ -69,7 +68,6 @@ def changed(old: str, new: str) -> str:
 def test_a_good_file() -> None:
     pipeline, problems = parsed(GOOD)
     assert problems == []
-    assert pipeline is not None
     assert pipeline.source.subscribe == ("orders",)
     assert pipeline.source.options == {"startingOffsets": "earliest"}
     assert [field.name for field in pipeline.source.decode.fields] == ["id", "country"]
@@ -160,7 +158,7 @@ def test_everything_wrong_is_told_at_once() -> None:
         ('name = "orders"\n', "name = 7\n", "[pipeline] name is 7, but must be a string"),
         ('"5 seconds"', '"5 secnds"', "[pipeline] trigger is '5 secnds', but must be 'available-now' or"),
         ("trigger", "triger", "triger is not known here (did you mean trigger?)"),
-        ('topic = "orders"', 'topic = "or/ders"', "holds a character outside"),
+        ('topic = "orders"', 'topic = "or/ders"', "contains a character outside"),
         ('topic = "orders"', 'topic = "a"\ntopics = ["b"]', "there is topic and topics"),
         ('topic = "orders"', 'topic_pattern = "a("', "topic_pattern is not a regular expression"),
         ('topic = "orders"', "topics = []", "topics is empty"),
@@ -372,6 +370,5 @@ def test_intervals(text: str, expected: int) -> None:
     "document", [{}, {"pipeline": 1}, {"sink": []}, {"transform": "x"}, {"source": {"options": 1}}]
 )
 def test_nothing_makes_it_raise(document: dict[str, Any]) -> None:
-    pipeline, problems = parse_pipeline(document)
-    assert pipeline is None
-    assert problems
+    _, problems = parse_pipeline(document)
+    assert any(not each.is_warning for each in problems)

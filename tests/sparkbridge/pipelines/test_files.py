@@ -259,11 +259,9 @@ def test_the_file_of_the_documentation_is_a_good_one() -> None:
     whole, check = re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     pipeline, problems = parse_pipeline(tomllib.loads(whole))
     assert problems == []
-    assert pipeline is not None
     assert pipeline.sinks[0].json_columns == ("minute", "revenue")
     pipeline, problems = parse_pipeline(tomllib.loads(whole + check))
     assert problems == []
-    assert pipeline is not None
     assert list(pipeline.check.sql) == ["no order twice"]
 
 

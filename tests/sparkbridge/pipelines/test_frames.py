@@ -45,7 +45,7 @@ EVERYTHING = ("key", "topic", "partition", "offset", "timestamp", "timestampType
 def test_the_record_has_what_is_named(rest: str, columns: tuple[str, ...]) -> None:
     """What nobody names is neither read nor written: ``SELECT *`` of decoded values is their fields."""
     pipeline, problems = parse_pipeline(tomllib.loads(TEXT + rest))
-    assert pipeline is not None, problems
+    assert not any(each for each in problems if not each.is_warning), problems
     assert record_columns(pipeline) == columns
     wanted = [part.split()[0] for part in wanted_columns(pipeline).split(", ") if part]
     assert set(wanted) == (set() if "headers" in columns else {"value", *columns})

@@ -16,10 +16,10 @@ from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines import engine, runner
 from sparkbridge.pipelines.engine import Run, RunningQuery, Setting
 from sparkbridge.pipelines.files import PipelineFile
-from sparkbridge.pipelines.parsing import read_pipeline
+from sparkbridge.pipelines.parsing import parse_pipeline
 from sparkbridge.pipelines.progress import Tally
 
-PIPELINE, _ = read_pipeline({"pipeline": {"name": "p"}, "source": {"topic": "t"}, "sink": {"console": True}})
+PIPELINE, _ = parse_pipeline({"pipeline": {"name": "p"}, "source": {"topic": "t"}, "sink": {"console": True}})
 FILE = PipelineFile(Path("p.toml"), PIPELINE, ())
 
 

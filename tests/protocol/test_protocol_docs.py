@@ -102,7 +102,7 @@ def test_every_error_is_there_and_is_marked_as_clients_treat_it(page: str) -> No
         ("characters of a client id", limits.MAX_CLIENT_ID_LENGTH),
         ("characters of a topic name", limits.MAX_TOPIC_NAME_LENGTH),
         ("characters of an error message", limits.MAX_ERROR_MESSAGE_LENGTH),
-        ("unanswered requests of one connection", limits.MAX_IN_FLIGHT_PER_CONNECTION),
+        ("requests in flight on one connection", limits.MAX_IN_FLIGHT_PER_CONNECTION),
         ("records of a batch", limits.MAX_RECORDS_PER_BATCH),
         ("bytes a compressed batch unpacks to", limits.MAX_DECOMPRESSED_BYTES),
     ],

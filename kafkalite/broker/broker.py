@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# : How long a stop waits for requests in flight.
+#: How long a stop waits for requests in flight.
 STOP_GRACE_MS: Final = 5_000
 TICK_INTERVAL_MS: Final = 100
 PRODUCER_IDS_TIMEOUT_MS: Final = 10_000

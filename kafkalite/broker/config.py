@@ -39,7 +39,7 @@ EMBEDDED_LISTENERS: Final = ("127.0.0.1:0",)
 BROKER_ROLE: Final = "broker"
 CONTROLLER_ROLE: Final = "controller"
 ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
-# : A shorter one could be guessed from an observed handshake.
+#: A shorter one could be guessed from an observed handshake.
 MIN_SECRET_LENGTH: Final = 16
 _MAX_INT32: Final = 2**31 - 1
 
@@ -678,7 +678,7 @@ class BrokerConfig:
 
 BROKER_OPTIONS: Final = OptionRegistry(field.metadata["option"] for field in fields(BrokerConfig))
 
-# : Names of options whose values are never shown.
+#: Names of options whose values are never shown.
 SECRET_OPTIONS: Final = frozenset(
     field.metadata["option"].name for field in fields(BrokerConfig) if field.metadata.get("is_secret")
 )

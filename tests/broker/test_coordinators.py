@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, VirtualClock
 from kafkalite.testing.wire import WireClient
 from proof.mutants import without
+from proof.waiting import eventually
 
 CALLER = Caller("test", "here")
 
@@ -105,12 +106,6 @@ class FakeMachine:
         self.loaded_at = now
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 @pytest.fixture(autouse=True)
 def _fake_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
@@ -169,7 +164,7 @@ async def test_reads_and_errors_wait_too() -> None:
             assert isinstance(answer, Pending)
             answer.then(told.append)
         assert not told
-        await until(lambda: len(told) == 3)
+        await eventually(lambda: len(told) == 3)
         assert [type(answer) for answer in told] == [Reply, Reply, Refusal]
         assert told[1].message == b"1"
         assert told[2].error_code == ErrorCode.POLICY_VIOLATION
@@ -299,7 +294,7 @@ async def test_a_shard_whose_records_cannot_be_read_is_not_available(
         machines = {0: lambda: broken, 1: FakeMachine}
         patch.setattr("kafkalite.broker.coordination.coordinators._product_machines", lambda config: machines)
         async with broker:
-            await until(lambda: "coordinator not loaded" in caplog.text)
+            await eventually(lambda: "coordinator not loaded" in caplog.text)
             with pytest.raises(CoordinatorNotAvailableError, match="could not be loaded"):
                 broker.coordinators.groups("g")
     assert "coordinator not loaded" in caplog.text
@@ -331,12 +326,12 @@ async def test_a_machine_is_ticked_when_topics_change(new_topic: Any) -> None:
     async with a_broker() as broker, WireClient(broker.address) as wire:
         shard = await loaded(broker)
         await wire.call(new_topic("t", 3))
-        await until(lambda: shard.machine.topics == [OFFSETS_TOPIC, "t"])
+        await eventually(lambda: shard.machine.topics == [OFFSETS_TOPIC, "t"])
         shapes = await shard.ask(("topics",))
         assert shapes["t"] == TopicShape(broker.image.topics["t"].topic_id, 3)
         ticks = shard.machine.ticks
         await wire.call(admin.DeleteTopicsRequest(1000, ["t"]))
-        await until(lambda: shard.machine.topics == [OFFSETS_TOPIC])
+        await eventually(lambda: shard.machine.topics == [OFFSETS_TOPIC])
         assert shard.machine.ticks == ticks + 1
 
 
@@ -477,7 +472,7 @@ async def test_a_tick_that_cannot_be_written_is_repeated(monkeypatch: pytest.Mon
         monkeypatch.setattr(type(shard.partition), "append_state", refuse)
         await shard.ask(("later", b"k", 0))
         shard.tick_soon()
-        await until(lambda: refusals)
+        await eventually(lambda: refusals)
         assert shard.machine.values == {}
         monkeypatch.setattr(type(shard.partition), "append_state", append_state)
-        await until(lambda: shard.machine.values == {b"k": b"rang"})
+        await eventually(lambda: shard.machine.values == {b"k": b"rang"})

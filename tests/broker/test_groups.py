@@ -34,6 +34,7 @@ from kafkalite.protocol.messages import admin, data, groups, transactions
 from kafkalite.testing import Cluster, VirtualClock
 from kafkalite.testing.faults import fail_next
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 RETRIED = {
     ErrorCode.NOT_COORDINATOR,
@@ -87,12 +88,6 @@ def checked(message: Any) -> Any:
     if isinstance(message, RequestError):
         raise broker_error(message.error_code, message.error_message or "")
     return message
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 class Caller:
@@ -230,7 +225,7 @@ async def test_a_heartbeat_waits_until_there_is_something_new() -> None:
     async with a_group(2) as (broker, caller), WireClient(broker.address) as first:
         joined = await caller.call(heartbeat(1, 0))
         first.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
-        await until(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         second = await caller.call(heartbeat(2, 0))
         assert held_by(second.assignment) == []
         told = (await first.answer()).message
@@ -239,7 +234,7 @@ async def test_a_heartbeat_waits_until_there_is_something_new() -> None:
         waiting = heartbeat(2, second.member_epoch, owned=[], wait_ms=60_000)
         async with WireClient(broker.address) as other:
             other.send(waiting)
-            await until(lambda: len(broker.coordinators.heartbeats) == 1)
+            await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
             await first.call(heartbeat(1, told.member_epoch, owned=told.assignment))
             got = (await other.answer()).message
         assert sorted(kept + held_by(got.assignment)) == [0, 1]
@@ -272,11 +267,11 @@ async def test_a_later_heartbeat_ends_the_wait_of_the_one_before() -> None:
     async with a_group() as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
-        await until(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         await caller.call(heartbeat(1, joined.member_epoch))
         assert (await other.answer()).message.error_code == 0
         other.send(heartbeat(1, joined.member_epoch, wait_ms=60_000))
-        await until(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         await caller.call(heartbeat(1, -1))
         assert (await other.answer()).message.error_code == 0
         assert len(broker.coordinators.heartbeats) == 0
@@ -287,15 +282,15 @@ async def test_a_heartbeat_of_a_client_that_is_gone_is_not_held() -> None:
         joined = await caller.call(heartbeat(1, 0))
         async with WireClient(broker.address) as other:
             other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
-            await until(lambda: len(broker.coordinators.heartbeats) == 1)
-        await until(lambda: len(broker.coordinators.heartbeats) == 0)
+            await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 0)
 
 
 async def test_new_partitions_end_the_wait() -> None:
     async with a_group(1) as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
-        await until(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         wire = await caller.wire(broker.address)
         await wire.call(admin.CreatePartitionsRequest(1000, False, [admin.PartitionCount("t", 4)]))
         told = (await other.answer()).message
@@ -306,7 +301,7 @@ async def test_a_stopping_broker_answers_held_heartbeats() -> None:
     async with a_group() as (broker, caller), WireClient(broker.address) as other:
         joined = await caller.call(heartbeat(1, 0))
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
-        await until(lambda: len(broker.coordinators.heartbeats) == 1)
+        await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         began = time.monotonic()
         await broker.stop()
         assert time.monotonic() - began < 1

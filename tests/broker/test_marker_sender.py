@@ -52,7 +52,7 @@ class FakeShard:
         if self.refusals:
             return Refusal(self.refusals.pop(0), "not now")
         self.written.append(command)
-        self.pending = [one for one in self.pending if one.name != command.name]
+        self.pending = [one for one in self.pending if one.transactional_id != command.transactional_id]
         return Reply(None)
 
 
@@ -134,7 +134,7 @@ async def test_each_leader_is_sent_its_own_markers(world: World) -> None:
     (_, (a, b)) = world.sent[1]
     assert (a.is_commit, b.is_commit) == (True, False)
     assert (a.producer_id, a.producer_epoch, a.coordinator_epoch) == (7, 1, 3)
-    assert {one.name: one.partitions for one in world.shard.written} == {
+    assert {one.transactional_id: one.partitions for one in world.shard.written} == {
         "a": tuple(TxnPartition("t", n) for n in range(3)),
         "b": (TxnPartition("t", 1),),
     }

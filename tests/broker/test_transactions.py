@@ -55,7 +55,7 @@ class Wires:
         self.cluster = cluster
         self._open: dict[tuple[str, object], WireClient] = {}
         self._locks: dict[tuple[str, object], asyncio.Lock] = {}
-        self.payload = memoryview(b"")  # : of the last response
+        self.payload = memoryview(b"")  #: of the last response
 
     async def call(self, node_id: int, request: Any, *payload: Any, lane: object = None) -> Any:
         """Return that broker's response. Raises ConnectionError, BrokerError of a refusal."""

@@ -48,10 +48,10 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 BACKOFF: Final = Backoff(10, 250)
-# : For commands sent over the network whose client sets no timeout.
+#: For commands sent over the network whose client sets no timeout.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
-# : The node is not the controller, or no longer. The request may be sent to the next leader.
+#: The node is not the controller, or no longer. The request may be sent to the next leader.
 _ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, ClusterAuthorizationFailedError)
 
 

@@ -34,12 +34,12 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
-# : Of an unfinished request, before the proof: strangers cannot use up the nodes' memory.
+#: Of an unfinished request, before the proof: strangers cannot use up the nodes' memory.
 MAX_UNPROVEN_BYTES: Final = 64 * KIB
-# : Long enough for decisions in progress; long polls need not be finished.
+#: Long enough for decisions in progress; long polls need not be finished.
 STOP_GRACE_MS: Final = 100
 
-# : The requests at the start of a connection.
+#: The requests at the start of a connection.
 _HANDSHAKE_APIS: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.CLUSTER_HELLO, ApiKey.CLUSTER_PROOF})
 
 _FORBIDDEN: Final = Refusal(

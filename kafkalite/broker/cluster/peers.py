@@ -22,10 +22,10 @@ from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetad
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
-# : For all attempts together.
+#: For all attempts together.
 CONNECT_LIMIT_MS: Final = 60_000
 BACKOFF: Final = Backoff(20, 100)
-# : In addition to the wait of a long poll, before the connection counts as dead.
+#: In addition to the wait of a long poll, before the connection counts as dead.
 POLL_GRACE_MS: Final = 2_000
 
 

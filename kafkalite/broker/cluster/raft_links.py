@@ -25,7 +25,7 @@ from kafkalite.rng import Rng
 
 logger = logging.getLogger(__name__)
 
-# : A peer that does not respond for this long is dialled again.
+#: A peer that does not respond for this long is dialled again.
 ANSWER_TIMEOUT_MS: Final = 4_000
 CONNECT_TIMEOUT_MS: Final = 2_000
 FIRST_BACKOFF_S: Final = 0.02
@@ -35,7 +35,7 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-# : A repeated failure is logged once in this many times.
+#: A repeated failure is logged once in this many times.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 

@@ -45,11 +45,11 @@ from kafkalite.storage.log_config import FSYNC
 
 logger = logging.getLogger(__name__)
 
-# : Of one attempt to register; each failed attempt is logged.
+#: Of one attempt to register; each failed attempt is logged.
 REGISTER_TIMEOUT_MS: Final = 5_000
-# : While starting, how long after a heartbeat that did not lift the fence the next one is sent.
+#: While starting, how long after a heartbeat that did not lift the fence the next one is sent.
 START_INTERVAL_MS: Final = 20
-# : How long a stop waits until other brokers lead this broker's partitions, and for a controller.
+#: How long a stop waits until other brokers lead this broker's partitions, and for a controller.
 HAND_OVER_TIMEOUT_MS: Final = 5_000
 HAND_OVER_INTERVAL_MS: Final = 50
 HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_MS: Final = 1_000
-# : Counts the groups or transactional ids of a machine, by kind.
+#: Counts the groups or transactional ids of a machine, by kind.
 _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
     GROUP: len,
     TRANSACTION: attrgetter("transaction_count"),
 }
 
-# : Called with a shard of the kind for which it was registered.
+#: Called with a shard of the kind for which it was registered.
 OnChange = Callable[[Shard], None]
 
 
@@ -79,7 +79,7 @@ class Coordinators:
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
-        # : All topics. Replaced by another object whenever a topic was created, deleted or extended, and only
+        #: All topics. Replaced by another object whenever a topic was created, deleted or extended, and only
         # then.
         self.topics: Mapping[str, TopicShape] = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}

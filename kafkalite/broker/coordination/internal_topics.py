@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-# : The key types of FindCoordinator.
+#: The key types of FindCoordinator.
 GROUP: Final = 0
 TRANSACTION: Final = 1
 TOPICS: Final[Mapping[int, str]] = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
-# : On a broker that keeps everything in memory, unless configured.
+#: On a broker that keeps everything in memory, unless configured.
 MEMORY_PARTITIONS: Final = 4
-# : One decision is one batch, for example the assignment of 10,000 partitions.
+#: One decision is one batch, for example the assignment of 10,000 partitions.
 MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
-# : Clients may ask for a coordinator before the last broker of a starting cluster is up. The topic would then
-# : keep too few replicas, so its creation waits this long for the other brokers.
+#: Clients may ask for a coordinator before the last broker of a starting cluster is up. The topic would then
+#: keep too few replicas, so its creation waits this long for the other brokers.
 GATHERING_MS: Final = 10_000
 
 _PARTITIONS: Final = {

@@ -37,14 +37,14 @@ from kafkalite.transactions.commands import MarkersWritten, PendingMarker
 logger = logging.getLogger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST: Final = 1_000
-# : Requests to one broker: markers that wait for slow replicas do not delay the next transactions.
+#: Requests to one broker: markers that wait for slow replicas do not delay the next transactions.
 MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
-# : This attempt, some seconds after the first one, is logged.
+#: This attempt, some seconds after the first one, is logged.
 WARN_ATTEMPT: Final = 12
 
-# : The partition has no open transaction: it has this marker and maybe a later one, or it is deleted.
+#: The partition has no open transaction: it has this marker and maybe a later one, or it is deleted.
 _WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
@@ -81,11 +81,11 @@ class _Work:
         self.shard = shard
         self.marker = marker
         self.key = (marker.transactional_id, marker.producer_id, marker.producer_epoch)
-        self.end_offset = end_offset  # : the decision is below it
+        self.end_offset = end_offset  #: the decision is below it
         self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
         self.later: list[TxnPartition] = []
         self.attempt = 0
-        self.reason: object = "no leader"  # : why a partition is late
+        self.reason: object = "no leader"  #: why a partition is late
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -99,7 +99,7 @@ class _Ending:
     def __init__(self) -> None:
         self.works: dict[_Key, _Work] = {}
         self.waiting: deque[_Work] = deque()
-        self.last_seen: PendingMarker | None = None  # : the last decision when all were looked at
+        self.last_seen: PendingMarker | None = None  #: the last decision when all were looked at
 
 
 class _Route:

@@ -42,11 +42,11 @@ from kafkalite.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
-# : How long a response waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
+#: How long a response waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
 COMMIT_TIMEOUT_MS: Final = 5_000
-# : After a tick whose records could not be written.
+#: After a tick whose records could not be written.
 TICK_RETRY_MS: Final = 500
-# : The shortest interval of ticks for a machine whose deadline has passed and that has nothing to do.
+#: The shortest interval of ticks for a machine whose deadline has passed and that has nothing to do.
 MIN_TICK_INTERVAL_MS: Final = 10
 NO_CALLER: Final = Caller("", "")
 
@@ -134,10 +134,10 @@ class Shard:
     ) -> None:
         self.partition = partition
         self.machine: Any = machine
-        self.coordinator_epoch = partition.leader_epoch  # : the leader epoch in which it serves
+        self.coordinator_epoch = partition.leader_epoch  #: the leader epoch in which it serves
         self.is_loaded = False
         self.is_closed = False
-        self.failure: Exception | None = None  # : why it could not be loaded
+        self.failure: Exception | None = None  #: why it could not be loaded
         self._owner = owner
         self._waiters = waiters
         self._clock = clock

@@ -59,7 +59,7 @@ class SyncScheduler(Generic[S]):
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
         self.synced_count = (
-            0  # : logs synced in all rounds; divided by ``round_count``, how well commits group
+            0  #: logs synced in all rounds; divided by ``round_count``, how well commits group
         )
 
     def mark(self, log: S) -> None:

@@ -30,7 +30,7 @@ from kafkalite.storage.leader_epochs import EpochEnd
 PartitionKey = tuple[str, int]
 """Topic id and partition."""
 
-OPENS: Final = 0  # : the session id, and epoch, that request a new session
+OPENS: Final = 0  #: the session id, and epoch, that request a new session
 MAX_EPOCH: Final = 2**31 - 1
 
 
@@ -69,10 +69,10 @@ class FetchedReplica:
         self.session = session
         self.key = (asked.topic_id, asked.partition)
         self.asked = asked
-        self.hosted: Any = None  # : the HostedPartition; None if it is not led here
+        self.hosted: Any = None  #: the HostedPartition; None if it is not led here
         self.is_sent = False
-        self.diverging: EpochEnd | None = None  # : to be sent
-        self.refusal: ReplicaFetchedPartition | None = None  # : to be sent as it is
+        self.diverging: EpochEnd | None = None  #: to be sent
+        self.refusal: ReplicaFetchedPartition | None = None  #: to be sent as it is
         self.sent_high_watermark = self.sent_log_start = -1
 
     def __repr__(self) -> str:
@@ -126,10 +126,10 @@ class FetchSession:
         self.broker_epoch = broker_epoch
         self.epoch = OPENS + 1
         self.replicas: dict[PartitionKey, FetchedReplica] = {}
-        self.ready: dict[FetchedReplica, None] = {}  # : with records, a divergence or an error to send
-        self.moved: dict[FetchedReplica, None] = {}  # : their high watermark or log start may have moved
-        self.poll: Poll | None = None  # : the request that waits for new data
-        self.missing_bytes = 0  # : of appends, before ``poll`` is woken
+        self.ready: dict[FetchedReplica, None] = {}  #: with records, a divergence or an error to send
+        self.moved: dict[FetchedReplica, None] = {}  #: their high watermark or log start may have moved
+        self.poll: Poll | None = None  #: the request that waits for new data
+        self.missing_bytes = 0  #: of appends, before ``poll`` is woken
 
     def __repr__(self) -> str:
         return f"<FetchSession {self.session_id} of node {self.node_id}, {len(self.replicas)} partitions>"

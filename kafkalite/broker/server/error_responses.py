@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     error_message: str | None
 
 
-# : The response to a request that finds an invariant broken.
+#: The response to a request that finds an invariant broken.
 STOPS: Final = Refusal(
     ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", closes=True
 )

@@ -46,9 +46,9 @@ class BrokerStatistics:
     connections_accepted: int
     connections_refused: int  #: over max.connections
     connections_reaped: int  #: idle or half-open
-    protocol_errors: int  # : connections closed because of invalid bytes
+    protocol_errors: int  #: connections closed because of invalid bytes
     requests: dict[str, int]  #: by api name
-    failed_requests: int  # : requests that failed as a whole
+    failed_requests: int  #: requests that failed as a whole
     topic_count: int
     partition_count: int
     offline_partition_count: int
@@ -58,6 +58,6 @@ class BrokerStatistics:
     sync_rounds: int
     synced_logs: int
     group_count: int  #: consumer groups that this broker coordinates
-    transaction_count: int  # : transactional ids and writers of transaction groups that it coordinates
-    waiting_requests: int  # : held long polls and produce requests now
+    transaction_count: int  #: transactional ids and writers of transaction groups that it coordinates
+    waiting_requests: int  #: held long polls and produce requests now
     task_count: int

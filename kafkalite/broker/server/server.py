@@ -393,7 +393,7 @@ class Server:
         self.is_open = False
         self._max_connections = max_connections
         self._max_idle_ms = max_idle_ms
-        # : Bytes that unfinished frames may still use, over all connections.
+        #: Bytes that unfinished frames may still use, over all connections.
         self.free_bytes = max_queued_bytes
         self._listeners: list[Listener] = []
         self._connections: dict[Connection, None] = {}  # in the order of their arrival

@@ -1,1 +1,1 @@
-"""Consumer groups: who owns which partition, and how far each group has read. Pure."""
+"""Consumer groups: which member owns which partition, and the committed offsets of each group. Pure."""

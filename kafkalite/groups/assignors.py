@@ -1,7 +1,7 @@
-"""Who is to own what: the assignors ``uniform`` and ``range``.
+"""The assignors ``uniform`` and ``range``, which decide which member is to own which partition.
 
-Both are functions of values, the same for the same values. Each partition of a topic that anybody subscribes
-to goes to exactly one of its subscribers.
+Both are deterministic functions of values. Each partition of a subscribed topic goes to exactly one of
+its subscribers.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final
 from kafkalite.groups.member import NO_PARTITIONS, Partitions, TopicIdPartition
 
 Subscribers = Mapping[str, frozenset[str]]
-"""Member -> the ids of the topics it subscribes to. Its order is by what keeps: instance id or member id."""
+"""Member -> the ids of the topics it subscribes to, in the order of instance id or member id."""
 Counts = Mapping[str, int]
 """Topic id -> number of partitions."""
 Targets = Mapping[str, Partitions]
-"""Member -> what it is to own."""
+"""Member -> the partitions it is to own."""
 
 
 def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
     """Balanced and sticky.
 
-    With equal subscriptions no two members differ by more than one partition, and no fewer partitions could
-    change hands. With different ones, no single move would bring two members nearer to each other.
+    With equal subscriptions no two members differ by more than one partition, and the fewest possible
+    partitions move. With different ones, no single move would make the loads of two members more equal.
     """
     if not members:
         return {}
@@ -45,11 +45,13 @@ def _uniform_alike(
     unowned = set(everything)
     quota, extra = divmod(len(everything), len(members))
     kept: dict[str, Partitions] = {}
-    for member in members:  # what two had before, as no coordinator decides it, goes to the first
+    for (
+        member
+    ) in members:  # a partition that two members had before, which no coordinator decides, goes to the first
         kept[member] = previous.get(member, NO_PARTITIONS) & unowned
         unowned -= kept[member]
     unowned.update(everything)
-    # Who owns most keeps one more than the quota first: so nothing moves that need not.
+    # The members with most partitions keep one more than the quota first, so that as few as possible move.
     by_load = sorted(members, key=lambda member: -len(kept[member]))
     targets: dict[str, Partitions] = {}
     room: deque[tuple[str, int]] = deque()
@@ -82,7 +84,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
     owned: dict[str, set[TopicIdPartition]] = {member: set() for member in members}
     unowned: list[TopicIdPartition] = []
     owner_before = {partition: member for member in members for partition in previous.get(member, ())}
-    # The topics with fewest subscribers first: their partitions have the least choice.
+    # Topics with few subscribers first: their partitions have the least choice.
     for topic_id in sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id)):
         for number in range(counts[topic_id]):
             partition = TopicIdPartition(topic_id, number)
@@ -99,7 +101,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions from who has more to who has at least two fewer, until there is no such pair.
+    """Move partitions to members with at least two fewer, until there is no such pair.
 
     Each move lowers the sum of the squared loads, so this ends.
     """
@@ -120,10 +122,10 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Each member one stretch of each topic, topics with equal counts and subscribers in the same way.
+    """Assign each member one range of each topic, the same for topics with equal counts and subscribers.
 
     So partition n of two such topics is always with the same member, as joins need it (co-partitioned).
-    Members come in the order in which their stretches were before, new ones last: then a change moves few.
+    Members keep the order of their earlier ranges, and new ones come last, so that few partitions move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""What one decision does to one group: collected as records, while the group itself stays as it is."""
+"""The effect of one decision on one group, collected as records. The group itself does not change."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from kafkalite.protocol.messages.groups import GroupEvent
 class GroupChange:
     """A group as it will be once ``records`` are replayed.
 
-    Call what happens to members first, then ``rebalance`` if it makes a new generation, then ``reconcile``
-    for the member that asks: who it holds what from is decided on the group as it was, without those removed.
+    First call the methods for members, then ``rebalance`` if there is a new generation, then
+    ``reconcile`` for the member of the request, which considers the group as it was, without the
+    removed members.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class GroupChange:
     # --- members
 
     def subscribe(self, member_id: str, subscription: Subscription) -> None:
-        """A member joins, or wants something else than before."""
+        """Let a member join, or change its subscription."""
         before = self.members.get(member_id)
         if before is None:
             self.members[member_id] = Member(subscription, NO_PARTITIONS, NOTHING_HELD)
@@ -64,7 +65,7 @@ class GroupChange:
         self.records.append(record_codec.subscription_record(self._group.group_id, member_id, subscription))
 
     def remove(self, member_ids: Iterable[str]) -> None:
-        """Members leave or are expelled: what they held is free at once."""
+        """Remove members that leave or are expelled. Their partitions are free at once."""
         group_id = self._group.group_id
         for member_id in member_ids:
             del self.members[member_id]
@@ -72,12 +73,12 @@ class GroupChange:
                 self.records.append(StateRecord(record_codec.key_of(kind, group_id, member_id), None))
 
     def step_out(self, member_id: str) -> None:
-        """A static member goes for a while: it holds nothing, and nobody else gets what was its."""
+        """Let a static member leave temporarily: it owns nothing, and no other member gets its partitions."""
         away = CurrentAssignment(STATIC_LEAVE_EPOCH, 0, NO_PARTITIONS, NO_PARTITIONS)
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """A static member comes back under another member id, and is to own what it owned before."""
+        """Let a static member return under another member id, with the target of its predecessor."""
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -99,7 +100,7 @@ class GroupChange:
     # --- the group
 
     def subscribed_shapes(self) -> dict[str, tuple[str, int]]:
-        """The existing topics that anybody subscribes to: name -> (topic id, partition count)."""
+        """Return the existing topics with subscribers: name -> (topic id, partition count)."""
         names: set[str] = set()
         for subscription in {member.subscription[4:6]: None for member in self.members.values()}:
             names.update(subscription[0])
@@ -110,7 +111,7 @@ class GroupChange:
         }
 
     def rebalance(self, cause: str, detail: str) -> None:
-        """Begin a new generation: the next group epoch, its cause, and everybody's target."""
+        """Begin a new generation: the next group epoch, its cause, and the targets of all members."""
         group = self._group
         self.group_epoch += 1
         shapes = self.subscribed_shapes()
@@ -131,7 +132,9 @@ class GroupChange:
         self.records.append(record_codec.event_record(group.group_id, event))
 
     def _choose_assignor(self) -> str:
-        """The one that most members ask for; the broker's first when nobody asks, or as many for each."""
+        """Return the assignor that most members requested; for ties or no requests, the broker's first
+        one.
+        """
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor
@@ -161,11 +164,12 @@ class GroupChange:
     # --- one member
 
     def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
-        """Bring what a member may hold as near to its target as others allow (R38). Returns what it is now.
+        """Bring a member's assignment as close to its target as the other members allow (R38). Return it.
 
-        ``stated_epoch`` and ``owned`` are what its heartbeat said. What it was to give back counts as given
-        back when a heartbeat *at its present epoch* says that it holds it no longer: only that one was
-        certainly sent after the member knew, however late or often the network delivers the earlier ones.
+        ``stated_epoch`` and ``owned`` are from its heartbeat. Partitions to revoke count as released
+        when a heartbeat *at the present epoch* no longer states them: only that one was certainly sent
+        after the member had received the revocation, however late or often the network delivers earlier
+        ones.
         """
         member = self.members[member_id]
         current, target = member.current, member.target
@@ -174,14 +178,14 @@ class GroupChange:
             revoking &= owned
         assigned = current.assigned
         if self.group_epoch != current.member_epoch:
-            # To revoke needs an epoch of its own, as said above. Without a new target there is nothing to.
+            # A revocation needs a new epoch, see above. Without a new target there is none.
             revoking |= assigned - target
             assigned &= target
         if len(assigned) != len(target):
             assigned |= self.available_to(member_id, target - assigned - revoking)
         if assigned == current.assigned:
-            assigned = current.assigned  # the same object: comparing it costs nothing
-        # A member's first epoch is the oldest that it may name: what has a lower one is of an earlier life.
+            assigned = current.assigned  # the same object makes comparisons cheap
+        # A member's first epoch is the oldest that it may name: a lower one is of an earlier member.
         previous_epoch = max(current.previous_epoch, stated_epoch) or self.group_epoch
         new = CurrentAssignment(self.group_epoch, previous_epoch, assigned, revoking)
         if new[0] != current[0] or new[2:] != current[2:]:

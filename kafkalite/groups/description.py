@@ -1,4 +1,4 @@
-"""What tools are told about groups."""
+"""Responses to requests that list and describe groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NONE = int(ErrorCode.NONE)
 
 
 def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGroupsResponse:
-    """The groups in one of the asked states, by name."""
+    """Return the groups in one of the requested states, by name."""
     wanted = {state.lower() for state in request.states}
     listed = [
         ListedGroup(group.group_id, state, group.group_epoch, len(group.members))
@@ -35,7 +35,7 @@ def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGrou
 def describe_groups(
     groups: Mapping[str, Group], request: DescribeGroupsRequest, now: Instant
 ) -> DescribeGroupsResponse:
-    """The asked groups; one that is not there is Dead, with GROUP_ID_NOT_FOUND."""
+    """Return the requested groups. One that does not exist is Dead, with GROUP_ID_NOT_FOUND."""
     described = []
     for group_id in request.group_ids:
         group = groups.get(group_id)
@@ -66,7 +66,7 @@ def _describe(group: Group, now: Instant, *, include_journal: bool) -> Described
                 assigned_topics(current.assigned, names),
                 assigned_topics(member.target, names),
                 assigned_topics(current.revoking | (current.assigned - member.target), names),
-                max(0, now.monotonic_ms - group.sessions[member_id].heard_ms),
+                max(0, now.monotonic_ms - group.sessions[member_id].last_seen_ms),
                 member.state,
             )
         )
@@ -76,7 +76,7 @@ def _describe(group: Group, now: Instant, *, include_journal: bool) -> Described
         None,
         group.describe_state(),
         group.group_epoch,
-        group.group_epoch,  # targets belong to the decision that makes the epoch
+        group.group_epoch,  # targets are part of the decision that makes the epoch
         group.state.assignor,
         members,
         group.journal if include_journal else [],

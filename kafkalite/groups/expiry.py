@@ -1,4 +1,6 @@
-"""What time and changed topics do to groups: expelled members, new targets, forgotten offsets and groups."""
+"""Effects of time and of changed topics on groups: expelled members, new targets, expired offsets and
+groups.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-MAX_OFFSETS_PER_TICK: Final = 10_000  # that are looked at, at 0.6 µs each
+MAX_OFFSETS_PER_TICK: Final = 10_000  # checked, at 0.6 µs each
 
 
 class Expiry:
-    """Finds what is due on the groups of one coordinator, a bounded number of records at a time.
+    """Finds due changes of the groups of one coordinator, a bounded number of records at a time.
 
     Invariant: no member's deadline is before ``_members_due_ms``.
     """
@@ -37,36 +39,36 @@ class Expiry:
         self._pending = pending
         self._settings = settings
         self._patterns = patterns
-        self._topics: Mapping[str, TopicShape] | None = None  # those all groups were compared with
+        self._topics: Mapping[str, TopicShape] | None = None  # the topics that all groups were compared with
         self._members_due_ms: int | None = None
         self._retention_due_ms: int | None = None
-        self._to_check: deque[str] = deque()  # groups whose offsets are still to be looked at
+        self._to_check: deque[str] = deque()  # groups whose offsets are still to be checked
 
     def begin(self, now: Instant) -> None:
-        """The groups are loaded: everything is to be looked at."""
+        """Begin after the groups are loaded: everything is due for a check."""
         self._topics = None
         self._members_due_ms = now.monotonic_ms
         self._retention_due_ms = now.monotonic_ms + self._settings.retention_check_interval_ms
 
     def expect(self, deadline_ms: int) -> None:
-        """A member is to be looked at then, or earlier."""
+        """Check the members at ``deadline_ms``, or earlier."""
         if self._members_due_ms is None or deadline_ms < self._members_due_ms:
             self._members_due_ms = deadline_ms
 
     def next_deadline_ms(self) -> int | None:
-        """When something may be due (monotonic)."""
+        """Return when something may be due (monotonic)."""
         dues = [due_ms for due_ms in (self._members_due_ms, self._retention_due_ms) if due_ms is not None]
         if self._to_check:
-            return 0  # long ago: the rest of a check
+            return 0  # the rest of a check is overdue
         return min(dues, default=None)
 
     def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> list[StateRecord]:
-        """The records of what is due."""
+        """Return the records of due changes."""
         records: list[StateRecord] = []
         if topics is not self._topics:
             self._compare_topics(records, now, topics)
             if records:
-                return records  # of groups whose members may be due too: those come next
+                return records  # the members of these groups may be due as well: the next tick checks them
             self._topics = topics
         if self._members_due_ms is not None and now.monotonic_ms >= self._members_due_ms:
             self._expel(records, now, topics)
@@ -104,7 +106,7 @@ class Expiry:
     # --- members
 
     def _expel(self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]) -> None:
-        """Expel who was silent for a session, or has not given back in its rebalance timeout."""
+        """Expel members whose session or rebalance timeout has expired."""
         timeout_ms = self._settings.session_timeout_ms
         next_due_ms: int | None = None
         for group in self._groups.values():
@@ -114,7 +116,7 @@ class Expiry:
                 deadline_ms = group.session_deadline_ms(member_id, timeout_ms)
                 if deadline_ms > now.monotonic_ms:
                     next_due_ms = deadline_ms if next_due_ms is None else min(next_due_ms, deadline_ms)
-                elif session.heard_ms + timeout_ms <= now.monotonic_ms:
+                elif session.last_seen_ms + timeout_ms <= now.monotonic_ms:
                     silent.append(member_id)
                 else:
                     slow.append(member_id)
@@ -130,7 +132,7 @@ class Expiry:
             change.rebalance("MemberExpired" if silent else "MemberFenced", "; ".join(details))
             records += change.records
             if len(records) >= MAX_RECORDS_PER_TICK:
-                return  # due as before: the rest comes with the next tick
+                return  # the deadline stays: the next tick continues
         if not records:
             self._members_due_ms = next_due_ms
 
@@ -156,12 +158,12 @@ class Expiry:
             records += self._expired_offsets(group, now)
 
     def _expired_offsets(self, group: Group, now: Instant) -> list[StateRecord]:
-        """Tombstones of offsets that nobody committed or used for the retention time."""
+        """Return tombstones of offsets that were neither committed nor in use for the retention time."""
         pending = {(key.topic, key.partition) for key in self._pending.keys_of(group.group_id)}
         expired: list[StateRecord] = []
         for topic, partition in group.offsets:
             value = group.offsets.get(topic, partition)
-            assert value is not None, "an offset that is listed is there"
+            assert value is not None, "a listed offset has a value"
             since_ms = max(group.state.emptied_ms, value.commit_ms)
             is_expired = now.wall_ms - since_ms >= self._settings.offsets_retention_ms
             if is_expired and (topic, partition) not in pending:
@@ -169,14 +171,14 @@ class Expiry:
         return expired
 
     def tombstones(self, group: Group) -> list[StateRecord]:
-        """What removes a group that has no members; its offsets apart."""
+        """Return the tombstones of a group without members, except those of its offsets."""
         group_id = group.group_id
         keys = [key_of(EVENT, group_id, slot) for slot in group.event_slots]
         return [StateRecord(key, None) for key in [*keys, key_of(GROUP, group_id)]]
 
 
 def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]) -> str:
-    """In words, what is different about a group's topics; empty when nothing is."""
+    """Describe the changes of a group's topics; empty without any."""
     if before == after:
         return ""
     parts = []
@@ -184,11 +186,11 @@ def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple
         if before.get(name) == after.get(name):
             continue
         if name not in before:
-            parts.append(f"{name} is there, with {after[name][1]} partitions")
+            parts.append(f"{name} was created, with {after[name][1]} partitions")
         elif name not in after:
-            parts.append(f"{name} is gone")
+            parts.append(f"{name} was deleted")
         elif before[name][0] != after[name][0]:
-            parts.append(f"{name} was created anew, with {after[name][1]} partitions")
+            parts.append(f"{name} was created again, with {after[name][1]} partitions")
         else:
             parts.append(f"{name} has {after[name][1]} partitions, not {before[name][1]}")
     more = f" and {len(parts) - 5} more topics" if len(parts) > 5 else ""

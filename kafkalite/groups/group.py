@@ -1,4 +1,4 @@
-"""One group as its records tell it, and the little that no record tells: when members were last heard."""
+"""One group: the state in its records, and the sessions of its members, which are not recorded."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
 
 @dataclass(slots=True)
 class Session:
-    """What is known of a member as long as this coordinator lives. A new one begins all of it anew."""
+    """The volatile state of a member. A new coordinator starts all of it again."""
 
-    heard_ms: int  #: monotonic: the last request or answer
-    revoke_deadline_ms: int | None = None  #: monotonic: by when it must have given back what is awaited
+    last_seen_ms: int  # : monotonic: the last request or response
+    revoke_deadline_ms: int | None = None  # : monotonic: by when it must release the partitions to revoke
     named_epoch: int = 0  #: the highest epoch it has named
-    stated: Partitions | None = None  #: what it said last that it holds; None: not yet said
+    stated: Partitions | None = None  # : the partitions that it last stated; None: none stated yet
 
 
 class Group:
     """The state of one group.
 
-    Invariants: ``owners`` maps exactly the partitions that members hold or have yet to give back, each to its
-    one owner (R38); ``instances`` maps the instance ids of ``members`` to member ids; ``sessions`` has the
-    keys of ``members``.
+    Invariants: ``owners`` maps exactly the partitions that members own or have yet to release, each to
+    its one owner (R38); ``instances`` maps the instance ids of ``members`` to member ids; ``sessions``
+    has the keys of ``members``.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -57,7 +57,7 @@ class Group:
         self.sessions: dict[str, Session] = {}
         self.instances: dict[str, str] = {}
         self.owners: dict[TopicIdPartition, str] = {}
-        self.names: dict[str, str] = {}  #: topic id -> name, also of topics that are gone but still held
+        self.names: dict[str, str] = {}  # : topic id -> name, including deleted topics that are still owned
         self.offsets = Offsets()
         self._events: dict[int, GroupEvent] = {}
 
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no record of it is left: then nobody need know of it."""
+        """Whether no record of the group is left, so that it need not be kept."""
         return not (self.members or self.offsets or self._events) and self.state is NO_STATE
 
     @property
@@ -80,7 +80,9 @@ class Group:
         return sorted(self._events)
 
     def describe_state(self) -> str:
-        """Empty, Reconciling or Stable; never Assigning: a target is part of the decision that needs it."""
+        """Return Empty, Reconciling or Stable; never Assigning: a target is part of the decision that
+        needs it.
+        """
         if not self.members:
             return EMPTY
         is_settled = all(
@@ -92,7 +94,7 @@ class Group:
     # --- replay
 
     def replay_group(self, state: GroupState | None) -> None:
-        """The group's own record."""
+        """Replay the group's own record."""
         self.state = state or NO_STATE
         if state is not None:
             if len(self.names) > 2 * len(state.topics) + 16:
@@ -101,7 +103,7 @@ class Group:
             self.names.update((topic_id, name) for name, (topic_id, _) in state.topics.items())
 
     def replay_subscription(self, member_id: str, subscription: Subscription | None, now: Instant) -> None:
-        """What a member wants."""
+        """Replay a member's subscription."""
         member = self._member(member_id, now)
         instance_id = member.subscription.instance_id
         if instance_id is not None and self.instances.get(instance_id) == member_id:
@@ -113,14 +115,14 @@ class Group:
     def replay_target(
         self, member_id: str, target: Partitions, names: Mapping[str, str], now: Instant
     ) -> None:
-        """What a member is to own."""
+        """Replay a member's target."""
         self.names.update(names)
         self._put(member_id, self._member(member_id, now)._replace(target=target))
 
     def replay_current(
         self, member_id: str, current: CurrentAssignment, names: Mapping[str, str], now: Instant
     ) -> None:
-        """What a member may hold."""
+        """Replay a member's current assignment."""
         self.names.update(names)
         member = self._member(member_id, now)
         before = member.current
@@ -139,7 +141,7 @@ class Group:
         self._put(member_id, member._replace(current=current))
 
     def replay_event(self, slot: int, event: GroupEvent | None) -> None:
-        """Why there is a generation."""
+        """Replay the cause of a generation."""
         if event is None:
             self._events.pop(slot, None)
         else:
@@ -153,8 +155,9 @@ class Group:
         return member
 
     def _put(self, member_id: str, member: Member) -> None:
-        # A member has three records, and leaves with three tombstones. A compacted log may lack some of an
-        # earlier life's, so a member goes when nothing of it is left, and not with any one of them.
+        # A member has three records, and leaves with three tombstones. A compacted log may lack some of those
+        # of an earlier member, so a member is removed when nothing of it is left, not by any single
+        # tombstone.
         if member == _NEW_MEMBER:
             self.members.pop(member_id, None)
             del self.sessions[member_id]
@@ -162,10 +165,10 @@ class Group:
             self.members[member_id] = member
 
     def on_loaded(self, now: Instant) -> None:
-        """A coordinator takes over: everybody has a whole session, and the whole time to give back."""
+        """Start all sessions and revocation deadlines again, because a new coordinator takes over."""
         for member_id, session in self.sessions.items():
             member = self.members[member_id]
-            session.heard_ms = now.monotonic_ms
+            session.last_seen_ms = now.monotonic_ms
             session.revoke_deadline_ms = (
                 now.monotonic_ms + member.subscription.rebalance_timeout_ms
                 if member.current.revoking
@@ -173,15 +176,17 @@ class Group:
             )
 
     def durable(self) -> object:
-        """All that the records tell, for comparing two replays."""
+        """Return all state that the records determine, for comparing two replays."""
         return (self.state, self.members, self.owners, self.instances, self._events, self.offsets.packed())
 
     # --- questions
 
     def session_deadline_ms(self, member_id: str, session_timeout_ms: int) -> int:
-        """When the member is to be expelled, unless it is heard or gives back what is awaited (monotonic)."""
+        """Return when the member is to be expelled, unless it sends a heartbeat or releases partitions
+        (monotonic).
+        """
         session = self.sessions[member_id]
-        deadline_ms = session.heard_ms + session_timeout_ms
+        deadline_ms = session.last_seen_ms + session_timeout_ms
         if session.revoke_deadline_ms is not None:
             return min(deadline_ms, session.revoke_deadline_ms)
         return deadline_ms

@@ -1,17 +1,17 @@
-"""The one request that members live by (KIP-848): join, hold, give back, leave.
+"""The heartbeat, the one request of a group member (KIP-848): join, keep, release, leave.
 
 ::
 
     member_epoch   known member                                        unknown member
-    0              told anew where it stands                           joins; or takes its instance's place
-    -1             out at once, its partitions are free                UNKNOWN_MEMBER_ID
-    -2             static: holds nothing, what it owned is kept        UNKNOWN_MEMBER_ID
-    current        reconciled; told if something is new                UNKNOWN_MEMBER_ID
-    previous ...   the answer was lost: told again                     UNKNOWN_MEMBER_ID
+    0              receives its assignment again                       joins, or replaces its instance
+    -1             is removed, its partitions are free                 UNKNOWN_MEMBER_ID
+    -2             static: owns nothing, its target is kept            UNKNOWN_MEMBER_ID
+    current        is reconciled; receives any change                  UNKNOWN_MEMBER_ID
+    previous ...   lost a response: receives the assignment again      UNKNOWN_MEMBER_ID
     any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
 
-"Previous ..." are the epochs from the last one that the member itself named: it may have missed several
-answers. A heartbeat of an instance id that another member has by now: FENCED_INSTANCE_ID.
+"Previous ..." are the epochs since the last one that the member itself named: it may have missed
+several responses. A heartbeat of an instance id that now belongs to another member: FENCED_INSTANCE_ID.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NONE: Final = int(ErrorCode.NONE)
 
 
 class HeartbeatRules:
-    """Decides heartbeats on the groups of one coordinator."""
+    """Decides the heartbeats of one coordinator's groups."""
 
     def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: Patterns) -> None:
         self._groups = groups
@@ -71,7 +71,9 @@ class HeartbeatRules:
         now: Instant,
         topics: Mapping[str, TopicShape],
     ) -> Decision:
-        """What a heartbeat changes, and its answer. Raises the BrokerError that refuses it."""
+        """Return the changes that a heartbeat makes, and its response. Raises a BrokerError if it is
+        refused.
+        """
         epoch = request.member_epoch
         if epoch > JOIN_EPOCH:
             return self._stay(request, now, topics)
@@ -80,13 +82,14 @@ class HeartbeatRules:
             return self._join(request, caller, now, topics)
         if epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(request, now, topics)
-        raise InvalidRequestError(f"member epoch {epoch} has no meaning")
+        raise InvalidRequestError(f"member epoch {epoch} is not valid: it is -2, -1, 0 or more")
 
-    def has_news(self, request: ConsumerGroupHeartbeatRequest) -> bool:
-        """Whether the request, or what happened since it came, asks for an answer now.
+    def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
+        """Whether the heartbeat must be answered now, because of its content or of a change since it
+        arrived.
 
-        False: ``decide`` would answer that nothing is new, and the answer may be held. Deciding it then
-        writes nothing, except that the member's epoch follows the group's.
+        False: the response would contain nothing new and may be held. Deciding it then writes nothing,
+        except that the member's epoch follows the group's.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
@@ -126,7 +129,7 @@ class HeartbeatRules:
         is_changed = subscription is not member.subscription
         if is_changed:
             self._check_subscription(subscription)
-        session.heard_ms = now.monotonic_ms
+        session.last_seen_ms = now.monotonic_ms
         session.named_epoch = epoch
         if owned is not None:
             session.stated = owned = before.assigned if owned == before.assigned else owned
@@ -136,20 +139,20 @@ class HeartbeatRules:
             and not before.revoking
             and member.target == before.assigned
         ):
-            is_told = session.stated is not before.assigned and session.stated != before.assigned
-            return Decision(reply=self._answer(request, before, group.names if is_told else None))
+            sends_assignment = session.stated is not before.assigned and session.stated != before.assigned
+            return Decision(reply=self._response(request, before, group.names if sends_assignment else None))
         change = GroupChange(group, self._settings, self._patterns, topics, now)
         if is_changed:
             change.subscribe(member_id, subscription)
             if subscription[4:] != member.subscription[4:]:
-                change.rebalance("SubscriptionChanged", f"member {member_id} subscribes to something else")
+                change.rebalance("SubscriptionChanged", f"member {member_id} changed its subscription")
         current = change.reconcile(member_id, epoch, owned)
-        is_told = (
+        sends_assignment = (
             epoch != current.member_epoch
             or current.assigned is not before.assigned
             or session.stated != current.assigned
         )
-        reply = self._answer(request, current, change.names if is_told else None)
+        reply = self._response(request, current, change.names if sends_assignment else None)
         return Decision(tuple(change.records), reply)
 
     def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
@@ -177,23 +180,23 @@ class HeartbeatRules:
             change.succeed(member_id, predecessor_id, subscription)
             if before[4:] != subscription[4:]:
                 change.rebalance(
-                    "SubscriptionChanged", f"{_who(member_id, subscription)} wants something else"
+                    "SubscriptionChanged", f"{_who(member_id, subscription)} changed its subscription"
                 )
         else:
             if len(group.members) >= self._settings.max_size:
                 raise GroupMaxSizeReachedError(
-                    f"group {group.group_id!r} has {len(group.members)} members, as many as it may have"
+                    f"group {group.group_id!r} has {len(group.members)} members, which is the limit"
                 )
             change.subscribe(member_id, subscription)
             change.rebalance("MemberJoined", f"{_who(member_id, subscription)} joined")
         current = change.reconcile(member_id, JOIN_EPOCH, None)
         session = group.sessions.get(member_id)
         if session is not None:
-            session.heard_ms, session.stated = now.monotonic_ms, None
-        return Decision(tuple(change.records), self._answer(request, current, change.names))
+            session.last_seen_ms, session.stated = now.monotonic_ms, None
+        return Decision(tuple(change.records), self._response(request, current, change.names))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
-        """Whose place a joining member takes: its own, that of its instance, or nobody's."""
+        """Return the member that a joining member replaces: itself, that of its instance, or None."""
         member = group.members.get(member_id)
         if member is not None:
             if member.subscription.instance_id != instance_id:
@@ -225,10 +228,10 @@ class HeartbeatRules:
         else:
             if member.subscription.instance_id is None:
                 raise InvalidRequestError(
-                    f"member {member_id} has no instance id: it can only leave for good"
+                    f"member {member_id} has no instance id, so it can only leave for good"
                 )
             change.step_out(member_id)
-            group.sessions[member_id].heard_ms = now.monotonic_ms
+            group.sessions[member_id].last_seen_ms = now.monotonic_ms
         reply = ConsumerGroupHeartbeatResponse(
             _NONE,
             None,
@@ -240,24 +243,24 @@ class HeartbeatRules:
         )
         return Decision(tuple(change.records), reply)
 
-    # --- checks and answers
+    # --- checks and responses
 
     def _check_subscription(self, subscription: Subscription) -> None:
         if subscription.assignor is not None and subscription.assignor not in self._settings.assignors:
             raise UnsupportedAssignorError(
-                f"there is no assignor {subscription.assignor!r} here, only"
+                f"assignor {subscription.assignor!r} does not exist here; these do:"
                 f" {', '.join(self._settings.assignors)}"
             )
         if subscription.pattern is not None:
             self._patterns.check(subscription.pattern)
 
-    def _answer(
+    def _response(
         self,
         request: ConsumerGroupHeartbeatRequest,
         current: CurrentAssignment,
         names: Mapping[str, str] | None,
     ) -> ConsumerGroupHeartbeatResponse:
-        """With ``names`` the answer tells the assignment."""
+        """Return the response. It contains the assignment if ``names`` are given."""
         assignment: list[AssignedTopic] | None = None
         if names is not None:
             assignment = assigned_topics(current.assigned, names)
@@ -273,7 +276,7 @@ class HeartbeatRules:
 
 
 def check_instance(group: Group | None, instance_id: str | None, member_id: str) -> None:
-    """Raise FencedInstanceIdError if the instance is another member by now."""
+    """Raise FencedInstanceIdError if the instance id belongs to another member now."""
     if group is None or instance_id is None:
         return
     other_id = group.instances.get(instance_id)
@@ -312,11 +315,11 @@ def _check_epoch(
 
 def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Subscription:
     if request.subscribed_topics is None and not request.subscribed_pattern:
-        raise InvalidRequestError("a member that joins says what it subscribes to")
+        raise InvalidRequestError("a member that joins must name topics or a pattern to subscribe to")
     if request.rebalance_timeout_ms <= 0:
-        raise InvalidRequestError("a member that joins says its rebalance timeout")
+        raise InvalidRequestError("a member that joins must give its rebalance timeout")
     if request.owned:
-        raise InvalidRequestError("a member that joins holds nothing")
+        raise InvalidRequestError("a member that joins can't own partitions")
     return Subscription(
         request.instance_id,
         caller.client_id,
@@ -329,7 +332,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
 
 
 def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
-    """What the member wants now: ``before`` itself when it says nothing else."""
+    """Return the member's present subscription: ``before`` itself if the request does not change it."""
     topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
     timeout_ms = request.rebalance_timeout_ms
     if topics is None and pattern is None and assignor is None and timeout_ms == -1:

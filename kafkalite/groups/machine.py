@@ -1,8 +1,8 @@
-"""The group coordinator: what is asked and what time brings, decided on the groups of one partition.
+"""The group coordinator: requests and the passing of time, decided on the groups of one partition.
 
-``decide`` and ``tick`` change nothing that lasts: they return records, and ``replay`` of those changes the
-groups. What they do note is when members were last heard and what those said they hold, which no record
-tells and which a new coordinator learns anew from the next heartbeats.
+``decide`` and ``tick`` return records; replaying them changes the groups. The only state that they
+change themselves is volatile: the time of each member's last request and the partitions that it stated.
+A new coordinator learns it from the next heartbeats.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _NONE: Final = int(ErrorCode.NONE)
 class GroupMachine:
     """The groups of one partition of ``__consumer_offsets``.
 
-    Give ``decide`` and ``tick`` another mapping of topics whenever a topic has changed, and the same one as
-    long as none has: what patterns match is remembered by it.
+    ``decide`` and ``tick`` need another mapping of topics after every change of a topic, and the same
+    one otherwise: the matches of patterns are cached by it.
     """
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         self.settings = settings or GroupSettings()
-        self.groups: dict[str, Group] = {}  #: none that ``is_gone``
+        self.groups: dict[str, Group] = {}  # : without those that are ``is_gone``
         self._pending = PendingOffsets()
         patterns = Patterns()
         self._heartbeats = HeartbeatRules(self.groups, self.settings, patterns)
         self._offsets = OffsetRules(self.groups, self._pending, self.settings, patterns)
         self._expiry = Expiry(self.groups, self._pending, self.settings, patterns)
-        self.has_news = self._heartbeats.has_news
+        self.has_update = self._heartbeats.has_update
         self._decisions: dict[type, _Decide] = {
             ConsumerGroupHeartbeatRequest: self._heartbeats.decide,
             OffsetCommitRequest: lambda request, _, now, topics: self._offsets.commit(request, now, topics),
@@ -75,26 +75,28 @@ class GroupMachine:
         }
 
     def __len__(self) -> int:
-        """The number of groups."""
+        """Return the number of groups."""
         return len(self.groups)
 
     def __bool__(self) -> bool:
         return True
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
-        """What a request changes, and its answer. Raises the BrokerError that refuses it."""
+        """Return the changes that a request makes, and its response. Raises a BrokerError if it is
+        refused.
+        """
         return self._decisions[type(command)](command, caller, now, topics)
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """What time or changed topics bring: about a thousand records at most; none when nothing is due."""
+        """Return changes due by time or changed topics: about a thousand records at most."""
         return Decision(tuple(self._expiry.tick(now, topics)))
 
     def next_deadline_ms(self) -> int | None:
-        """When ``tick`` may have something to do (monotonic)."""
+        """Return when ``tick`` may have something to do (monotonic)."""
         return self._expiry.next_deadline_ms()
 
     def on_loaded(self, now: Instant) -> None:
-        """Every record was replayed: sessions begin now."""
+        """Start all sessions, after every record was replayed."""
         for group in self.groups.values():
             group.on_loaded(now)
         self._expiry.begin(now)
@@ -103,7 +105,7 @@ class GroupMachine:
         self, request: DeleteGroupsRequest, _: Caller, now: Instant, topics: Topics
     ) -> Decision:
         records: list[StateRecord] = []
-        answers: list[DeletedGroup] = []
+        results: list[DeletedGroup] = []
         for group_id in dict.fromkeys(request.group_ids):
             group = self.groups.get(group_id)
             error: KafkaliteError | None = None
@@ -120,15 +122,15 @@ class GroupMachine:
                 keys = {*group.offsets, *((k.topic, k.partition) for k in self._pending.keys_of(group_id))}
                 records += [offset_tombstone(group_id, topic, number) for topic, number in sorted(keys)]
                 records += self._expiry.tombstones(group)
-            answers.append(DeletedGroup(group_id, int(code), None if error is None else str(error)))
-        return Decision(tuple(records), DeleteGroupsResponse(_NONE, None, answers))
+            results.append(DeletedGroup(group_id, int(code), None if error is None else str(error)))
+        return Decision(tuple(records), DeleteGroupsResponse(_NONE, None, results))
 
     # --- replay
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Take a record of the log. ``producer_id``: as a part of that producer's open transaction.
+        """Replay a record of the log. ``producer_id``: as part of that producer's open transaction.
 
-        Raises StorageError for a record of a kind or version that is not known.
+        Raises StorageError for an unknown kind or version of record.
         """
         key, value = record
         parts = record_codec.parse_key(key)
@@ -189,11 +191,11 @@ class GroupMachine:
             self.groups.pop(group.group_id, None)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """The producer's marker stands in the log: its offsets take effect, or never will (R35)."""
+        """Apply or drop the producer's pending offsets, because its marker was written (R35)."""
         for key, value in self._pending.end(producer_id, is_commit=is_commit):
             self._put_offset(key, value)
 
     def durable(self) -> object:
-        """All that the records tell, for comparing two replays of them."""
+        """Return all state that the records determine, for comparing two replays."""
         groups = {group_id: group.durable() for group_id, group in self.groups.items()}
         return groups, self._pending.state()

@@ -1,4 +1,4 @@
-"""One member of a group: what it asked for, what it is to own, and what it may hold now."""
+"""One member of a group: its subscription, its target, and its current assignment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of one incarnation of a topic: a topic that was created anew has another id."""
+    """A partition of one incarnation of a topic: a topic that was created again has another id."""
 
     topic_id: str
     partition: int
@@ -25,7 +25,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """What a member said it wants."""
+    """The subscription of a member, by its own statement."""
 
     instance_id: str | None
     client_id: str
@@ -37,17 +37,17 @@ class Subscription(NamedTuple):
 
 
 class CurrentAssignment(NamedTuple):
-    """What a member may hold now.
+    """The partitions that a member may own now.
 
-    Invariants: ``assigned`` and ``revoking`` are disjoint; the member holds at most their union; no partition
-    is in those of two members (R38). ``revoking`` only gains partitions together with a new ``member_epoch``,
-    so a heartbeat at that epoch was sent by who knows of them.
+    Invariants: ``assigned`` and ``revoking`` are disjoint; the member owns at most their union; no
+    partition is in those of two members (R38). ``revoking`` only gains partitions together with a new
+    ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
     """
 
-    member_epoch: int  #: the group's epoch when it was last told; STATIC_LEAVE_EPOCH: away, holds nothing
-    previous_epoch: int  #: the oldest it may still name: its first, or the last that it did name
+    member_epoch: int  # : the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
+    previous_epoch: int  # : the oldest it may still name: its first, or the last that it named
     assigned: Partitions
-    revoking: Partitions  #: to be given back, and not yet confirmed
+    revoking: Partitions  # : to be released, not yet confirmed
 
 
 NOTHING_HELD: Final = CurrentAssignment(0, 0, NO_PARTITIONS, NO_PARTITIONS)
@@ -57,31 +57,31 @@ class Member(NamedTuple):
     """The durable state of a member."""
 
     subscription: Subscription
-    target: Partitions  #: what it will hold once everybody else has let go of it
+    target: Partitions  # : its assignment once all others have released it
     current: CurrentAssignment
 
     @property
     def is_settled(self) -> bool:
-        """Whether it holds exactly what it should."""
+        """Whether it owns exactly its target."""
         return self.target == self.current.assigned and not self.current.revoking
 
     @property
     def state(self) -> str:
-        """Stable, Unrevoked (must give back) or Unreleased (waits for others)."""
+        """Return Stable, Unrevoked (must release) or Unreleased (waits for others)."""
         if self.current.revoking or not self.current.assigned <= self.target:
             return "Unrevoked"
         return "Stable" if self.target == self.current.assigned else "Unreleased"
 
 
 def partitions_of(topics: Iterable[AssignedTopic]) -> Partitions:
-    """What a member states that it holds, as a set."""
+    """Return the partitions that a member states, as a set."""
     return frozenset(
         [TopicIdPartition(topic.topic_id, number) for topic in topics for number in topic.partitions]
     )
 
 
 def by_topic(partitions: Partitions) -> dict[str, list[int]]:
-    """The partitions' numbers by topic id, both in order."""
+    """Return the partition numbers by topic id, both sorted."""
     found: dict[str, list[int]] = {}
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
@@ -89,7 +89,7 @@ def by_topic(partitions: Partitions) -> dict[str, list[int]]:
 
 
 def assigned_topics(partitions: Partitions, names: Mapping[str, str]) -> list[AssignedTopic]:
-    """The set as it goes on the wire: lists of bounded length, in order."""
+    """Return the set in its wire form: sorted lists of bounded length."""
     return [
         AssignedTopic(topic_id, names.get(topic_id, ""), part)
         for topic_id, numbers in by_topic(partitions).items()

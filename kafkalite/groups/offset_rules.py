@@ -1,4 +1,4 @@
-"""Who may commit offsets, what is kept of them, and what is told (R35, R39, R40)."""
+"""Rules of committed offsets: permission to commit, validation, and reads (R35, R39, R40)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Topics = Mapping[str, TopicShape]
 
 
 class OffsetRules:
-    """Decides about the committed offsets of one coordinator's groups."""
+    """Decides requests about the committed offsets of one coordinator's groups."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class OffsetRules:
         self._patterns = patterns
 
     def commit(self, request: OffsetCommitRequest, now: Instant, topics: Topics) -> Decision:
-        """Keep the offsets. Raises when the caller is not who may (R39)."""
+        """Commit the offsets. Raises if the caller is not a current member (R39)."""
         self.check_member(request)
         records, offsets = self._take(request.group_id, request.offsets, now, topics)
         return Decision(tuple(records), OffsetCommitResponse(_NONE, None, offsets))
@@ -67,7 +67,7 @@ class OffsetRules:
     def commit_in_transaction(
         self, request: TxnOffsetCommitRequest, now: Instant, topics: Topics
     ) -> Decision:
-        """Keep the offsets until the transaction ends. Raises when the caller is not who may (R35)."""
+        """Commit the offsets with the transaction. Raises if the caller is not a current member (R35)."""
         self.check_member(request)
         records, offsets = self._take(request.group_id, request.offsets, now, topics)
         return Decision(
@@ -80,15 +80,16 @@ class OffsetRules:
     def check_member(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
     ) -> None:
-        """Raise unless the request may use the group's offsets: as a member in its present epoch, or without
-        a member id while the group has no member (R35, R39)."""
+        """Raise unless the sender is a member in its present epoch, or names no member of a group that has
+        none (R35, R39).
+        """
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
         member = group.members.get(request.member_id) if group is not None else None
         if member is None:
             if request.member_epoch >= 0 or (group is not None and group.members):
-                who = f"member {request.member_id!r}" if request.member_id else "somebody without membership"
+                who = f"member {request.member_id!r}" if request.member_id else "a client that is no member"
                 raise UnknownMemberIdError(
                     f"{who} can't commit for group {request.group_id!r}"
                     + (f", which has {len(group.members)} members" if group is not None else "")
@@ -109,45 +110,45 @@ class OffsetRules:
     def _take(
         self, group_id: str, offsets: list[CommittedOffset], now: Instant, topics: Topics
     ) -> tuple[list[StateRecord], list[CommittedOffset]]:
-        """(records of what can be kept, an answer for each)."""
+        """Return (records of the valid offsets, a result for each offset)."""
         if not 0 < len(group_id) <= MAX_NAME_LENGTH:
             raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
         records: list[StateRecord] = []
-        answers: list[CommittedOffset] = []
+        results: list[CommittedOffset] = []
         for entry in offsets:
             try:
                 topic_id = self._check_offset(entry, topics)
             except BrokerError as error:
-                answers.append(_answer(entry, entry.topic_id, NO_TIMESTAMP, error))
+                results.append(_result(entry, entry.topic_id, NO_TIMESTAMP, error))
                 continue
             value = OffsetValue(entry.offset, entry.leader_epoch, entry.metadata, now.wall_ms, topic_id)
             records.append(offset_record(group_id, entry.topic, entry.partition, value))
-            answers.append(_answer(entry, topic_id, now.wall_ms, None))
-        return records, answers
+            results.append(_result(entry, topic_id, now.wall_ms, None))
+        return records, results
 
     def _check_offset(self, entry: CommittedOffset, topics: Topics) -> str:
-        """The id of the topic that it is committed for."""
+        """Return the id of the offset's topic. Raises a BrokerError if the offset is not valid."""
         shape = topics.get(entry.topic)
         if shape is None or not 0 <= entry.partition < shape.partition_count:
-            raise UnknownTopicOrPartitionError(f"there is no partition {entry.topic}-{entry.partition}")
+            raise UnknownTopicOrPartitionError(f"partition {entry.topic}-{entry.partition} does not exist")
         if entry.topic_id and entry.topic_id != shape.topic_id:
             raise UnknownTopicIdError(
                 f"topic {entry.topic} has the id {shape.topic_id} now, not {entry.topic_id}"
             )
         if entry.offset < 0:
-            raise InvalidRequestError(f"{entry.topic}-{entry.partition}: there is no offset {entry.offset}")
+            raise InvalidRequestError(f"{entry.topic}-{entry.partition}: offset {entry.offset} is negative")
         metadata_bytes = len(entry.metadata.encode()) if entry.metadata else 0
         if metadata_bytes > self._settings.offset_metadata_max_bytes:
             raise OffsetMetadataTooLargeError(
-                f"{entry.topic}-{entry.partition}: {metadata_bytes} bytes of metadata, where"
-                f" {self._settings.offset_metadata_max_bytes} are allowed"
+                f"{entry.topic}-{entry.partition}: {metadata_bytes} bytes of metadata exceed the limit of"
+                f" {self._settings.offset_metadata_max_bytes}"
             )
         return shape.topic_id
 
     # --- fetch
 
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
-        """What is committed. Raises for a member that is none, or is behind."""
+        """Return the committed offsets. Raises for an unknown member or an old epoch."""
         if request.member_id and request.member_epoch >= 0:
             self.check_member(request)
         group = self._groups.get(request.group_id)
@@ -163,7 +164,7 @@ class OffsetRules:
             value = group.offsets.get(topic, partition) if group is not None else None
             shape = topics.get(topic)
             if value is not None and (shape is None or shape.topic_id != value.topic_id):
-                value = None  # it was committed for another topic that had this name
+                value = None  # committed for an earlier topic of this name
             key = OffsetKey(request.group_id, topic, partition)
             if request.require_stable and self._pending.is_pending(key):
                 error = UnstableOffsetCommitError(
@@ -177,7 +178,7 @@ class OffsetRules:
     # --- delete
 
     def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
-        """Forget offsets of topics that no member subscribes to."""
+        """Delete offsets of topics that no member subscribes to."""
         group = self._groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")
@@ -202,11 +203,11 @@ class OffsetRules:
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
-    """The record that removes a committed offset."""
+    """Return the record that deletes a committed offset."""
     return StateRecord(key_of(OFFSET, group_id, topic, partition), None)
 
 
-def _answer(
+def _result(
     entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
 ) -> CommittedOffset:
     return CommittedOffset(
@@ -214,7 +215,7 @@ def _answer(
         entry.partition,
         entry.offset,
         entry.leader_epoch,
-        None,  # the caller knows it
+        None,  # the caller has it
         commit_ms,
         topic_id,
         _NONE if error is None else int(error.code),

@@ -1,6 +1,6 @@
-"""Committed offsets: those in effect, and those of transactions that are still open (R35).
+"""Committed offsets: those in effect, and those of open transactions (R35).
 
-Values stay packed until somebody asks for them: loading a partition of a million offsets decodes none.
+Values stay packed until they are read, so loading a partition of a million offsets decodes none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kafkalite.groups.record_codec import OffsetValue, parse_offset
 
 
 class OffsetKey(NamedTuple):
-    """What an offset is committed for."""
+    """The group and the partition of a committed offset."""
 
     group_id: str
     topic: str
@@ -20,7 +20,7 @@ class OffsetKey(NamedTuple):
 
 
 class Offsets:
-    """The offsets in effect of one group."""
+    """The offsets of one group that are in effect."""
 
     def __init__(self) -> None:
         self._packed: dict[str, dict[int, bytes]] = {}  # no topic without a partition
@@ -36,7 +36,7 @@ class Offsets:
         return list(self._packed)
 
     def put(self, topic: str, partition: int, packed: bytes | None) -> None:
-        """Set an offset's packed value; None removes it."""
+        """Set the packed value of an offset; None removes it."""
         partitions = self._packed.get(topic)
         if packed is not None:
             if partitions is None:
@@ -49,59 +49,59 @@ class Offsets:
                 del self._packed[topic]
 
     def get(self, topic: str, partition: int) -> OffsetValue | None:
-        """The offset committed for a partition, of whatever incarnation of the topic."""
+        """Return the offset committed for a partition, of any incarnation of the topic."""
         partitions = self._packed.get(topic)
         packed = partitions.get(partition) if partitions is not None else None
         return parse_offset(packed) if packed is not None else None
 
     def partitions(self, topic: str) -> list[int]:
-        """The partitions of a topic that have one, in order."""
+        """Return the partitions of a topic that have an offset, sorted."""
         return sorted(self._packed.get(topic, ()))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """(topic, partition) of every offset, in order."""
+        """Yield (topic, partition) of every offset, sorted."""
         for topic in sorted(self._packed):
             for partition in sorted(self._packed[topic]):
                 yield topic, partition
 
     def packed(self) -> dict[tuple[str, int], bytes]:
-        """All of them as they stand in the log."""
+        """Return all offsets in their packed form."""
         return {(topic, partition): self._packed[topic][partition] for topic, partition in self}
 
 
 class PendingOffsets:
     """Offsets of open transactions. They take effect with the marker, in the order of the log.
 
-    What counts is the order in which the *offsets* were written, as compaction and a later reader see it: a
-    plain commit, or one of another transaction, that stands behind a pending offset overrules it, whichever
-    marker comes first.
+    The order in which the *offsets* were written decides, as for compaction and for a later reader: an
+    offset that was committed after a pending one, plainly or in another transaction, overrides it,
+    whichever marker is written first.
     """
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[OffsetKey, tuple[int, bytes | None]]] = {}
-        self._producers: dict[OffsetKey, set[int]] = {}  # the other way round; no empty set
+        self._producers: dict[OffsetKey, set[int]] = {}  # the inverse; no empty set
         self._written_count = 0
 
     def __bool__(self) -> bool:
         return bool(self._by_producer)
 
     def add(self, producer_id: int, key: OffsetKey, packed: bytes | None) -> None:
-        """An offset was written in an open transaction."""
+        """Add an offset that was written in an open transaction."""
         self._written_count += 1
         self._by_producer.setdefault(producer_id, {})[key] = (self._written_count, packed)
         self._producers.setdefault(key, set()).add(producer_id)
 
     def is_pending(self, key: OffsetKey) -> bool:
-        """Whether an open transaction may yet change what is committed for the partition (R35)."""
+        """Whether an open transaction may still change the committed offset of the partition (R35)."""
         return key in self._producers
 
     def overrule(self, key: OffsetKey) -> None:
-        """A plain offset, or its removal, was written behind everything pending for the partition."""
+        """Drop everything pending for the partition, because a plain commit or a removal follows it."""
         for producer_id in self._producers.pop(key, ()):
             self._forget(producer_id, key)
 
     def end(self, producer_id: int, *, is_commit: bool) -> list[tuple[OffsetKey, bytes | None]]:
-        """The producer's marker was written: what takes effect now."""
+        """Return the offsets that take effect now, because the producer's marker was written."""
         effective: list[tuple[OffsetKey, bytes | None]] = []
         for key, (order, packed) in self._by_producer.pop(producer_id, {}).items():
             producers = self._producers[key]
@@ -122,11 +122,11 @@ class PendingOffsets:
             del self._by_producer[producer_id]
 
     def keys_of(self, group_id: str) -> list[OffsetKey]:
-        """The partitions for which the group has one, in order."""
+        """Return the partitions with a pending offset of the group, sorted."""
         return sorted(key for key in self._producers if key.group_id == group_id)
 
     def state(self) -> dict[int, dict[OffsetKey, bytes | None]]:
-        """Everything pending by producer."""
+        """Return everything pending, by producer."""
         return {
             producer_id: {key: packed for key, (_, packed) in pending.items()}
             for producer_id, pending in self._by_producer.items()

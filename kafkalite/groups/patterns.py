@@ -1,4 +1,4 @@
-"""Subscriptions by pattern: which topics each pattern means, as long as no topic has changed."""
+"""Subscriptions by pattern, with the topics that each pattern matches cached."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _MAX_REMEMBERED: Final = 1_000  # patterns of one coordinator
 
 
 class Patterns:
-    """Compiled patterns, and what they match in the mapping of topics that was asked about last."""
+    """Compiled patterns, and their matches in the last mapping of topics."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, TopicShape] = {}
         self._names: frozenset[str] = frozenset()
-        self._matches: dict[str, frozenset[str]] = {}  # what each matches of ``_names``
+        self._matches: dict[str, frozenset[str]] = {}  # the matches of each pattern in ``_names``
         self._compiled: dict[str, TopicPattern] = {}
 
     def check(self, pattern: str) -> None:
-        """Raise InvalidRegularExpressionError for what is no pattern."""
+        """Raise InvalidRegularExpressionError unless the pattern is valid."""
         self._compile(pattern)
 
     def matches(self, pattern: str | None, topics: Mapping[str, TopicShape]) -> frozenset[str]:
-        """The names of the existing topics that the pattern matches as a whole."""
+        """Return the names of the existing topics that the whole pattern matches."""
         if not pattern:
             return frozenset()
         if topics is not self._topics:
@@ -40,7 +40,7 @@ class Patterns:
         found = self._matches.get(pattern)
         if found is None:
             is_match = self._compile(pattern).matches
-            found = frozenset(  # of the brokers' own topics only who names one gets it
+            found = frozenset(  # internal topics must be subscribed to by name
                 [name for name in self._names if not name.startswith(INTERNAL_PREFIX) and is_match(name)]
             )
             self._matches[pattern] = found

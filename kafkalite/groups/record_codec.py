@@ -6,13 +6,13 @@
     [1, group]                                      group: epoch, assignor, emptied_ms, topics
     [2, group, member]                              subscription
     [3, group, member]                              target assignment
-    [4, group, member]                              epochs, and what the member may hold now
-    [5, group, group_epoch modulo 64]               an event: why there is that generation
+    [4, group, member]                              epochs and current assignment
+    [5, group, group_epoch modulo 64]               an event: the cause of that generation
     [6, group, topic, partition]                    a committed offset
 
-A set of partitions is ``[[topic_id, topic, [partition, ...]], ...]``. The events are a ring of keys, so that
-compaction keeps the last 64 of a group. A reader refuses a kind or version it does not know: by skipping one
-it would come to another state than the coordinator that wrote it.
+A set of partitions is ``[[topic_id, topic, [partition, ...]], ...]``. The events are a ring of keys, so
+that compaction keeps the last 64 of a group. An unknown kind or version is refused: skipping a record
+would lead to another state than that of the coordinator that wrote it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OFFSET: Final = 6
 JOURNAL_SIZE: Final = 64
 _VERSION: Final = 0
 
-_pack = msgpack.Packer().pack  # one packer for all: packb makes one for each call
+_pack = msgpack.Packer().pack  # one packer for all: packb creates one per call
 _unpack = msgpack.unpackb
 
 
@@ -53,7 +53,9 @@ class GroupState(NamedTuple):
     group_epoch: int
     assignor: str
     emptied_ms: int  #: wall clock; NO_TIMESTAMP while it has members
-    topics: Mapping[str, tuple[str, int]]  #: what was assigned from: name -> (topic id, partition count)
+    topics: Mapping[
+        str, tuple[str, int]
+    ]  # : the topics of the assignment: name -> (topic id, partition count)
 
 
 class OffsetValue(NamedTuple):
@@ -67,20 +69,20 @@ class OffsetValue(NamedTuple):
 
 
 def key_of(kind: int, group_id: str, *rest: str | int) -> bytes:
-    """The key of one record."""
+    """Return the key of a record."""
     key: bytes = _pack((kind, group_id, *rest))
     return key
 
 
 def parse_key(key: bytes) -> list[Any]:
-    """``[kind, group_id, ...]``. Raises StorageError for what is no key of ours."""
+    """Return ``[kind, group_id, ...]``. Raises StorageError for an unknown key."""
     try:
         parts: list[Any] = _unpack(key)
         kind = parts[0]
     except (ValueError, TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
         raise _damaged(f"the key {key[:80]!r} can't be read") from error
     if kind not in _KEY_LENGTHS or len(parts) != _KEY_LENGTHS[kind]:
-        raise _damaged(f"the key {key[:80]!r} is of no known kind")
+        raise _damaged(f"the key {key[:80]!r} is of an unknown kind")
     return parts
 
 
@@ -94,7 +96,7 @@ def _damaged(what: str) -> StorageError:
 
 
 def group_record(group_id: str, state: GroupState) -> StateRecord:
-    """The record of a group as such."""
+    """Return the group's own record."""
     topics = [[name, topic_id, count] for name, (topic_id, count) in sorted(state.topics.items())]
     value = _pack((_VERSION, state.group_epoch, state.assignor, state.emptied_ms, topics))
     return StateRecord(key_of(GROUP, group_id), value)
@@ -107,7 +109,7 @@ def parse_group(value: bytes) -> GroupState:
 
 
 def subscription_record(group_id: str, member_id: str, subscription: Subscription) -> StateRecord:
-    """The record of what a member wants."""
+    """Return the record of a member's subscription."""
     return StateRecord(key_of(SUBSCRIPTION, group_id, member_id), _pack((_VERSION, *subscription)))
 
 
@@ -119,12 +121,12 @@ def parse_subscription(value: bytes) -> Subscription:
 
 
 def target_record(group_id: str, member_id: str, target: Partitions, names: Mapping[str, str]) -> StateRecord:
-    """The record of what a member is to own."""
+    """Return the record of a member's target."""
     return StateRecord(key_of(TARGET, group_id, member_id), _pack((_VERSION, _pack_set(target, names))))
 
 
 def parse_target(value: bytes) -> tuple[Partitions, dict[str, str]]:
-    """(the target, names by topic id). Raises StorageError."""
+    """Return (target, names by topic id). Raises StorageError."""
     names: dict[str, str] = {}
     (packed,) = _fields(value, 1)
     return _parse_set(packed, names), names
@@ -133,7 +135,7 @@ def parse_target(value: bytes) -> tuple[Partitions, dict[str, str]]:
 def current_record(
     group_id: str, member_id: str, current: CurrentAssignment, names: Mapping[str, str]
 ) -> StateRecord:
-    """The record of what a member may hold."""
+    """Return the record of a member's current assignment."""
     value = _pack(
         (
             _VERSION,
@@ -147,7 +149,7 @@ def current_record(
 
 
 def parse_current(value: bytes) -> tuple[CurrentAssignment, dict[str, str]]:
-    """(what the member may hold, names by topic id). Raises StorageError."""
+    """Return (current assignment, names by topic id). Raises StorageError."""
     names: dict[str, str] = {}
     member_epoch, previous_epoch, assigned, revoking = _fields(value, 4)
     return (
@@ -159,7 +161,7 @@ def parse_current(value: bytes) -> tuple[CurrentAssignment, dict[str, str]]:
 
 
 def event_record(group_id: str, event: GroupEvent) -> StateRecord:
-    """The record of a cause. It takes the place of the event 64 generations before."""
+    """Return the record of a generation's cause. It replaces the event of 64 generations before."""
     key = key_of(EVENT, group_id, event.group_epoch % JOURNAL_SIZE)
     return StateRecord(key, _pack((_VERSION, *event)))
 
@@ -170,7 +172,7 @@ def parse_event(value: bytes) -> GroupEvent:
 
 
 def offset_record(group_id: str, topic: str, partition: int, value: OffsetValue) -> StateRecord:
-    """The record of a committed offset."""
+    """Return the record of a committed offset."""
     return StateRecord(_pack((OFFSET, group_id, topic, partition)), _pack((_VERSION, *value)))
 
 
@@ -186,7 +188,7 @@ def _fields(value: bytes, count: int) -> list[Any]:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _damaged(f"the value {value[:80]!r} can't be read") from error
     if version != _VERSION or len(fields) != count:
-        raise _damaged(f"version {version!r} with {len(fields)} fields is not known")
+        raise _damaged(f"version {version!r} with {len(fields)} fields is unknown")
     return fields
 
 

@@ -1,18 +1,18 @@
-"""Regular expressions over topic names, in time linear in the name, whoever wrote the expression.
+"""Regular expressions over topic names that match in time linear in the name.
 
-Members send patterns, and the coordinator matches them against every topic on the loop that serves everybody.
-Python's ``re`` tries alternatives one after another: ``(a+)+b`` against thirty letters a takes minutes. So
-patterns are compiled here, to sets of states that are followed side by side (Thompson's construction; Kafka
-takes RE2 for the same reason).
+Members send patterns, and the coordinator matches them against every topic on the broker's event loop.
+Python's ``re`` backtracks: ``(a+)+b`` against thirty letters a takes minutes. So patterns are compiled
+here to sets of states that are followed in parallel (Thompson's construction; Kafka uses RE2 for the
+same reason).
 
-The syntax is the part of ``re`` that needs no memory of what was matched::
+The syntax is the part of ``re`` that needs no memory of earlier matches::
 
     alternation  = sequence, { "|", sequence }
     sequence     = { atom, [ ( "*" | "+" | "?" | "{m}" | "{m,}" | "{,n}" | "{m,n}" ), [ "?" ] ] }
     atom         = "(" [ "?:" ] alternation ")" | "[" class "]" | "." | escape | any other character
 
-``^`` may begin and ``$`` may end the pattern, which says nothing: it always has to match the whole name.
-Look-around, back references, flags and named groups are refused.
+A leading ``^`` and a trailing ``$`` are allowed without effect: a pattern always has to match the whole
+name. Look-around, back references, flags and named groups are refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Final
 
 from kafkalite.errors import InvalidRegularExpressionError
 
-MAX_PATTERN_LENGTH: Final = 249  # as a topic's name
-MAX_STATES: Final = 1_000  # bounds a step: counted repetitions multiply what they repeat
+MAX_PATTERN_LENGTH: Final = 249  # as a topic name
+MAX_STATES: Final = 1_000  # bounds the cost of a step: counted repetitions multiply states
 _MAX_REMEMBERED: Final = 1_000  # sets of states whose next steps are kept
 
 ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")  # of topic names
@@ -67,7 +67,7 @@ _Node = _Characters | _Sequence | _Alternation | _Repetition
 
 
 class TopicPattern:
-    """A compiled pattern. Raises InvalidRegularExpressionError for one that is none."""
+    """A compiled pattern. Raises InvalidRegularExpressionError for an invalid one."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_PATTERN_LENGTH:
@@ -75,14 +75,15 @@ class TopicPattern:
                 f"a subscription pattern has at most {MAX_PATTERN_LENGTH} characters, not {len(pattern)}"
             )
         self.pattern = pattern
-        # A state either takes one of some characters to the next state, or goes on to others without any.
+        # A state either consumes one of some characters and goes to the next state, or goes on to others
+        # without one.
         self._takes: list[tuple[frozenset[str], int] | None] = [None]
         self._goes: list[list[int]] = [[]]
         self._start = self._build(_Parser(pattern).parse(), 0)  # state 0: matched
         self._forget()
 
     def matches(self, name: str) -> bool:
-        """Whether it matches the whole of a topic's name."""
+        """Whether the pattern matches the whole name."""
         if len(self._sets) > _MAX_REMEMBERED:
             self._forget()
         number = 0
@@ -121,7 +122,7 @@ class TopicPattern:
                     waiting.append(state)
         return frozenset(seen)
 
-    # --- construction, from the end to the beginning
+    # --- construction, from the end to the beginning of the pattern
 
     def _state(self, takes: tuple[frozenset[str], int] | None, goes: list[int]) -> int:
         if len(self._takes) >= MAX_STATES:
@@ -133,7 +134,7 @@ class TopicPattern:
         return len(self._takes) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """The state in which ``node`` begins, when what follows it begins in ``after``."""
+        """Return the first state of ``node``, whose successor begins in ``after``."""
         match node:
             case _Characters():
                 return self._state((node.allowed, after), [])
@@ -153,12 +154,12 @@ class TopicPattern:
         for _ in range(node.least):
             after, begin = begin, self._build(node.part, begin)
             if begin == after:
-                break  # an empty part: as often as they like, it adds no state that would count
+                break  # a part that can be empty: repeating it adds no reachable state
         return begin
 
 
 class _Parser:
-    """Reads one pattern, from left to right."""
+    """Parses one pattern from left to right."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -206,9 +207,9 @@ class _Parser:
             if bounds is not None:
                 atom = _Repetition(atom, *bounds)
                 if self._peek() == "?":
-                    self._index += 1  # as few as possible: the same names match
+                    self._index += 1  # a lazy quantifier matches the same names
                 if self._peek() in ("*", "+", "?", "{"):
-                    raise self._problem("a repetition of a repetition")
+                    raise self._problem("a quantifier after a quantifier")
             parts.append(atom)
         return _Sequence(tuple(parts))
 
@@ -224,16 +225,16 @@ class _Parser:
         least, comma, most = self._pattern[self._index + 1 : closing].partition(",")
         digits = least + most
         if closing < 0 or not digits.isdecimal() or not digits.isascii() or len(digits) > 8:
-            raise self._problem("{ that is no repetition (write \\{)")
+            raise self._problem("{ that begins no quantifier (write \\{)")
         bounds = (int(least or 0), int(most) if most else None if comma else int(least))
         if bounds[1] is not None and bounds[0] > bounds[1]:
-            raise self._problem("a repetition with more at least than at most")
+            raise self._problem("a quantifier whose minimum exceeds its maximum")
         self._index = closing + 1
         return bounds
 
     def _atom(self) -> _Node:
         if self._peek() in _SPECIAL:
-            raise self._problem(f"{self._peek()} has nothing to stand for")
+            raise self._problem(f"{self._peek()} follows nothing that it could repeat")
         match self._next():
             case "(":
                 if self._peek() == "?":

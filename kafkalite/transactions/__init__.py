@@ -1,1 +1,1 @@
-"""Transactions and transaction groups: what their coordinator decides. Pure."""
+"""Transactions and transaction groups: the decisions of their coordinator. Pure."""

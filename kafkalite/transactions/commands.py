@@ -1,4 +1,4 @@
-"""What a transaction coordinator is asked besides the protocol's requests, and what it asks for."""
+"""Commands of a transaction coordinator that are no protocol requests, and its pending markers."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest, JoinTxnGroup
 
 
 class InitProducerId(NamedTuple):
-    """A producer begins under a transactional id. Answered with an InitProducerIdResponse."""
+    """Initialize a producer of a transactional id. The reply is an InitProducerIdResponse."""
 
     transactional_id: str  #: or the application id of a transaction group
     timeout_ms: int
-    producer_id: int = NO_PRODUCER_ID  #: the caller's own, when it only wants the next epoch (KIP-360)
+    producer_id: int = NO_PRODUCER_ID  # : the caller's own, if it only needs the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
-    spare_producer_id: int = NO_PRODUCER_ID  #: of nobody yet; lost when it is not needed
+    reserved_producer_id: int = NO_PRODUCER_ID  # : a reserved id; discarded if not needed
 
 
-class WithSpareId(NamedTuple):
-    """A request that may need a producer id of nobody yet. It is lost when it is not needed."""
+class WithReservedId(NamedTuple):
+    """A request together with a reserved producer id, which is discarded if not needed."""
 
     request: EndTxnRequest | JoinTxnGroupRequest
-    spare_producer_id: int
+    reserved_producer_id: int
 
 
 class MarkersWritten(NamedTuple):
-    """These partitions have the transaction's marker, committed; or they do not exist any more. No answer."""
+    """These partitions have the transaction's committed marker, or no longer exist. No reply."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  #: the marker's
+    producer_epoch: int  # : of the marker
     partitions: tuple[TxnPartition, ...]
 
 
 class PendingMarker(NamedTuple):
-    """A decided transaction, and the partitions that are not yet known to have its marker."""
+    """A decided transaction, and the partitions that may not have its marker yet."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  #: the marker's: the next one after that of the transaction's batches (R31)
+    producer_epoch: int  # : of the marker: the one after that of the transaction's batches (R31)
     is_commit: bool
     partitions: tuple[TxnPartition, ...]

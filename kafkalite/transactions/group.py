@@ -1,15 +1,15 @@
 """A transaction group: one unit of work of an application, written by many producers, decided by one call.
 
-Batches have ascending numbers. Each writer joins a batch as a writer, under a name of its own, with a
-producer id and epoch of its own, and writes transactional batches as any producer does. ``EndTxnGroup`` names
-the winners: one decision commits them, aborts every other writer of this and of earlier batches, and says
-which batch was decided last. So a batch is decided once: repeated, the call has the first result.
+Batches have ascending numbers. A writer joins a batch under a name, with a producer id and epoch of its
+own, and writes transactional batches as any producer does. ``EndTxnGroup`` names the winners: one
+decision commits them, aborts all other writers of this and of earlier batches, and records the batch as
+the last decided one. So a batch is decided once: a repeated call gets the first result.
 
-What was decided last is forgotten only of a group that was retired: whoever names a batch of a name that
-nobody knows is taken for a new application, so the name must not come back to repeat its last one.
+The last decision is only forgotten if the group was retired: a batch of an unknown name is taken for
+one of a new application, so the name must not come back to repeat its last batch.
 
-A writer that is done leaves its producer id to the next one that joins, with the next epoch: else each
-task of each batch would leave a producer behind in every partition that it wrote to.
+A completed writer leaves its producer id, with the next epoch, to the next writer that joins. Otherwise
+each task of each batch would leave a producer's state in every partition that it wrote to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kafkalite.transactions.transaction import (
 
 
 class TransactionGroup:
-    """What the records say of one application.
+    """The state of one application, by its records.
 
     Invariant: ``open`` and ``free`` are the writers' producer ids, by whether the transaction is open.
     Invariant: no writer of a batch up to ``last_batch_id`` is Ongoing.
@@ -39,13 +39,13 @@ class TransactionGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.last_batch_id = NO_BATCH  #: decided; every lower one is finished too
+        self.last_batch_id = NO_BATCH  # : decided, and so are all lower ones
         self.last_winners: tuple[str, ...] = ()
-        self.retired_ms = NO_TIMESTAMP  #: wall clock; since then no batch follows
+        self.retired_ms = NO_TIMESTAMP  # : wall clock; no batch is allowed since then
         self.writers: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
-        self.free: dict[int, None] = {}  #: the ids to be used again, the longest unused first
-        self._attempts: dict[tuple[str, int], int] = {}  # (writer, batch) -> id of the one that is Ongoing
+        self.free: dict[int, None] = {}  # : ids to be reused, the longest unused first
+        self._attempts: dict[tuple[str, int], int] = {}  # (writer, batch) -> producer id of the Ongoing one
 
     @property
     def is_empty(self) -> bool:
@@ -61,18 +61,18 @@ class TransactionGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every marker of the batches decided so far is written."""
+        """Whether all markers of the decided batches are written."""
         return not any(
             writer.state in PREPARED and writer.batch_id <= self.last_batch_id
             for writer in self.open_writers()
         )
 
     def open_writers(self) -> Iterator[Transaction]:
-        """In the order in which they joined."""
+        """Yield the writers with open transactions in the order in which they joined."""
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
-        """The writers of this batch, and of earlier ones, that are not decided."""
+        """Return the undecided writers of this batch and of earlier ones."""
         return [
             writer
             for writer in self.open_writers()
@@ -80,20 +80,22 @@ class TransactionGroup:
         ]
 
     def attempt(self, writer: str, batch_id: int) -> Transaction | None:
-        """The undecided transaction under this name in this batch."""
+        """Return the undecided transaction of this writer in this batch."""
         producer_id = self._attempts.get((writer, batch_id))
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Of the writer that was done last: so those that are too many stay unused, and expire."""
+        """Return the identity of the writer that completed last, so that surplus ids stay unused and
+        expire.
+        """
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None
 
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
-        """The named writers by producer id, each still open and as it was when it had written everything.
+        """Return the named writers by producer id, each still open and with the epoch in which it wrote.
 
-        Raises InvalidTxnStateError when one is not: was aborted by time-out, or began anew under its name.
+        Raises InvalidTxnStateError if one was aborted by timeout or started again.
         """
         found = {}
         for winner in named:
@@ -107,21 +109,21 @@ class TransactionGroup:
                 raise InvalidTxnStateError(
                     f"{winner.member!r} (producer {winner.producer_id}, epoch {winner.producer_epoch}) is "
                     f"no open writer of batch {batch_id} of {self.name!r}: nothing was decided",
-                    hint="its transaction timed out, or was begun anew; write the batch again",
+                    hint="its transaction timed out, or was started again; write the batch again",
                 )
             found[winner.producer_id] = writer
         return found
 
     def durable_state(self) -> Any:
-        """What another coordinator must arrive at from the same records."""
+        """Return all state that the records determine, for comparing two replays."""
         return self.result, self.writers
 
     def decide(self, result: GroupResult) -> None:
-        """Replayed: the latest of the application."""
+        """Replay the latest result of the application."""
         _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, writer: Transaction) -> None:
-        """Replayed: the latest of its producer id."""
+        """Replay the latest transaction of a producer id."""
         producer_id = writer.producer_id
         assert producer_id != NO_PRODUCER_ID
         earlier = self.writers.get(producer_id)
@@ -135,7 +137,7 @@ class TransactionGroup:
             self._attempts[writer.writer_name, writer.batch_id] = producer_id
 
     def remove(self, producer_id: int) -> None:
-        """Replayed: nothing is known of this producer id any more."""
+        """Replay the removal of a producer id."""
         earlier = self.writers.pop(producer_id, None)
         if earlier is not None:
             self._end_attempt(earlier)

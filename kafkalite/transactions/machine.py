@@ -1,14 +1,16 @@
-"""The transaction coordinator of one partition of ``__transaction_state``: requests in, decisions out. Pure.
+"""The transaction coordinator of one partition of ``__transaction_state``: requests in, decisions out.
+Pure.
 
-A plain transactional id has one producer at a time; an application (``group``) has many, decided together.
-Both kinds of names share the key space: a name is what its first use made it, and the other use is refused.
+A plain transactional id has one producer at a time; an application (``group``) has many, decided
+together. Both kinds of names share the key space: the first use of a name decides its kind, and the
+other is refused.
 
-What holds, whatever is late, repeated or lost (KIP-890, R31, R32, R34):
+Rules that hold for late, repeated and lost requests (KIP-890, R31, R32, R34):
 
-- A request counts only with the identity that is the current one; the decision itself takes the next
-  epoch. So a late request of an earlier transaction never touches a later one.
-- A transaction is decided once. Who decided it and lost the answer is told again; the opposite is refused.
-- Nothing begins under an identity before every marker of the transaction before it is written.
+- A request is valid only with the current identity, and the decision itself takes the next epoch. So a late
+  request of an earlier transaction never affects a later one.
+- A transaction is decided once. A repeated request gets the first response; the opposite one is refused.
+- Nothing begins under an identity before all markers of its last transaction are written.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from kafkalite.protocol.messages.transactions import (
     TxnGroupMember,
     TxnPartitionResult,
 )
-from kafkalite.transactions.commands import InitProducerId, MarkersWritten, PendingMarker, WithSpareId
+from kafkalite.transactions.commands import InitProducerId, MarkersWritten, PendingMarker, WithReservedId
 from kafkalite.transactions.group import TransactionGroup
 from kafkalite.transactions.record_codec import GroupResult, removal, result_record, transaction_record
 from kafkalite.transactions.table import TransactionTable
@@ -74,20 +76,22 @@ from kafkalite.transactions.transaction import (
 )
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-MAX_BYTES_PER_TICK: Final = 256 * 1024  # well below any max.message.bytes: a tick's records are one batch
+MAX_BYTES_PER_TICK: Final = (
+    256 * 1024
+)  # well below any max.message.bytes, because the records of a tick are one batch
 _OK: Final = (int(ErrorCode.NONE), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """How a broker coordinates transactions; each is the option of the same name."""
+    """Settings of the coordinator; each is the broker option of the same name."""
 
     max_timeout_ms: int = 900_000  #: transaction.max.timeout.ms
     transactional_id_expiration_ms: int = 604_800_000  #: transactional.id.expiration.ms
 
 
 class TransactionMachine:
-    """See ``kafkalite.coordinator_machine`` for what is called when."""
+    """The coordinator's state machine; ``kafkalite.coordinator_machine`` describes its calls."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()
@@ -95,7 +99,7 @@ class TransactionMachine:
 
     @property
     def transaction_count(self) -> int:
-        """Transactional ids, and writers of groups, that are known."""
+        """Return the number of transactional ids and of writers of groups."""
         return len(self._table.transactions) + sum(
             len(group.writers) for group in self._table.groups.values()
         )
@@ -105,21 +109,21 @@ class TransactionMachine:
     def decide(
         self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
     ) -> Decision:
-        """What the command leads to. Raises the BrokerError that refuses it."""
-        spare_id = NO_PRODUCER_ID
-        if isinstance(command, WithSpareId):
-            command, spare_id = command
+        """Return the changes that a command makes, and its reply. Raises a BrokerError if it is refused."""
+        reserved_id = NO_PRODUCER_ID
+        if isinstance(command, WithReservedId):
+            command, reserved_id = command
         match command:
             case AddPartitionsToTxnRequest():
                 return self._add_partitions(command, now)
             case InitProducerId():
                 return self._init_producer_id(command, now)
             case EndTxnRequest():
-                return self._end(command, spare_id, now)
+                return self._end(command, reserved_id, now)
             case MarkersWritten():
                 return self._on_markers_written(command, now)
             case JoinTxnGroupRequest():
-                return self._join(command, spare_id, now)
+                return self._join(command, reserved_id, now)
             case EndTxnGroupRequest():
                 return self._end_group(command, now)
             case RetireTxnGroupRequest():
@@ -131,10 +135,10 @@ class TransactionMachine:
             case DescribeTransactionsRequest():
                 described = [self._describe(name) for name in command.transactional_ids]
                 return Decision(reply=DescribeTransactionsResponse(*_OK, described))
-        raise TypeError(f"a transaction coordinator has no answer to {type(command).__name__}")
+        raise TypeError(f"a transaction coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> Decision:
-        """Abort what has timed out (R34), forget what nobody uses."""
+        """Abort overdue transactions (R34), and remove expired ones."""
         records: list[StateRecord] = []
         size_bytes = 0
         for record in self._due_records(now):
@@ -145,27 +149,27 @@ class TransactionMachine:
         return Decision(tuple(records))
 
     def next_deadline_ms(self) -> int | None:
-        """Monotonic; when ``tick`` has something to do, None for never."""
+        """Return when ``tick`` has something to do (monotonic), or None."""
         return self._table.next_deadline_ms()
 
     def pending_markers(self) -> list[PendingMarker]:
-        """What is decided, as far as the log goes, and where the markers are still to be written."""
+        """Return the decided transactions whose markers are not written yet."""
         return list(self._table.pending.values())
 
     # --- replaying ---------------------------------------------------------------------------------
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """The record stands in the log. Raises StorageError for one that no version wrote."""
+        """Replay a record of the log. Raises StorageError for an unknown record."""
         self._table.replay(record, now)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Nothing: this log has no transactional batches."""
+        """Do nothing: this log has no transactional batches."""
 
     def on_loaded(self, now: Instant) -> None:
-        """Nothing: a transaction's time-out began when it did, whoever coordinated it then."""
+        """Do nothing: a transaction's timeout counts from its start, under any coordinator."""
 
     def durable_state(self) -> Any:
-        """What another coordinator must arrive at from the same records."""
+        """Return all state that the records determine, for comparing two replays."""
         return self._table.durable_state()
 
     # --- one producer ------------------------------------------------------------------------------
@@ -176,52 +180,54 @@ class TransactionMachine:
         self._check_timeout(command.timeout_ms)
         if name in self._table.groups:
             raise InvalidTxnStateError(f"{name!r} is an application with a transaction group")
-        asked_by = Identity(command.producer_id, command.producer_epoch)
+        requester = Identity(command.producer_id, command.producer_epoch)
         if command.producer_id == NO_PRODUCER_ID:
-            asked_by = NO_IDENTITY
+            requester = NO_IDENTITY
         transaction = self._table.transactions.get(name)
         if transaction is None:
-            identity = Identity(_given(command.spare_producer_id), 0)
+            identity = Identity(_reserved(command.reserved_producer_id), 0)
             transaction = Transaction(
                 name, *identity, TransactionState.EMPTY, command.timeout_ms, NO_TIMESTAMP, now.wall_ms
             )
             return _initialized(transaction)
-        if asked_by not in (NO_IDENTITY, transaction.identity, transaction.ended):
-            raise _fenced(name, asked_by)
+        if requester not in (NO_IDENTITY, transaction.identity, transaction.ended):
+            raise _fenced(name, requester)
         if transaction.state in PREPARED:
             raise ConcurrentTransactionsError(f"the markers of {name!r}'s last transaction are being written")
         if must_abort_first(transaction):
-            aborted = transaction.prepared(now.wall_ms, is_commit=False, ended=asked_by)
+            aborted = transaction.prepared(now.wall_ms, is_commit=False, ended=requester)
             error = ConcurrentTransactionsError(f"the open transaction of {name!r} is being aborted")
             return Decision(
                 (transaction_record(aborted),),
                 InitProducerIdResponse(int(error.code), str(error), NO_PRODUCER_ID, NO_PRODUCER_EPOCH),
             )
         if (
-            asked_by != NO_IDENTITY
+            requester != NO_IDENTITY
             and transaction.state is TransactionState.EMPTY
-            and asked_by == transaction.ended
+            and requester == transaction.ended
         ):
-            return Decision(reply=InitProducerIdResponse(*_OK, *transaction.identity))  # the lost answer
+            return Decision(
+                reply=InitProducerIdResponse(*_OK, *transaction.identity)
+            )  # the first response was lost
         if transaction.needs_producer_id:
-            _given(command.spare_producer_id)
+            _reserved(command.reserved_producer_id)
         return _initialized(
             transaction.renewed(
                 now.wall_ms,
                 timeout_ms=command.timeout_ms,
-                asked_by=asked_by,
-                spare_producer_id=command.spare_producer_id,
+                requester=requester,
+                reserved_producer_id=command.reserved_producer_id,
             )
         )
 
     def _add_partitions(self, request: AddPartitionsToTxnRequest, now: Instant) -> Decision:
-        asked_by = Identity(request.producer_id, request.producer_epoch)
-        transaction = self._find(request.transactional_id, asked_by)
-        if asked_by != transaction.identity:
+        requester = Identity(request.producer_id, request.producer_epoch)
+        transaction = self._find(request.transactional_id, requester)
+        if requester != transaction.identity:
             raise InvalidProducerEpochError(
                 f"{transaction.name!r} has producer {transaction.identity.producer_id} with epoch "
-                f"{transaction.identity.producer_epoch} now, this is of producer {asked_by.producer_id} with "
-                f"epoch {asked_by.producer_epoch}"
+                f"{transaction.identity.producer_epoch} now; the request names producer "
+                f"{requester.producer_id} with epoch {requester.producer_epoch}"
             )
         if transaction.state in PREPARED:
             raise ConcurrentTransactionsError(
@@ -240,21 +246,21 @@ class TransactionMachine:
         begun = transaction.with_partitions(request.partitions, now.wall_ms)
         return Decision((transaction_record(begun),), reply)
 
-    def _end(self, request: EndTxnRequest, spare_id: int, now: Instant) -> Decision:
-        asked_by = Identity(request.producer_id, request.producer_epoch)
-        transaction = self._find(request.transactional_id, asked_by)
+    def _end(self, request: EndTxnRequest, reserved_id: int, now: Instant) -> Decision:
+        requester = Identity(request.producer_id, request.producer_epoch)
+        transaction = self._find(request.transactional_id, requester)
         if transaction.is_writer and request.is_commit:
             raise InvalidTxnStateError(
                 f"{transaction.writer_name!r} is a writer of a batch of {transaction.name!r}: "
                 "only EndTxnGroup commits it"
             )
-        if asked_by == transaction.ended and transaction.state in DECIDED:
+        if requester == transaction.ended and transaction.state in DECIDED:
             if transaction.is_commit == request.is_commit:
-                return Decision(reply=_ended(transaction))  # the response was lost
+                return Decision(reply=_ended(transaction))  # the first response was lost
             outcome = "committed" if transaction.is_commit else "aborted"
             raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
-        if asked_by != transaction.identity:
-            raise _fenced(transaction.name, asked_by)
+        if requester != transaction.identity:
+            raise _fenced(transaction.name, requester)
         if transaction.state in PREPARED:
             raise ConcurrentTransactionsError(
                 f"the markers of {transaction.name!r}'s last transaction are being written"
@@ -263,9 +269,9 @@ class TransactionMachine:
             raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
         next_id = NO_PRODUCER_ID
         if transaction.needs_producer_id and not transaction.is_writer:
-            next_id = _given(spare_id)
+            next_id = _reserved(reserved_id)
         decided = transaction.prepared(
-            now.wall_ms, is_commit=request.is_commit, ended=asked_by, next_producer_id=next_id
+            now.wall_ms, is_commit=request.is_commit, ended=requester, next_producer_id=next_id
         )
         return Decision((_latest(decided),), _ended(decided))
 
@@ -289,7 +295,7 @@ class TransactionMachine:
 
     # --- groups ------------------------------------------------------------------------------------
 
-    def _join(self, request: JoinTxnGroupRequest, spare_id: int, now: Instant) -> Decision:
+    def _join(self, request: JoinTxnGroupRequest, reserved_id: int, now: Instant) -> Decision:
         name, batch_id = request.application_id, request.batch_id
         self._check_group_name(name)
         self._check_timeout(request.timeout_ms)
@@ -306,10 +312,10 @@ class TransactionMachine:
             records.append(_latest(earlier.prepared(now.wall_ms, is_commit=False)))
         elif len(group.open) >= MAX_TXN_GROUP_MEMBERS:
             raise InvalidTxnStateError(
-                f"{name!r} has {len(group.open)} open writers, and may have no more",
-                hint="end the batches that are written, or wait for their time-out",
+                f"{name!r} has {len(group.open)} open writers, which is the limit",
+                hint="end the batches that are written, or wait until they time out",
             )
-        identity = group.free_identity() or Identity(_given(spare_id), 0)
+        identity = group.free_identity() or Identity(_reserved(reserved_id), 0)
         writer = Transaction(
             name,
             *identity,
@@ -352,11 +358,11 @@ class TransactionMachine:
         group = self._group(name)
         if group.last_batch_id == NO_BATCH:
             raise InvalidTxnStateError(
-                f"no batch of {name!r} is decided", hint="what nobody decides is forgotten in its time"
+                f"no batch of {name!r} is decided", hint="undecided batches are removed when they expire"
             )
         if any(writer.state is TransactionState.ONGOING for writer in group.open_writers()):
             raise InvalidTxnStateError(
-                f"{name!r} is at work: writers of a batch after {group.last_batch_id} are open",
+                f"{name!r} is in use: writers of a batch after {group.last_batch_id} are open",
                 hint="stop it, and wait until they are aborted; 'kl txn describe' shows them",
             )
         reply = RetireTxnGroupResponse(*_OK, group.last_batch_id)
@@ -382,13 +388,15 @@ class TransactionMachine:
             *_OK, group.name, group.last_batch_id, list(group.last_winners), writers
         )
 
-    # --- telling -----------------------------------------------------------------------------------
+    # --- listing and describing ---------------------------------------------------------------------
 
     def _list(self, request: ListTransactionsRequest, now: Instant) -> ListTransactionsResponse:
-        known = {state.value for state in TransactionState}
+        known = [state.value for state in TransactionState]
         for state in request.states:
             if state not in known:
-                raise InvalidRequestError(f"there is no transaction state {state!r}, only {', '.join(known)}")
+                raise InvalidRequestError(
+                    f"transaction state {state!r} does not exist; these do: {', '.join(known)}"
+                )
         listed = []
         for transaction in self._table:
             lasted_ms = max(now.wall_ms - transaction.start_ms, 0) if transaction.is_open else 0
@@ -402,7 +410,7 @@ class TransactionMachine:
         return ListTransactionsResponse(*_OK, listed)
 
     def _describe(self, name: str) -> DescribedTransaction:
-        """The coordinator's epoch is the caller's to fill in."""
+        """Describe a transactional id. The caller fills in the coordinator's epoch."""
         transaction = self._table.transactions.get(name)
         if transaction is None:
             error: BrokerError = TransactionalIdNotFoundError(f"there is no transactional id {name!r}")
@@ -442,27 +450,27 @@ class TransactionMachine:
     # --- checks ------------------------------------------------------------------------------------
 
     def _group(self, name: str) -> TransactionGroup:
-        """Raises TransactionalIdNotFoundError."""
+        """Return the group. Raises TransactionalIdNotFoundError."""
         group = self._table.groups.get(name)
         if group is None:
             raise TransactionalIdNotFoundError(f"there is no transaction group {name!r}")
         return group
 
-    def _find(self, name: str, asked_by: Identity) -> Transaction:
-        """The transaction of the id, or of the writer. Raises InvalidProducerIdMappingError."""
+    def _find(self, name: str, requester: Identity) -> Transaction:
+        """Return the transaction of the id or the writer. Raises InvalidProducerIdMappingError."""
         group = self._table.groups.get(name)
         if group is not None:
-            transaction = group.writers.get(asked_by.producer_id)
+            transaction = group.writers.get(requester.producer_id)
         else:
             transaction = self._table.transactions.get(name)
-            if transaction is not None and asked_by.producer_id not in (
+            if transaction is not None and requester.producer_id not in (
                 transaction.producer_id,
                 transaction.identity.producer_id,
                 transaction.ended.producer_id,
             ):
                 transaction = None
         if transaction is None:
-            raise InvalidProducerIdMappingError(f"{name!r} does not have producer id {asked_by.producer_id}")
+            raise InvalidProducerIdMappingError(f"{name!r} does not have producer id {requester.producer_id}")
         return transaction
 
     def _check_name(self, name: str, what: str) -> None:
@@ -489,7 +497,7 @@ def must_abort_first(transaction: Transaction) -> bool:
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete: once no partition is left without its marker (R32)."""
+    """Whether a decided transaction is complete: once every partition has its marker (R32)."""
     return not remaining
 
 
@@ -499,7 +507,7 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """The record of it; a writer that is done and has no epoch left is forgotten."""
+    """Return the record of the transaction. A completed writer without an epoch left is removed."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -510,25 +518,25 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """With the identity of the next transaction; a writer has none, it joins again."""
+    """Return the identity of the next transaction. A writer has none: it joins again."""
     return EndTxnResponse(
         *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
     )
 
 
-def _fenced(name: str, asked_by: Identity) -> ProducerFencedError:
+def _fenced(name: str, requester: Identity) -> ProducerFencedError:
     return ProducerFencedError(
-        f"producer {asked_by.producer_id} with epoch {asked_by.producer_epoch} is not {name!r}'s any more"
+        f"producer {requester.producer_id}, epoch {requester.producer_epoch} no longer belongs to {name!r}"
     )
 
 
-def _given(spare_producer_id: int) -> int:
-    """The spare id. Raises CoordinatorNotAvailableError without one: the caller comes back with one."""
-    if spare_producer_id == NO_PRODUCER_ID:
-        raise CoordinatorNotAvailableError("there is no new producer id to give out just now")
-    return spare_producer_id
+def _reserved(reserved_producer_id: int) -> int:
+    """Return the reserved id. Raises CoordinatorNotAvailableError without one, so that the caller retries."""
+    if reserved_producer_id == NO_PRODUCER_ID:
+        raise CoordinatorNotAvailableError("no producer id is available at present")
+    return reserved_producer_id
 
 
 def _check_batch(batch_id: int) -> None:
     if batch_id < 0:
-        raise InvalidRequestError(f"a batch id is 0 or more, not {batch_id}")
+        raise InvalidRequestError(f"a batch id must be 0 or more, not {batch_id}")

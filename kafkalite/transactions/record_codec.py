@@ -1,17 +1,17 @@
-"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays, for keys ``[type, name, …]`` and for values
-``[version, field, …]``.
+"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays, for keys ``[type, name, …]`` and for
+values ``[version, field, …]``.
 
 ==============================  ================================================================
 key                             value
 ==============================  ================================================================
 ``[1, transactional id]``       the transaction
-``[2, application id]``         the last batch that was decided, and the names of its winners; since when
-                                the application is retired (version 1)
+``[2, application id]``         the last decided batch, and the names of its winners; when the
+                                application was retired (version 1)
 ``[3, application id, id]``     a writer's transaction, by its producer id
 ==============================  ================================================================
 
-So a record about one writer never repeats the others. A reader refuses a type or version it does not know:
-skipping it would make this coordinator forget a decision (R36).
+So a record of one writer never repeats the others. An unknown type or version is refused: skipping a
+record would make this coordinator forget a decision (R36).
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ class KeyType(enum.IntEnum):
 
 
 _VERSION: Final = 0
-_RETIRED_VERSION: Final = 1  # of a group's result: a broker that does not know it must not serve the group
+_RETIRED_VERSION: Final = (
+    1  # of a group's result: an older broker, which does not know it, must not serve the group
+)
 _STATES: Final = tuple(TransactionState)
 _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
 
 
 class GroupResult(NamedTuple):
-    """The last batch of an application that was decided, and who won (R32: what a repeat is answered).
+    """The last decided batch of an application, and its winners, for repeated requests (R32).
 
     NO_BATCH: forgotten.
     """
@@ -60,11 +62,11 @@ class GroupResult(NamedTuple):
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
-    retired_ms: int = NO_TIMESTAMP  #: wall clock; since then no batch follows the last one
+    retired_ms: int = NO_TIMESTAMP  # : wall clock; no batch follows the last one since then
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:
-    """The record that makes ``transaction`` the latest of its key."""
+    """Return the record that makes ``transaction`` the latest of its key."""
     value = [
         _VERSION,
         transaction.producer_id,
@@ -83,12 +85,12 @@ def transaction_record(transaction: Transaction) -> StateRecord:
 
 
 def removal(key: Key) -> StateRecord:
-    """The record that forgets a transactional id or a writer; ``result_record`` forgets a group."""
+    """Return the record that removes a transactional id or a writer; ``result_record`` removes a group."""
     return StateRecord(_key(key), None)
 
 
 def result_record(result: GroupResult) -> StateRecord:
-    """The record of an application's last decision, or the one that forgets it."""
+    """Return the record of an application's last decision, or the one that removes it."""
     key = msgpack.packb([int(KeyType.GROUP), result.name])
     if result.last_batch_id == NO_BATCH:
         return StateRecord(key, None)
@@ -99,13 +101,13 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """What the record says; a Key when it forgets one. Raises StorageError for what no version wrote."""
+    """Return the content of a record; a Key if it removes one. Raises StorageError for an unknown record."""
     try:
         return _parse(record)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise StorageError(
             f"a record of the transaction log can't be read: {error}; key {record.key[:64]!r}",
-            hint="was it written by a newer broker? Then start that version; else the log is damaged",
+            hint="a newer broker may have written it: then start that version; otherwise the log is damaged",
         ) from error
 
 
@@ -174,8 +176,9 @@ def _key(key: Key) -> bytes:
 
 
 def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
-    """``(topic, [first, count, first, count, …])``, in order: who writes to all of a topic takes little room,
-    and the same set always gives the same bytes."""
+    """Return ``(topic, [first, count, first, count, …])``, sorted: short for whole topics, and the same
+    set always has the same bytes.
+    """
     topics: dict[str, list[int]] = {}
     for topic, number in in_order(partitions):
         runs = topics.setdefault(topic, [])

@@ -1,7 +1,7 @@
-"""What the records say, by name, and what of it waits for something: for the time, or for markers.
+"""The transactions of a coordinator by name, with their deadlines and pending markers.
 
-All of it but the deadlines, and what ``pending`` says of markers written, is a function of the records
-replayed (R36).
+Everything except the deadlines and the written markers in ``pending`` is a function of the replayed
+records (R36).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kafkalite.transactions.transaction import (
     in_order,
 )
 
-_SPARE_DEADLINES: Final = 64  # outdated entries of the heap that are not worth rebuilding it
+_SPARE_DEADLINES: Final = 64  # outdated heap entries up to this many are kept
 
 
 class TransactionTable:
@@ -35,18 +35,18 @@ class TransactionTable:
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
-        #: of each prepared one, where its marker is not known to be written. That is lost with this object:
-        #: the next coordinator writes the markers once more, which changes nothing (R33)
+        # : of each prepared one, the partitions that may lack its marker. The next coordinator starts with
+        # all : of them and writes the markers again, which changes nothing (R33)
         self.pending: dict[Key, PendingMarker] = {}
         self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
-        self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated ones
-        #: deadline of those not open, and of retired groups as a whole; the longest idle first
+        self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated entries
+        # : expiration of those not open, and of retired groups as a whole; the longest idle first
         self._idle: dict[Key, int] = {}
 
-    # --- looking -----------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------
 
     def get(self, key: Key) -> Transaction | None:
-        """The latest transaction of a transactional id, or of a writer."""
+        """Return the latest transaction of a transactional id or a writer."""
         name, producer_id = key
         if producer_id == NO_PRODUCER_ID:
             return self.transactions.get(name)
@@ -54,13 +54,13 @@ class TransactionTable:
         return None if group is None else group.writers.get(producer_id)
 
     def __iter__(self) -> Iterator[Transaction]:
-        """Every transactional id's and every writer's."""
+        """Yield the transactions of all transactional ids and writers."""
         yield from self.transactions.values()
         for group in self.groups.values():
             yield from group.writers.values()
 
     def overdue(self, now: Instant) -> Iterator[Transaction]:
-        """Ongoing ones that have lasted longer than their time-out, the longest overdue first."""
+        """Yield Ongoing transactions that have exceeded their timeout, the longest overdue first."""
         due = sorted(key for key in self._timeouts if self._timeouts[key][0] <= now.monotonic_ms)
         due.sort(key=lambda key: self._timeouts[key][0])
         for key in due:
@@ -69,7 +69,7 @@ class TransactionTable:
             yield transaction
 
     def expired(self, now: Instant) -> Iterator[StateRecord]:
-        """What forgets those that nobody has used for the expiration time, the longest idle first."""
+        """Yield the records that remove expired names, the longest idle first."""
         for key, deadline_ms in self._idle.items():
             if deadline_ms > now.monotonic_ms:
                 return
@@ -82,7 +82,7 @@ class TransactionTable:
             yield result_record(GroupResult(group.name, NO_BATCH, ()))
 
     def next_deadline_ms(self) -> int | None:
-        """Monotonic; when ``overdue`` or ``expired`` has something."""
+        """Return when ``overdue`` or ``expired`` has something (monotonic), or None."""
         heap = self._heap
         while heap and self._timeouts.get(heap[0][1], (None,))[0] != heap[0][0]:
             heapq.heappop(heap)
@@ -91,13 +91,13 @@ class TransactionTable:
         return min(deadlines, default=None)
 
     def durable_state(self) -> Any:
-        """What another coordinator must arrive at from the same records."""
+        """Return all state that the records determine, for comparing two replays."""
         return self.transactions, {name: group.durable_state() for name, group in self.groups.items()}
 
     # --- replaying ---------------------------------------------------------------------------------
 
     def replay(self, record: StateRecord, now: Instant) -> None:
-        """Raises StorageError for a record that no version wrote."""
+        """Replay a record. Raises StorageError for an unknown one."""
         item = parse_record(record)
         if isinstance(item, Transaction):
             self._put(item, now)
@@ -105,7 +105,7 @@ class TransactionTable:
             group = self.groups.setdefault(item.name, TransactionGroup(item.name))
             was_over = self.is_over(item.name)
             group.decide(item)
-            for producer_id in group.free if was_over else ():  # they expire by themselves again
+            for producer_id in group.free if was_over else ():  # they expire one by one again
                 writer = group.writers[producer_id]
                 self._idle[writer.key] = self._expiration(writer.update_ms, now)
             self._settle(group, item.retired_ms, now)
@@ -144,12 +144,16 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether it is a group's, which leaves as a whole: its name does not come back (R32)."""
+        """Whether the name is a retired group's, which expires as a whole: its name does not come back
+        (R32).
+        """
         group = self.groups.get(name)
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """Let a group that is over expire from its last use on, when nothing of it is open."""
+        """Schedule the expiration of a retired group from its last use on, once none of its writers is
+        open.
+        """
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):
@@ -178,7 +182,9 @@ class TransactionTable:
             self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
-        """Measured from here when it began here; what a predecessor left of the time, by the wall clock."""
+        """Set the deadline of an Ongoing transaction; the time under an earlier coordinator counts by the
+        wall clock.
+        """
         key = transaction.key
         known = self._timeouts.get(key)
         if known is not None and known[1] == transaction.start_ms:

@@ -3,16 +3,16 @@
     Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
                              └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
 
-Each transaction has a (producer id, epoch) of its own (KIP-890, R31): ``prepare`` takes the next epoch, the
-markers carry it, and it is the epoch of the next transaction. So whatever comes late of the earlier one is
-known by its epoch, and refused.
+Each transaction has a (producer id, epoch) of its own (KIP-890, R31): ``prepare`` takes the next epoch,
+which the markers and the next transaction carry. So late requests and batches of an earlier transaction
+are recognized by their epoch, and refused.
 
-===============  =======================================================================================
-Empty            has an identity, nothing written. AddPartitions begins
-Ongoing          AddPartitions adds; EndTxn, a new producer, or the time-out prepares
-PrepareX         decided (R32). Markers go to every partition; whoever begins or ends is told to come back
-CompleteX        every marker is written. As Empty; a repeated EndTxn is answered as the first one
-===============  =======================================================================================
+=============== =======================================================================================
+Empty has an identity, nothing written. AddPartitions begins Ongoing AddPartitions adds; EndTxn, a new
+producer, or the timeout prepares PrepareX decided (R32). Markers go to every partition; requests to
+begin or end must be retried CompleteX every marker is written. As Empty; a repeated EndTxn gets the
+first response ===============
+=======================================================================================
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ Key = tuple[str, int]
 
 
 class TransactionState(enum.Enum):
-    """The names are the protocol's, the order is the record's: never give a number a second meaning."""
+    """The names are the protocol's, their order defines the numbers on disk: never change a number's
+    meaning.
+    """
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -54,12 +56,12 @@ _COMPLETED: Final = {
 
 
 def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
-    """By topic, then by number."""
+    """Return the partitions sorted by topic, then by number."""
     return sorted(partitions, key=itemgetter(0, 1))
 
 
 class Identity(NamedTuple):
-    """Who may write: to ``producer_id``, only with exactly this epoch."""
+    """A producer id, and the only epoch that may use it."""
 
     producer_id: int
     producer_epoch: int
@@ -69,7 +71,7 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class Transaction(NamedTuple):
-    """A transactional id's, or a group writer's, latest transaction.
+    """The latest transaction of a transactional id or of a group's writer.
 
     Invariant: only an open one has partitions and a start; only a prepared one has a next producer id.
     """
@@ -82,10 +84,10 @@ class Transaction(NamedTuple):
     start_ms: int  #: wall clock; NO_TIMESTAMP when none is open
     update_ms: int  #: wall clock, of the last record
     partitions: frozenset[TxnPartition] = frozenset()  #: that get a marker
-    #: the producer that made the decision, or asked for the identity: its lost answer is given again.
-    #: NO_IDENTITY when the decision was made over its head: then it is fenced
+    # : the producer that made the decision or requested the identity: a repeated request of it gets the same
+    # : response. NO_IDENTITY if another party decided: then the producer is fenced
     ended: Identity = NO_IDENTITY
-    next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: whose epoch 0 is next
+    next_producer_id: int = NO_PRODUCER_ID  # : after the last epoch: the id whose epoch 0 is next
     writer_name: str = NO_WRITER
     batch_id: int = NO_BATCH
 
@@ -99,7 +101,7 @@ class Transaction(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Whose requests are taken now."""
+        """The identity whose requests are accepted now."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return Identity(self.next_producer_id, 0)
         return Identity(self.producer_id, self.producer_epoch)
@@ -110,21 +112,21 @@ class Transaction(NamedTuple):
 
     @property
     def is_commit(self) -> bool:
-        """What was decided. Only of a decided one."""
+        """Whether a decided transaction was committed."""
         return self.state in COMMITTING
 
     @property
     def needs_producer_id(self) -> bool:
         """Whether the next epoch is the last one, so that another id must follow (KIP-360).
 
-        Only markers bear the last one, so that there always is one to fence with.
+        Only markers use the last epoch, so that there is always one to fence with.
         """
         return self.producer_epoch + 1 >= MAX_PRODUCER_EPOCH
 
     # --- transitions -----------------------------------------------------------------------------
 
     def with_partitions(self, partitions: Iterable[TxnPartition], wall_ms: int) -> Transaction:
-        """Begun if it was not, with these partitions too."""
+        """Return the transaction Ongoing, with these partitions added."""
         begins = self.state is not TransactionState.ONGOING
         return self._replace(
             state=TransactionState.ONGOING,
@@ -147,7 +149,9 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Decided, with the next epoch (R31). Without a partition there is no marker to wait for."""
+        """Return the transaction decided, with the next epoch (R31). Without partitions it is complete at
+        once.
+        """
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,
@@ -159,7 +163,7 @@ class Transaction(NamedTuple):
         return decided if self.partitions else decided.completed(wall_ms)
 
     def completed(self, wall_ms: int) -> Transaction:
-        """Every partition has its marker."""
+        """Return the transaction completed, with all markers written."""
         producer_id, producer_epoch = self.identity
         return self._replace(
             producer_id=producer_id,
@@ -172,12 +176,12 @@ class Transaction(NamedTuple):
         )
 
     def renewed(
-        self, wall_ms: int, *, timeout_ms: int, asked_by: Identity, spare_producer_id: int
+        self, wall_ms: int, *, timeout_ms: int, requester: Identity, reserved_producer_id: int
     ) -> Transaction:
-        """Empty, for a producer that begins: with the next epoch, or epoch 0 of the spare id (R34)."""
+        """Return an Empty one for a new producer, with the next epoch or epoch 0 of the reserved id (R34)."""
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:
-            identity = Identity(spare_producer_id, 0)
+            identity = Identity(reserved_producer_id, 0)
         return Transaction(
             self.name,
             *identity,
@@ -185,5 +189,5 @@ class Transaction(NamedTuple):
             timeout_ms,
             NO_TIMESTAMP,
             wall_ms,
-            ended=asked_by,
+            ended=requester,
         )

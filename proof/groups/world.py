@@ -274,7 +274,7 @@ class Consumer:
 def settle(*consumers: Consumer) -> int:
     """Send heartbeats until no consumer receives an update. Return their number."""
     for beats in range(10_000):
-        busy = [c for c in consumers if not c.is_owned_told or c.coordinator.machine.has_news(c.request())]
+        busy = [c for c in consumers if not c.is_owned_told or c.coordinator.machine.has_update(c.request())]
         if not busy:
             return beats
         consumer = busy[beats % len(busy)]

@@ -34,13 +34,13 @@ def _decide_again(
     original: Callable[..., Decision],
 ) -> Decision:
     transaction = self._table.transactions.get(request.transactional_id)
-    asked_by = Identity(request.producer_id, request.producer_epoch)
+    requester = Identity(request.producer_id, request.producer_epoch)
     try:
         return original(self, request, spare_id, now)
     except InvalidTxnStateError:
-        if transaction is None or transaction.state not in DECIDED or asked_by != transaction.ended:
+        if transaction is None or transaction.state not in DECIDED or requester != transaction.ended:
             raise
-        decided = transaction.prepared(now.wall_ms, is_commit=request.is_commit, ended=asked_by)
+        decided = transaction.prepared(now.wall_ms, is_commit=request.is_commit, ended=requester)
         decided = decided._replace(producer_epoch=transaction.producer_epoch)
         return Decision((machine._latest(decided),), machine._ended(decided))
 

@@ -27,7 +27,7 @@ from kafkalite.protocol.messages.transactions import (
 )
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
-from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithSpareId
+from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithReservedId
 from kafkalite.transactions.machine import TransactionMachine
 from proof.transactions.log import Node, read_committed
 
@@ -124,7 +124,7 @@ class World:
         retry.
         """
         answer = self.ask(
-            InitProducerId(NAME, TIMEOUT_MS, -1, NO_PRODUCER_EPOCH, spare_producer_id=self._next_id())
+            InitProducerId(NAME, TIMEOUT_MS, -1, NO_PRODUCER_EPOCH, reserved_producer_id=self._next_id())
         )
         if answer.error_code:
             raise ConcurrentTransactionsError(answer.error_message)
@@ -146,12 +146,12 @@ class World:
 
     def end(self, writer: Writer, *, is_commit: bool) -> None:
         """End the transaction. Raises BrokerError."""
-        self.ask(WithSpareId(EndTxnRequest(NAME, *writer.identity, is_commit), self._next_id()))
+        self.ask(WithReservedId(EndTxnRequest(NAME, *writer.identity, is_commit), self._next_id()))
 
     def run_batch(self, batch_id: int) -> None:
         """Run a batch as a Spark driver does: a task joins, writes, and wins. Raises BrokerError."""
         join = JoinTxnGroupRequest(NAME, batch_id, "task", TIMEOUT_MS)
-        answer = self.ask(WithSpareId(join, self._next_id()))
+        answer = self.ask(WithReservedId(join, self._next_id()))
         winners = []
         if not answer.is_finished:
             writer = Writer((answer.producer_id, answer.producer_epoch))

@@ -74,11 +74,11 @@ def test_a_heartbeat_without_news_is_cheap(large, capsys):
     machine, now, topics = coordinator.machine, coordinator.now, coordinator.topics
     rounds = 5_000
     beat_ms = cpu_ms(lambda: [machine.decide(request, ("", ""), now, topics) for _ in range(rounds)])
-    news_ms = cpu_ms(lambda: [machine.has_news(request) for _ in range(rounds)])
+    update_ms = cpu_ms(lambda: [machine.has_update(request) for _ in range(rounds)])
     with capsys.disabled():
         print(
             f"\n  heartbeat {beat_ms * 1_000 / rounds:.1f} µs,"
-            f" has_news {news_ms * 1_000 / rounds:.1f} µs of CPU"
+            f" has_update {update_ms * 1_000 / rounds:.1f} µs of CPU"
         )
     assert beat_ms * 1_000 / rounds < 30
 

@@ -74,12 +74,12 @@ def machine():
             group = self.group()
             member = group and group.members.get(consumer.member_id)
             is_known = bool(member and consumer.epoch >= member.current.previous_epoch)
-            has_news = self.world.machine.has_news(request)
+            has_update = self.world.machine.has_update(request)
             try:
                 decision = self.decide(request)
             except EXPELLED:
                 assert consumer.epoch > 0 or consumer.instance_id is not None
-                assert has_news
+                assert has_update
                 consumer.on_expelled()
                 return
             except UnreleasedInstanceIdError:
@@ -87,7 +87,7 @@ def machine():
                 return
             assert is_known or request.member_epoch == 0
             answer = decision.reply
-            if not has_news:
+            if not has_update:
                 # It may be held: deciding it does no more than to let the member's epoch follow.
                 assert answer.member_epoch == consumer.epoch or len(decision.records) == 1
                 assert not decision.records or answer.member_epoch != consumer.epoch
@@ -97,7 +97,7 @@ def machine():
                 self.world.take(decision)
             if fate == "arrives":
                 consumer.on_answer(request, answer)
-                assert not self.world.machine.has_news(quiet(consumer))
+                assert not self.world.machine.has_update(quiet(consumer))
             else:
                 consumer.is_behind = True
 

@@ -46,10 +46,10 @@ def test_r38_a_partition_waits_for_its_owner(coordinator, consumer):
     assert coordinator.state == "Reconciling"
     states = {member.member_id: member.state for member in coordinator.describe().members}
     assert states == {"m1": "Unrevoked", "m2": "Unreleased"}
-    assert not coordinator.machine.has_news(second.request())
+    assert not coordinator.machine.has_update(second.request())
     first.give_back()
     first.beat()
-    assert coordinator.machine.has_news(second.request())
+    assert coordinator.machine.has_update(second.request())
     second.beat()
     assert len(second.assigned) == 1
     assert coordinator.state == "Stable"
@@ -200,7 +200,7 @@ def test_leaving_frees_at_once(coordinator, consumer):
     first, second = consumer("m1"), consumer("m2")
     settle(first, second)
     first.leave()
-    assert coordinator.machine.has_news(second.request())
+    assert coordinator.machine.has_update(second.request())
     second.beat()
     assert len(second.assigned) == 3
     second.leave()
@@ -219,7 +219,7 @@ def test_a_static_member_comes_back_to_what_it_had(coordinator, consumer):
     owned, epoch = first.owned, second.epoch
     first.leave(-2)
     coordinator.reload()
-    assert not coordinator.machine.has_news(second.request())
+    assert not coordinator.machine.has_update(second.request())
     again = consumer("m9", instance_id="one")
     assert again.assigned == owned
     assert coordinator.describe().group_epoch == epoch
@@ -278,13 +278,13 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic(coordinator, consum
     first = consumer("m1", "none", pattern="_*orders.?")
     assert {topic for topic, _ in first.assigned} == {topic_id("orders"), topic_id("orders2")}
     coordinator.set_topics(orders=1, orders3=2)
-    assert coordinator.machine.has_news(first.request())
+    assert coordinator.machine.has_update(first.request())
     first.beat()
     first.settle()
     first.beat()
     assert len(first.owned) == 3
     detail = coordinator.describe().journal[-1].detail
-    assert detail == "orders2 is gone; orders3 is there, with 2 partitions"
+    assert detail == "orders2 was deleted; orders3 was created, with 2 partitions"
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{9999}", "x" * 250])
@@ -307,8 +307,8 @@ def test_a_topic_that_grows_or_is_made_anew_is_assigned_anew(coordinator, consum
     assert not first.owned
     assert [event.detail for event in coordinator.describe().journal[1:]] == [
         "t has 5 partitions, not 3",
-        "t was created anew, with 5 partitions",
-        "t is gone",
+        "t was created again, with 5 partitions",
+        "t was deleted",
     ]
 
 
@@ -319,7 +319,7 @@ def test_a_changed_subscription_is_a_new_generation(coordinator, consumer):
     coordinator.ask(request._replace(subscribed_topics=["t"]))
     assert coordinator.causes == ["MemberJoined"]
     request = request._replace(subscribed_topics=["u", "t"])
-    assert coordinator.machine.has_news(request)
+    assert coordinator.machine.has_update(request)
     first.on_answer(request, coordinator.ask(request))
     assert len(first.assigned) == 5
     assert coordinator.causes[-1] == "SubscriptionChanged"
@@ -370,20 +370,20 @@ def test_a_heartbeat_has_no_news_when_nothing_is_new(coordinator, consumer):
     settle(first, second)
     for member in (first, second):
         request = member.request()
-        assert not coordinator.machine.has_news(request)
+        assert not coordinator.machine.has_update(request)
         decision = coordinator.machine.decide(request, ("", ""), coordinator.now, coordinator.topics)
         assert decision.reply.assignment is None
     coordinator.advance(45_000)
-    assert coordinator.machine.has_news(first.request())  # it was expelled, which it should know
+    assert coordinator.machine.has_update(first.request())  # it was expelled, which it should know
 
 
 def test_a_statement_is_news_once(coordinator, consumer):
     first = consumer("m1")
     request = first.request()
     assert request.owned == []
-    assert coordinator.machine.has_news(request)
+    assert coordinator.machine.has_update(request)
     assert coordinator.ask(request).assignment  # it holds less than it may
-    assert not coordinator.machine.has_news(request)
+    assert not coordinator.machine.has_update(request)
     assert coordinator.ask(request).assignment  # until it says that it holds it
 
 

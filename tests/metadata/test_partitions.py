@@ -73,7 +73,7 @@ def test_what_is_not_there_cannot_be_changed(cluster):
 
 
 REFUSED = [
-    ({"isr": [2, 3]}, ErrorCode.INVALID_REQUEST, "must hold the leader 1"),
+    ({"isr": [2, 3]}, ErrorCode.INVALID_REQUEST, "must include the leader 1"),
     ({"isr": [1, 2, 9]}, ErrorCode.INVALID_REQUEST, "only replicas of"),
     ({"isr": [1, 2, 2]}, ErrorCode.INVALID_REQUEST, "must differ"),
     ({"isr": [1, 2], "isr_broker_epochs": [-1]}, ErrorCode.INVALID_REQUEST, "an epoch each"),

@@ -116,7 +116,7 @@ def test_garbage_is_a_storage_error_or_records(data):
 
 @pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 2], [99, 3]])
 def test_a_newer_type_or_version_is_refused_with_what_to_do(array):
-    with pytest.raises(StorageError, match=r"not known here.*newer kafkalite"):
+    with pytest.raises(StorageError, match=r"is unknown.*newer kafkalite"):
         record_codec.from_arrays([array])
 
 

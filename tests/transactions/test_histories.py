@@ -33,7 +33,7 @@ from kafkalite.protocol.messages.transactions import (
     TxnPartition,
     TxnWinner,
 )
-from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithSpareId
+from kafkalite.transactions.commands import InitProducerId, MarkersWritten, WithReservedId
 from kafkalite.transactions.machine import TransactionMachine, TransactionSettings
 from kafkalite.transactions.record_codec import GroupResult, parse_record
 from kafkalite.transactions.transaction import NO_BATCH, Transaction, TransactionState
@@ -166,10 +166,10 @@ class World:
     def ask(self, command: Any) -> Any:
         if isinstance(command, JoinTxnGroupRequest | EndTxnRequest):
             self.spare_id += 1
-            command = WithSpareId(command, self.spare_id)
+            command = WithReservedId(command, self.spare_id)
         elif isinstance(command, InitProducerId):
             self.spare_id += 1
-            command = command._replace(spare_producer_id=self.spare_id)
+            command = command._replace(reserved_producer_id=self.spare_id)
         decision = self.machine.decide(command, CALLER, self.now, {})
         self.append(decision.records)
         return decision.reply
@@ -492,7 +492,7 @@ class Histories(RuleBasedStateMachine):
         """What was decided and not appended has changed nothing."""
         request = self.pick(self.world.requests, number)
         if isinstance(request, JoinTxnGroupRequest | EndTxnRequest):
-            request = WithSpareId(request, 1)
+            request = WithReservedId(request, 1)
         state = copy.deepcopy(self.world.machine.durable_state())
         if request is not None:
             with suppress(BrokerError):

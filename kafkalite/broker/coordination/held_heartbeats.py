@@ -49,13 +49,13 @@ class HeldHeartbeats:
         alive = _only_alive(request)
 
         def ask() -> Response | Pending | None:
-            if not held.is_over and not shard.is_closed and not shard.machine.has_news(alive):
+            if not held.is_over and not shard.is_closed and not shard.machine.has_update(alive):
                 return None
             held.is_over = True
             return shard.submit(alive, caller)
 
         def is_due(response: Response) -> bool:
-            return _is_new(response, alive) or shard.is_closed or shard.machine.has_news(alive)
+            return _is_new(response, alive) or shard.is_closed or shard.machine.has_update(alive)
 
         def release() -> None:
             entry = self._by_group.get(group_id, {}).get(member_id)

@@ -48,7 +48,7 @@ from kafkalite.protocol.messages.transactions import (
     WriteTxnMarkersRequest,
 )
 from kafkalite.storage.producer_state import ProducerState
-from kafkalite.transactions.commands import WithSpareId
+from kafkalite.transactions.commands import WithReservedId
 
 #: How long the coordinator waits for the end of a writer's earlier attempt before CONCURRENT_TRANSACTIONS.
 JOIN_HOLD_MS: Final = 1_000
@@ -85,7 +85,7 @@ def end_txn(services: TransactionServices, request: Request, client: Client) -> 
     if message.producer_epoch < LATE_EPOCH:
         return services.transactions.submit(transactional_id, message, client.caller)
     return services.transactions.submit_with_spare_id(
-        transactional_id, lambda spare_id: WithSpareId(message, spare_id), client.caller
+        transactional_id, lambda spare_id: WithReservedId(message, spare_id), client.caller
     )
 
 
@@ -151,7 +151,7 @@ def join_txn_group(services: TransactionServices, request: Request, client: Clie
     message: JoinTxnGroupRequest = request.message
     return services.transactions.submit_with_spare_id(
         message.application_id,
-        lambda spare_id: WithSpareId(message, spare_id),
+        lambda spare_id: WithReservedId(message, spare_id),
         client.caller,
         hold_ms=JOIN_HOLD_MS,
     )

@@ -19,6 +19,8 @@ PRODUCT: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
 #: Part of the product, but made to be used by tests.
 FOR_USERS_TESTS: Final = "kafkalite/testing/"
 CODE_THAT_TESTS: Final = ("tests", "proof", "benchmarks")
+#: Code as users write it.
+EXAMPLES: Final = ("examples",)
 DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "docs")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CODE: Final = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
@@ -47,12 +49,17 @@ def _definitions(tree: ast.Module, path: str) -> Iterator[Definition]:
                     yield Definition(path, node.lineno, prefix + name)
                     yield from visit(node.body, f"{prefix}{name}.")
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                    if not name.startswith("__"):
+                    if not name.startswith("__") and not _is_registered(node):
                         yield Definition(path, node.lineno, prefix + name)
                 case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                     yield Definition(path, node.lineno, prefix + name)
 
     return visit(tree.body, "")
+
+
+def _is_registered(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a decorator passes it to a library, as ``@atexit.register`` and those of click do."""
+    return any(isinstance(one, ast.Call | ast.Attribute) for one in function.decorator_list)
 
 
 def _used(tree: ast.AST) -> Counter[str]:
@@ -91,7 +98,9 @@ def only_tests_use() -> list[Definition]:
         if not name.startswith(FOR_USERS_TESTS):
             definitions += _definitions(tree, name)
             in_product += _used(tree)
-    #: A constant counts as a use of itself where it is assigned.
+    for path in _files(EXAMPLES):
+        in_product += _used(ast.parse(path.read_text()))
+    # A constant counts as a use of itself where it is assigned.
     assigned = Counter(one.name.rpartition(".")[2] for one in definitions if _is_assigned(one))
     in_tests: set[str] = set()
     for path in _files(CODE_THAT_TESTS):

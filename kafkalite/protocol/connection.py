@@ -239,10 +239,6 @@ class ClientConnection:
         """Whether the server's versions are known, so that ``send`` may be called."""
         return self._versions is not None
 
-    def version_of(self, api_key: int) -> int | None:
-        """Return the version spoken with this server, or None if there is no common one."""
-        return None if self._versions is None else self._versions.get(api_key)
-
     def handshake(
         self, software_name: str = "kafkalite", software_version: str = ""
     ) -> tuple[int, list[Buffer]]:

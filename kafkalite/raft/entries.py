@@ -44,8 +44,3 @@ def effective_records(change: bytes, offset: int) -> bytes | None:
     """Return the encoded records of a change, or None if it is void on the state at ``offset``."""
     (after_offset,) = _AFTER_OFFSET.unpack_from(change)
     return None if is_void(after_offset, offset) else change[_AFTER_OFFSET.size :]
-
-
-def after_offset_of(change: bytes) -> int:
-    """Return the offset of the state that the change was decided on."""
-    return int(_AFTER_OFFSET.unpack_from(change)[0])

@@ -15,7 +15,7 @@ from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft import messages
 from kafkalite.raft.adapter import LEADER, RaftSettings
-from kafkalite.raft.entries import REGULAR, after_offset_of, change_after
+from kafkalite.raft.entries import REGULAR, change_after, effective_records
 from kafkalite.raft.messages import Message
 from kafkalite.raft.node import Outcome, RaftNode
 from kafkalite.raft.single_quorum import SingleNodeLog
@@ -222,7 +222,7 @@ class Member:
             return journal.last_index + self.queued
         offset = self.offset
         for command, index, _ in journal[max(0, self.index + 1 - journal.first_index) :]:
-            if command[0] == REGULAR and after_offset_of(command[1:]) == offset:
+            if command[0] == REGULAR and effective_records(command[1:], offset) is not None:
                 offset = index
         return offset
 

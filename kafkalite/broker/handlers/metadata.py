@@ -16,11 +16,10 @@ from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.image import BrokerState, TopicImage
 from kafkalite.model import INTERNAL_PREFIX, topic_name_problem
-from kafkalite.protocol.api import APIS
+from kafkalite.protocol.api import supported_ranges
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from kafkalite.protocol.messages.metadata import (
-    ApiVersionRange,
     ApiVersionsResponse,
     BrokerDescription,
     BrokerMetadata,
@@ -64,8 +63,7 @@ class MetadataServices(Protocol):
 def api_versions(_services: MetadataServices, request: Request, client: Client) -> Reply:
     """Return the apis and versions that this broker supports. The first request of every connection."""
     client.client_id = request.client_id
-    ranges = [ApiVersionRange(int(api.key), api.min_version, api.max_version) for api in APIS.values()]
-    return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, ranges))
+    return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, supported_ranges()))
 
 
 # --- brokers and topics

@@ -171,21 +171,41 @@ class OptionRegistry:
         return parsed
 
 
+_KINDS: Final[dict[type, Kind]] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "string",
+    tuple: "list",
+    type(None): "string",
+}
+
+
 def option_field(
     name: str,
-    kind: Kind,
     default: Any,
     doc: str,
     *,
+    kind: Kind | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[Any, ...] | None = None,
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
 ) -> Any:
-    """Return a dataclass field that carries its Option. A secret's value is never shown (S13, S19)."""
+    """Return a dataclass field that carries its Option. A secret's value is never shown (S13, S19).
+
+    Without ``kind`` the option has the type of its default, or is a string if that is None.
+    """
     option = Option(
-        name, kind, default, doc, minimum=minimum, maximum=maximum, choices=choices, aliases=aliases
+        name,
+        kind or _KINDS[type(default)],
+        default,
+        doc,
+        minimum=minimum,
+        maximum=maximum,
+        choices=choices,
+        aliases=aliases,
     )
     return field(default=default, repr=not is_secret, metadata={"option": option, "is_secret": is_secret})
 

@@ -67,7 +67,6 @@ class BrokerConfig:
     # --- behaviour: the node
     node_id: int = option_field(
         "node.id",
-        "int",
         1,
         "The number of this node in its cluster.",
         minimum=0,
@@ -76,21 +75,18 @@ class BrokerConfig:
     )
     process_roles: tuple[str, ...] = option_field(
         "process.roles",
-        "list",
         ROLES,
         "The roles of this node: broker (stores partitions, serves clients), controller (votes in the "
         "metadata quorum), or both.",
     )
     cluster_id: str | None = option_field(
         "cluster.id",
-        "string",
         None,
         "The cluster this node belongs to; a data directory of another cluster is refused. Unset takes the "
         "directory's id, or generates one; all nodes of a cluster need the same.",
     )
     cluster_secret: str | None = option_field(
         "cluster.secret",
-        "string",
         None,
         f"The secret that the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} "
         "characters, the same on every node. Never shown.",
@@ -98,44 +94,38 @@ class BrokerConfig:
     )
     controller_quorum_voters: tuple[str, ...] = option_field(
         "controller.quorum.voters",
-        "list",
         (),
         "The controllers, the same list on every node: node.id@host:port, separated by commas. "
         "Unset: this node is a cluster of its own.",
     )
     controller_listeners: tuple[str, ...] = option_field(
         "controller.listeners",
-        "list",
         (),
         "Where a controller listens for the other nodes. Unset: at its address in controller.quorum.voters.",
     )
     controller_quorum_rejoin: bool = option_field(
         "controller.quorum.rejoin",
-        "bool",
         False,
         "Lets a controller start whose metadata log is gone because its disk was replaced: it fetches "
         "everything from the others before it votes again. Set it for one start only.",
     )
-    broker_rack: str | None = option_field("broker.rack", "string", None, "The rack of this node.")
+    broker_rack: str | None = option_field("broker.rack", None, "The rack of this node.")
 
     # --- behaviour: liveness and failover
     broker_heartbeat_interval_ms: int = option_field(
         "broker.heartbeat.interval.ms",
-        "int",
         500,
         "How often a broker sends a heartbeat to the controller.",
         minimum=1,
     )
     broker_session_timeout_ms: int = option_field(
         "broker.session.timeout.ms",
-        "int",
         3_000,
         "A broker that sends no heartbeat for this long is fenced: it leads no partition.",
         minimum=1,
     )
     controller_quorum_election_timeout_ms: int = option_field(
         "controller.quorum.election.timeout.ms",
-        "int",
         500,
         "A controller that receives nothing from the active one for this long, randomly up to twice as long, "
         "stands for election.",
@@ -143,14 +133,12 @@ class BrokerConfig:
     )
     controller_quorum_fetch_timeout_ms: int = option_field(
         "controller.quorum.fetch.timeout.ms",
-        "int",
         1_000,
         "An active controller that receives nothing from a majority for this long steps down.",
         minimum=10,
     )
     metadata_log_max_record_bytes_between_snapshots: int = option_field(
         "metadata.log.max.record.bytes.between.snapshots",
-        "int",
         MIB,
         "A snapshot replaces the metadata log when the log has this many bytes, and at least as many as the "
         "last snapshot.",
@@ -158,26 +146,22 @@ class BrokerConfig:
     )
     controlled_shutdown_enable: bool = option_field(
         "controlled.shutdown.enable",
-        "bool",
         True,
         "Whether a broker transfers its leaderships to other brokers before it stops.",
     )
     auto_leader_rebalance_enable: bool = option_field(
         "auto.leader.rebalance.enable",
-        "bool",
         True,
         "Whether the controller returns leadership to preferred replicas automatically.",
     )
     leader_imbalance_check_interval_seconds: int = option_field(
         "leader.imbalance.check.interval.seconds",
-        "int",
         300,
         "How often it looks for partitions that are not led by their preferred replica.",
         minimum=1,
     )
     leader_imbalance_per_broker_percentage: int = option_field(
         "leader.imbalance.per.broker.percentage",
-        "int",
         10,
         "The percentage of a broker's preferred partitions that others may lead before that is done.",
         minimum=0,
@@ -187,28 +171,24 @@ class BrokerConfig:
     # --- behaviour: replication
     replica_lag_time_max_ms: int = option_field(
         "replica.lag.time.max.ms",
-        "int",
         10_000,
         "A follower that has not caught up for this long is removed from the in-sync replicas.",
         minimum=1,
     )
     replica_fetch_wait_max_ms: int = option_field(
         "replica.fetch.wait.max.ms",
-        "int",
         500,
         "How long a leader holds a follower's fetch while there is nothing to send.",
         minimum=0,
     )
     replica_fetch_min_bytes: int = option_field(
         "replica.fetch.min.bytes",
-        "int",
         1,
         "A follower's fetch is answered as soon as this many bytes are available.",
         minimum=0,
     )
     replica_fetch_max_bytes: int = option_field(
         "replica.fetch.max.bytes",
-        "int",
         MIB,
         "Soft limit of the data of one partition in a follower's fetch.",
         minimum=KIB,
@@ -216,7 +196,6 @@ class BrokerConfig:
     )
     replica_fetch_response_max_bytes: int = option_field(
         "replica.fetch.response.max.bytes",
-        "int",
         10 * MIB,
         "Soft limit of the response to a follower's fetch.",
         minimum=KIB,
@@ -224,14 +203,12 @@ class BrokerConfig:
     )
     replica_fetch_backoff_ms: int = option_field(
         "replica.fetch.backoff.ms",
-        "int",
         100,
         "How long a follower waits after a failed fetch.",
         minimum=1,
     )
     replica_high_watermark_checkpoint_interval_ms: int = option_field(
         "replica.high.watermark.checkpoint.interval.ms",
-        "int",
         5_000,
         "How often a leader records the high watermarks of its partitions.",
         minimum=1,
@@ -240,7 +217,6 @@ class BrokerConfig:
     # --- behaviour: committed offsets
     offsets_topic_num_partitions: int = option_field(
         "offsets.topic.num.partitions",
-        "int",
         50,
         "Partitions of __consumer_offsets when it is created, over which groups are spread; 4 on a broker"
         " that keeps everything in memory. Cannot be changed later.",
@@ -249,7 +225,6 @@ class BrokerConfig:
     )
     offsets_topic_replication_factor: int = option_field(
         "offsets.topic.replication.factor",
-        "int",
         3,
         "Replicas of __consumer_offsets when it is created; fewer if fewer brokers are alive.",
         minimum=1,
@@ -257,7 +232,6 @@ class BrokerConfig:
     )
     offsets_topic_segment_bytes: int = option_field(
         "offsets.topic.segment.bytes",
-        "int",
         100 * MIB,
         "segment.bytes of __consumer_offsets. Small segments are compacted and loaded sooner.",
         minimum=MIN_SEGMENT_BYTES,
@@ -265,7 +239,6 @@ class BrokerConfig:
     )
     offsets_retention_minutes: int = option_field(
         "offsets.retention.minutes",
-        "int",
         10_080,
         "How long the offsets of a group without members are kept.",
         minimum=1,
@@ -273,14 +246,12 @@ class BrokerConfig:
     )
     offsets_retention_check_interval_ms: int = option_field(
         "offsets.retention.check.interval.ms",
-        "int",
         600_000,
         "How often a coordinator looks for offsets that have expired.",
         minimum=1,
     )
     offset_metadata_max_bytes: int = option_field(
         "offset.metadata.max.bytes",
-        "int",
         4_096,
         "The longest metadata text that may be committed with an offset.",
         minimum=0,
@@ -290,33 +261,29 @@ class BrokerConfig:
     # --- behaviour: consumer groups
     group_consumer_session_timeout_ms: int = option_field(
         "group.consumer.session.timeout.ms",
-        "int",
         45_000,
         "A member of a group that sends no heartbeat for this long is removed from the group.",
         minimum=1,
     )
     group_consumer_heartbeat_interval_ms: int = option_field(
         "group.consumer.heartbeat.interval.ms",
-        "int",
         5_000,
         "The heartbeat interval that members of a group use.",
         minimum=1,
     )
     group_consumer_assignors: tuple[str, ...] = option_field(
         "group.consumer.assignors",
-        "list",
         ("uniform", "range"),
         "How partitions may be spread over members: uniform, range. The first is used for members that"
         " request none.",
     )
     group_max_size: int = option_field(
-        "group.max.size", "int", _MAX_INT32, "The maximum number of members of a group.", minimum=1
+        "group.max.size", _MAX_INT32, "The maximum number of members of a group.", minimum=1
     )
 
     # --- behaviour: transactions
     transaction_state_log_num_partitions: int = option_field(
         "transaction.state.log.num.partitions",
-        "int",
         50,
         "Partitions of __transaction_state when it is created, over which transactional ids are spread; 4 on"
         " a broker that keeps everything in memory. Cannot be changed later.",
@@ -325,7 +292,6 @@ class BrokerConfig:
     )
     transaction_state_log_replication_factor: int = option_field(
         "transaction.state.log.replication.factor",
-        "int",
         3,
         "Replicas of __transaction_state when it is created; fewer if fewer brokers are alive.",
         minimum=1,
@@ -333,7 +299,6 @@ class BrokerConfig:
     )
     transaction_state_log_min_isr: int = option_field(
         "transaction.state.log.min.isr",
-        "int",
         2,
         "min.insync.replicas of __transaction_state and __consumer_offsets when they are created; at most"
         " their number of replicas.",
@@ -342,7 +307,6 @@ class BrokerConfig:
     )
     transaction_state_log_segment_bytes: int = option_field(
         "transaction.state.log.segment.bytes",
-        "int",
         100 * MIB,
         "segment.bytes of __transaction_state.",
         minimum=MIN_SEGMENT_BYTES,
@@ -350,21 +314,18 @@ class BrokerConfig:
     )
     transactional_id_expiration_ms: int = option_field(
         "transactional.id.expiration.ms",
-        "int",
         604_800_000,
         "How long an unused transactional id, or an unused retired transaction group, is kept.",
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(
         "transaction.max.timeout.ms",
-        "int",
         900_000,
         "The longest transaction.timeout.ms that a producer may request.",
         minimum=1,
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = option_field(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "int",
         10_000,
         "Accepted as in Kafka, without effect: a transaction is aborted as soon as it times out.",
         minimum=1,
@@ -373,7 +334,6 @@ class BrokerConfig:
     # --- behaviour: the data directory
     log_dirs: str | None = option_field(
         "log.dirs",
-        "string",
         None,
         "The data directory (one). Unset keeps everything in memory.",
         aliases=("log.dir", "data.dir"),
@@ -382,35 +342,30 @@ class BrokerConfig:
     # --- behaviour: the network
     listeners: tuple[str, ...] = option_field(
         "listeners",
-        "list",
         DEFAULT_LISTENERS,
         "Where to listen: host:port (port 0: the system chooses one; no host: every interface), "
         "or inproc://name inside the process (inproc:// generates a name).",
     )
     advertised_listeners: tuple[str, ...] = option_field(
         "advertised.listeners",
-        "list",
         (),
         "The addresses that clients are given, one for each listener. "
         "Unset: each client is given the address that it used.",
     )
     max_connections: int = option_field(
         "max.connections",
-        "int",
         2**31 - 1,
         "The maximum number of open connections; further ones are closed at once.",
         minimum=1,
     )
     connections_max_idle_ms: int = option_field(
         "connections.max.idle.ms",
-        "int",
         600_000,
         "A connection without traffic for this long is closed. -1: never.",
         minimum=-1,
     )
     socket_request_max_bytes: int = option_field(
         "socket.request.max.bytes",
-        "int",
         100 * MIB,
         "The largest request that is accepted.",
         minimum=KIB,
@@ -418,7 +373,6 @@ class BrokerConfig:
     )
     queued_max_request_bytes: int = option_field(
         "queued.max.request.bytes",
-        "int",
         512 * MIB,
         "Bytes of large requests that all connections together may be receiving or have unanswered; "
         "a connection that would exceed it is closed.",
@@ -428,7 +382,6 @@ class BrokerConfig:
     # --- behaviour: topics
     num_partitions: int = option_field(
         "num.partitions",
-        "int",
         1,
         "Partitions of a topic that is created without a number of partitions.",
         minimum=1,
@@ -436,18 +389,15 @@ class BrokerConfig:
     )
     default_replication_factor: int = option_field(
         "default.replication.factor",
-        "int",
         1,
         "Replicas of a topic that is created without a replication factor.",
         minimum=1,
         maximum=2**15 - 1,
     )
     auto_create_topics_enable: bool = option_field(
-        "auto.create.topics.enable", "bool", True, "Whether a request for a topic's metadata may create it."
+        "auto.create.topics.enable", True, "Whether a request for a topic's metadata may create it."
     )
-    delete_topic_enable: bool = option_field(
-        "delete.topic.enable", "bool", True, "Whether topics can be deleted."
-    )
+    delete_topic_enable: bool = option_field("delete.topic.enable", True, "Whether topics can be deleted.")
 
     # --- behaviour: defaults of topic options
     durability: str = _topic_default("durability")
@@ -475,7 +425,6 @@ class BrokerConfig:
     # --- performance
     fetch_max_bytes: int = option_field(
         "fetch.max.bytes",
-        "int",
         55 * MIB,
         "Soft limit of one fetch response, whatever the client requests; the first batch is always complete.",
         minimum=KIB,
@@ -483,45 +432,39 @@ class BrokerConfig:
     )
     log_retention_check_interval_ms: int = option_field(
         "log.retention.check.interval.ms",
-        "int",
         300_000,
         "How often segments are rolled by age and deleted.",
         minimum=1,
     )
     log_cleaner_enable: bool = option_field(
-        "log.cleaner.enable", "bool", True, "Whether logs with cleanup.policy=compact are compacted."
+        "log.cleaner.enable", True, "Whether logs with cleanup.policy=compact are compacted."
     )
     log_cleaner_backoff_ms: int = option_field(
         "log.cleaner.backoff.ms",
-        "int",
         15_000,
         "How often the broker looks for logs to compact.",
         minimum=1,
     )
     log_cleaner_dedupe_buffer_size: int = option_field(
         "log.cleaner.dedupe.buffer.size",
-        "int",
         128 * MIB,
         "Memory for the keys of a compaction, about 200 bytes each; more keys need several passes.",
         minimum=MIB,
     )
     producer_id_expiration_ms: int = option_field(
         "producer.id.expiration.ms",
-        "int",
         86_400_000,
         "How long a partition remembers the sequence numbers of a producer that does not write to it.",
         minimum=1,
     )
     log_initial_task_delay_ms: int = option_field(
         "log.initial.task.delay.ms",
-        "int",
         30_000,
         "How long after the start the first of these passes runs.",
         minimum=0,
     )
     log_flush_offset_checkpoint_interval_ms: int = option_field(
         "log.flush.offset.checkpoint.interval.ms",
-        "int",
         60_000,
         "How often recovery points are written: a start after a crash scans only what follows them.",
         minimum=1,

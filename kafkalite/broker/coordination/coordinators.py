@@ -75,7 +75,7 @@ class Coordinators:
         self._waiters = waiters
         self._tasks = tasks
         self.on_broken = on_broken
-        self._node = node
+        self.node = node
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
@@ -246,11 +246,6 @@ class Coordinators:
                 shard.tick_soon()
 
     # --- called by shards
-
-    @property
-    def is_isolated(self) -> bool:
-        """``ShardOwner.is_isolated``"""
-        return self._node.is_isolated
 
     def on_ticked(self, shard: Shard) -> None:
         """``ShardOwner.on_ticked``"""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.responses import Pending, Reply, Response, settled
@@ -82,15 +83,8 @@ class Machine(Protocol):
 class ShardOwner(Protocol):
     """The parts of ``Coordinators`` that a shard uses."""
 
-    @property
-    def topics(self) -> Mapping[str, TopicShape]:
-        """All topics."""
-        ...
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether no controller was reached for so long that another broker may be the leader (R23)."""
-        ...
+    topics: Mapping[str, TopicShape]  #: all topics
+    node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
         """Call ``shard.tick()`` at ``due_ms`` (monotonic) instead of at the time of the last call. None:
@@ -205,7 +199,7 @@ class Shard:
         response: Response
         try:
             now = self.now()
-            if self._owner.is_isolated:
+            if self._owner.node.is_isolated:
                 self._claim(now)
             decision = self.machine.decide(command, caller, now, self._owner.topics)
             if decision.records:

@@ -369,6 +369,7 @@ class Broker:
                 config,
                 filesystem,
                 self._path,
+                directory,
                 cluster_id=self._store.identity.cluster_id,
                 clock=self._clock,
                 rng=self._rng,

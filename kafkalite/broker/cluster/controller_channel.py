@@ -224,9 +224,8 @@ class ControllerChannel:
                 return connection
             if connection is not None:
                 connection.close()
-            from kafkalite.broker.cluster.authentication import (
-                dial,
-            )  # a broker that is a cluster of its own never needs it
+            # A broker that is a cluster of its own never needs it.
+            from kafkalite.broker.cluster.authentication import dial
 
             address = self._voters.get(leader_id)
             if address is None:

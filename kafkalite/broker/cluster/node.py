@@ -34,7 +34,6 @@ from kafkalite.storage.layout import join
 if TYPE_CHECKING:
     from kafkalite.raft.raft_quorum import RaftQuorum
 
-METADATA_DIRECTORY: Final = "__cluster_metadata"
 VOTERS_FILE: Final = "quorum-voters"
 
 
@@ -75,6 +74,7 @@ class ClusterNode:
         config: BrokerConfig,
         filesystem: FileSystem,
         path: str,
+        metadata_directory: str,
         *,
         cluster_id: str,
         clock: Clock,
@@ -111,7 +111,7 @@ class ClusterNode:
             self._membership = Membership(filesystem, path, self._voters)
             self.raft = self.quorum = RaftQuorum(
                 filesystem,
-                join(path, METADATA_DIRECTORY),
+                metadata_directory,
                 node_id=config.node_id,
                 voters=sorted(self._voters),
                 runner=self._runner,

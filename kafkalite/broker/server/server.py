@@ -287,9 +287,8 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
-            transport.set_write_buffer_limits(
-                WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES
-            )  # checks the buffer again
+            # Setting the limits checks the buffer again.
+            transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def _serve_backlog(self) -> None:
         if self._backlog and not self._is_lost and self._has_room():

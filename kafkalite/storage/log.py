@@ -554,8 +554,10 @@ class Log:
         """
         if self._sync.round is not None or self.offline_reason is not None or not self.has_unsynced:
             return None
-        with self._writing():
+        try:
             self._sync.round = work = self._sync_work()
+        except OSError as error:
+            raise self._write_failed(error) from error
         return work
 
     def _sync_work(self) -> SyncWork:

@@ -12,7 +12,7 @@ def test_exclusive_work_waits_for_a_sync_round() -> None:
     work: DiskWork[str, str] = DiskWork()
     work.begin_sync()
     assert work.add_exclusive("truncate") is None
-    assert (work.state, work.is_exclusive, work.may_sync) == (State.WAITING, True, False)
+    assert work.state is State.WAITING
     assert work.end_sync() == "truncate"
     assert work.end_exclusive() is None
     assert work.state is State.IDLE
@@ -68,7 +68,7 @@ class Jobs(RuleBasedStateMachine):
             assert self.waiting.pop(0) == job
             self.deletion = job
 
-    @precondition(lambda self: not self.is_syncing and self.work.may_sync)
+    @precondition(lambda self: not self.is_syncing and self.work.exclusive is None)
     @rule()
     def begin_sync(self) -> None:
         self.work.begin_sync()
@@ -119,11 +119,13 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def exclusive_work_is_alone(self) -> None:
         assert self.exclusive is None or not (self.is_syncing or self.deletion is not None)
-        assert self.work.is_exclusive == (self.exclusive is not None or self.waiting_exclusive is not None)
+        assert (self.work.exclusive is not None) == (
+            self.exclusive is not None or self.waiting_exclusive is not None
+        )
 
     @invariant()
     def nothing_waits_in_vain(self) -> None:
-        assert not self.waiting or self.deletion is not None or self.work.is_exclusive
+        assert not self.waiting or self.deletion is not None or (self.work.exclusive is not None)
         assert self.waiting_exclusive is None or self.is_syncing
 
 

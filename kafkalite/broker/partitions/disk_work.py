@@ -14,14 +14,14 @@ Pure: a method returns the job to start now, if there is one. The caller runs it
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final, Generic, TypeVar
 
 E = TypeVar("E")
 D = TypeVar("D")
 
 
-class State(Enum):
+class State(IntEnum):
     """What of a partition is under way."""
 
     IDLE = auto()
@@ -32,33 +32,32 @@ class State(Enum):
     EXCLUSIVE = auto()
 
 
-class _Event(Enum):
-    SYNC_BEGUN = auto()
-    SYNC_ENDED = auto()
-    DELETION_BEGUN = auto()
-    DELETION_ENDED = auto()
-    EXCLUSIVE_ADDED = auto()
-    EXCLUSIVE_ENDED = auto()
-
-
-_NEXT: Final = {
-    (State.IDLE, _Event.SYNC_BEGUN): State.SYNCING,
-    (State.IDLE, _Event.DELETION_BEGUN): State.DELETING,
-    (State.IDLE, _Event.EXCLUSIVE_ADDED): State.EXCLUSIVE,
-    (State.SYNCING, _Event.SYNC_ENDED): State.IDLE,
-    (State.SYNCING, _Event.DELETION_BEGUN): State.SYNCING_AND_DELETING,
-    (State.SYNCING, _Event.EXCLUSIVE_ADDED): State.WAITING,
-    (State.DELETING, _Event.SYNC_BEGUN): State.SYNCING_AND_DELETING,
-    (State.DELETING, _Event.DELETION_ENDED): State.IDLE,
-    (State.SYNCING_AND_DELETING, _Event.SYNC_ENDED): State.DELETING,
-    (State.SYNCING_AND_DELETING, _Event.DELETION_ENDED): State.SYNCING,
-    (State.WAITING, _Event.SYNC_ENDED): State.EXCLUSIVE,
-    (State.WAITING, _Event.EXCLUSIVE_ENDED): State.SYNCING,  # it was given up
-    (State.EXCLUSIVE, _Event.EXCLUSIVE_ENDED): State.IDLE,
+# Each event leads from one state to the next. In the other states it cannot happen.
+_SYNC_BEGUN: Final = {
+    State.IDLE: State.SYNCING,
+    State.DELETING: State.SYNCING_AND_DELETING,
 }
-_SYNCS: Final = frozenset(state for state, event in _NEXT if event is _Event.SYNC_BEGUN)
-_DELETES: Final = frozenset(state for state, event in _NEXT if event is _Event.DELETION_BEGUN)
-_TAKES_EXCLUSIVE: Final = frozenset(state for state, event in _NEXT if event is _Event.EXCLUSIVE_ADDED)
+_SYNC_ENDED: Final = {
+    State.SYNCING: State.IDLE,
+    State.SYNCING_AND_DELETING: State.DELETING,
+    State.WAITING: State.EXCLUSIVE,
+}
+_DELETION_BEGUN: Final = {
+    State.IDLE: State.DELETING,
+    State.SYNCING: State.SYNCING_AND_DELETING,
+}
+_DELETION_ENDED: Final = {
+    State.DELETING: State.IDLE,
+    State.SYNCING_AND_DELETING: State.SYNCING,
+}
+_EXCLUSIVE_ADDED: Final = {
+    State.IDLE: State.EXCLUSIVE,
+    State.SYNCING: State.WAITING,
+}
+_EXCLUSIVE_ENDED: Final = {
+    State.EXCLUSIVE: State.IDLE,
+    State.WAITING: State.SYNCING,  # it was given up
+}
 
 
 class DiskWork(Generic[E, D]):
@@ -72,45 +71,37 @@ class DiskWork(Generic[E, D]):
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        self.exclusive: E | None = None  #: under way, or the next
+        #: Under way, or the next; unless it is None, neither the loop nor a sync round may use the log.
+        self.exclusive: E | None = None
         self.deletion: D | None = None  #: under way
         self._deletions: deque[D] = deque()
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether neither the loop nor a sync round may use the log."""
-        return self.exclusive is not None
 
     @property
     def is_deleting(self) -> bool:
         return self.deletion is not None or bool(self._deletions)
 
     @property
-    def may_sync(self) -> bool:
-        return self.state in _SYNCS
-
-    @property
     def may_add_exclusive(self) -> bool:
-        return self.state in _TAKES_EXCLUSIVE
+        return self.state in _EXCLUSIVE_ADDED
 
     def begin_sync(self) -> None:
-        """A sync round has begun. Only while ``may_sync``."""
-        self._on(_Event.SYNC_BEGUN)
+        """A sync round has begun. Only while ``exclusive`` is None, and one at a time."""
+        self.state = _SYNC_BEGUN[self.state]
 
     def end_sync(self) -> E | None:
         """The sync round has ended. Returns the exclusive job that waited for it."""
-        self._on(_Event.SYNC_ENDED)
+        self.state = _SYNC_ENDED[self.state]
         return self.exclusive
 
     def add_exclusive(self, job: E) -> E | None:
         """Take an exclusive job, while ``may_add_exclusive``. Returns it if it starts now."""
-        self._on(_Event.EXCLUSIVE_ADDED)
+        self.state = _EXCLUSIVE_ADDED[self.state]
         self.exclusive = job
         return job if self.state is State.EXCLUSIVE else None
 
     def end_exclusive(self) -> D | None:
         """The exclusive job has ended. Returns the deletion to start now."""
-        self._on(_Event.EXCLUSIVE_ENDED)
+        self.state = _EXCLUSIVE_ENDED[self.state]
         self.exclusive = None
         return self._next_deletion()
 
@@ -121,7 +112,7 @@ class DiskWork(Generic[E, D]):
 
     def end_deletion(self) -> D | None:
         """The deletion has ended. Returns the next one, to start now."""
-        self._on(_Event.DELETION_ENDED)
+        self.state = _DELETION_ENDED[self.state]
         self.deletion = None
         return self._next_deletion()
 
@@ -137,11 +128,8 @@ class DiskWork(Generic[E, D]):
         return exclusive, deletion, waiting
 
     def _next_deletion(self) -> D | None:
-        if not self._deletions or self.state not in _DELETES:
+        if not self._deletions or self.state not in _DELETION_BEGUN:
             return None
-        self._on(_Event.DELETION_BEGUN)
+        self.state = _DELETION_BEGUN[self.state]
         self.deletion = self._deletions.popleft()
         return self.deletion
-
-    def _on(self, event: _Event) -> None:
-        self.state = _NEXT[self.state, event]

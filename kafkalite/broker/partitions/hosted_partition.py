@@ -178,11 +178,15 @@ class HostedPartition:
     @property
     def is_busy(self) -> bool:
         """Whether only its exclusive work may use the log."""
-        return self._disk.is_exclusive
+        return self._disk.exclusive is not None
 
     def idle_log(self) -> Log | None:
         """Return the log for maintenance; None while it is offline or other work removes records from it."""
-        if self._disk.is_exclusive or self._disk.is_deleting or self.partition.offline_reason is not None:
+        if (
+            self._disk.exclusive is not None
+            or self._disk.is_deleting
+            or self.partition.offline_reason is not None
+        ):
             return None
         return self.partition.log
 
@@ -215,7 +219,7 @@ class HostedPartition:
         """Notify those who wait for it. The bytes may be more than can be read: readers look again."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
-        if high_watermark >= self.partition.log_end_offset:
+        if high_watermark >= self.partition.log.log_end_offset:
             self._unread_bytes = 0
         self._waiters.on_high_watermark(self.key, high_watermark, readable_bytes)
         for watcher in self._watchers.values():
@@ -333,7 +337,7 @@ class HostedPartition:
     def fetch_position(self) -> FetchPosition | None:
         """Return what the next fetch reports. None while disk work is under way: the listener is notified of
         its end. Raises as ``Partition.fetch_position``."""
-        if self._disk.is_exclusive:
+        if self._disk.exclusive is not None:
             return None
         position = self.partition.fetch_position()
         self.reported_epoch = position.leader_epoch
@@ -348,7 +352,7 @@ class HostedPartition:
         syncs by itself, is exclusive work; a response that arrives meanwhile is ignored and must be
         repeated. Raises as ``Partition.on_fetched``.
         """
-        if self._disk.is_exclusive:
+        if self._disk.exclusive is not None:
             return NextFetch.REPEATED
         apply = partial(self.partition.on_fetched, response, batches, now_ms=wall_ms, asked=asked)
         if self.partition.waits_for_disk(response, batches):
@@ -498,12 +502,12 @@ class HostedPartition:
     def mark_unsynced(self) -> None:
         """Have the next round sync what is written and not synced, of a page-cache log too."""
         log = self.partition.log
-        if not self._disk.is_exclusive and log.has_unsynced and log.offline_reason is None:
+        if self._disk.exclusive is None and log.has_unsynced and log.offline_reason is None:
             self._scheduler.mark(self)
 
     def begin_sync(self) -> SyncWork | None:
         """Called by the scheduler."""
-        if not self._disk.may_sync:
+        if self._disk.exclusive is not None:
             return None
         work = self.partition.log.begin_sync()
         if work is not None:

@@ -32,6 +32,7 @@ from kafkalite.protocol.messages import cluster as messages
 from kafkalite.protocol.messages import transactions
 from kafkalite.testing import Cluster, WireClient
 from kafkalite.testing.cluster import Node
+from proof.waiting import eventually, settle
 
 SECRET = "a secret of sixteen or more"
 TOPIC_ID = "ab" * 16
@@ -258,8 +259,8 @@ class TestOnTheWire:
                 await connection.call(heartbeat, timeout_ms=2_000)
         for connection, expected in zip(connections, ([], [7]), strict=True):
             connection.close()
-            await asyncio.sleep(0.02)
-            assert lost == expected
+            await settle()
+            await eventually(lambda expected=expected: lost == expected)
         listener._on_session_lost = former
 
     async def test_a_new_hello_discards_the_authentication(self, cluster: Cluster) -> None:

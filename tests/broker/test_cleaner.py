@@ -21,7 +21,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.storage.checkpoints import decode_compaction
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 Make = Callable[..., Any]
 
@@ -92,7 +92,7 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
             await cleaner_of(broker).clean()
             assert hosted.partition.log.size_bytes == size_bytes, "what is not synced yet is left alone"
             broker.housekeeping.checkpoint()  # syncs records that no request waits for
-            await asyncio.sleep(0.01)
+            await settle()
         await cleaner_of(broker).clean()
         assert state(hosted) == before
         assert hosted.partition.log.size_bytes < size_bytes / 4
@@ -187,7 +187,7 @@ async def test_a_compacted_topic_has_no_retention_by_age_or_size(new_topic: Make
         await wire.call(new_topic("t", **both))
         for number in range(30):
             await send(wire, number)
-        await asyncio.sleep(0.01)
+        await settle()
         await broker.housekeeping.retain()
         await eventually(lambda: hosted_of(broker).log_start_offset > 0)
 
@@ -262,7 +262,7 @@ async def test_a_consumer_skips_offsets_that_were_compacted_away() -> None:
             for number in range(60):
                 await send(wire, number)
         broker.housekeeping.checkpoint()
-        await asyncio.sleep(0.01)
+        await settle()
         await cleaner_of(broker).clean()
         expected = content(hosted_of(broker))
         assert len(expected) < 60

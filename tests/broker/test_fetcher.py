@@ -24,7 +24,7 @@ from kafkalite.protocol.messages.cluster import (
     ReplicaFetchResponse,
 )
 from kafkalite.replication.follower import FetchPosition, NextFetch
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 EMPTY = memoryview(b"")
 
@@ -154,7 +154,7 @@ async def test_a_request_waits_at_the_leader_until_a_position_changes(
 ) -> None:
     one, other = FakeHosted(0), FakeHosted(1)
     connection = await opened(fetcher, leader, one, other)
-    await asyncio.sleep(0.03)
+    await settle()
     assert len(connection.requests) == 2
     other.progress()
     await eventually(lambda: len(connection.requests) == 3)

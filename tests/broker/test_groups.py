@@ -34,7 +34,7 @@ from kafkalite.protocol.messages import admin, data, groups, transactions
 from kafkalite.testing import Cluster, VirtualClock
 from kafkalite.testing.faults import fail_next
 from kafkalite.testing.wire import WireClient
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 RETRIED = {
     ErrorCode.NOT_COORDINATOR,
@@ -321,7 +321,7 @@ async def test_a_silent_members_partitions_go_to_the_others() -> None:
         await clock.advance(30_000)
         second = await caller.call(heartbeat(2, 0))
         await clock.advance(15_001)
-        await asyncio.sleep(0.01)
+        await settle()
         got = await caller.call(heartbeat(2, second.member_epoch, owned=[]))
         assert held_by(got.assignment) == [0, 1]
         with pytest.raises(UnknownMemberIdError):
@@ -482,15 +482,14 @@ async def _is_told_before_it_is_safe() -> tuple[bool, int]:
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
         before = await coordinator_of(cluster, caller)
         cluster.intercept(ApiKey.REPLICA_FETCH, fail_next(10**6), node_id=before)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # longer than replica.fetch.wait.max.ms: polls that waited are answered
         async with WireClient(cluster.brokers[before].address) as wire:
             wire.send(commit(0, NO_EPOCH, offset(0, 2)))
             wire.send(fetch())
-            await asyncio.sleep(0.05)
             shard = cluster.brokers[before].coordinators.groups("g")
-            assert shard.high_watermark < shard.end_offset
+            await eventually(lambda: shard.high_watermark < shard.end_offset)
             told = asyncio.ensure_future(wire.answer())
-            await asyncio.sleep(0.05)
+            await settle()
             is_told = told.done()
             told.cancel()
         await cluster.kill(before)
@@ -512,10 +511,10 @@ async def test_held_requests_are_refused_when_another_broker_leads() -> None:
         await caller.call(commit(0, NO_EPOCH, offset(0, 1)))
         before = await coordinator_of(cluster, caller)
         cluster.intercept(ApiKey.REPLICA_FETCH, fail_next(10**6), node_id=before)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # longer than replica.fetch.wait.max.ms: polls that waited are answered
         async with WireClient(cluster.brokers[before].address) as wire:
             wire.send(commit(0, NO_EPOCH, offset(0, 2)))
-            await asyncio.sleep(0.02)
+            await settle()
             stopping = asyncio.ensure_future(cluster.stop(before))
             with pytest.raises(NotCoordinatorError):
                 checked((await wire.answer()).message)
@@ -555,11 +554,11 @@ async def test_an_isolated_coordinator_has_the_replicas_confirm_it() -> None:
         assert (await caller.call(fetch())).offsets[0].offset == 1  # the replicas confirm
         assert shard.end_offset == end + 1
         cluster.intercept(ApiKey.REPLICA_FETCH, fail_next(10**6), node_id=before)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # longer than replica.fetch.wait.max.ms: polls that waited are answered
         async with WireClient(broker.address) as wire:
             wire.send(fetch())
             answer = asyncio.ensure_future(wire.answer())
-            await asyncio.sleep(0.05)
+            await settle()
             assert not answer.done()
             cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=before)
             assert (await answer).message.offsets[0].offset == 1

@@ -18,7 +18,7 @@ from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data, groups, metadata
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 Make = Callable[..., Any]
 
@@ -211,7 +211,7 @@ async def test_a_fetch_that_is_woken_too_early_waits_on(
         (hosted,) = broker.partitions
         for _ in range(3):
             broker._waiters.on_high_watermark(hosted.key, hosted.high_watermark, 10**9)
-            await asyncio.sleep(0.005)
+            await settle()
         assert not pending.done()
         batch = batch_of(b"x" * 400)
         await wire.call(produce(batch), batch)

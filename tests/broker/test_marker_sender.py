@@ -24,7 +24,7 @@ from kafkalite.protocol.messages.transactions import (
     WrittenMarker,
 )
 from kafkalite.transactions.commands import MarkersWritten, PendingMarker
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 
 def marker(name: str = "txn", *at: tuple[str, int], epoch: int = 1, is_commit: bool = True) -> PendingMarker:
@@ -208,7 +208,7 @@ async def test_a_marker_waits_for_a_leader_and_is_sent_to_the_new_one(world: Wor
     world.leaders["t"][0] = -1
     world.shard.pending = [marker()]
     world.sender.on_change(world.shard)
-    await asyncio.sleep(0.02)
+    await settle()
     assert world.sent == []
     world.leaders["t"][0] = 5
     world.sender.on_image(world.image())
@@ -226,7 +226,7 @@ async def test_a_former_coordinator_sends_no_markers(world: World) -> None:
     world.shard.is_closed = True
     world.sender.on_close(world.shard)
     world.gate.set()
-    await asyncio.sleep(0.02)
+    await settle()
     assert len(world.sent) == 2
     assert world.shard.written == []
     assert len(world.sender) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ from kafkalite.rng import seeded_rng
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 CONTROLLER = 100
 
@@ -229,13 +229,6 @@ async def net() -> AsyncIterator[Net]:
         yield running_net
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.002)
-
-
 def batch_of(*values: bytes) -> bytearray:
     return bytearray(build_batch(list(values), timestamps_ms=time.time_ns() // 1_000_000))
 
@@ -257,7 +250,7 @@ async def test_acks_all_is_on_every_replica_byte_for_byte(net: Net) -> None:
         for node in net.nodes.values():
             assert node.hosted().partition.log.synced_end_offset > number
     assert len({node.log_bytes() for node in net.nodes.values()}) == 1
-    await until(lambda: all(node.hosted().high_watermark == 20 for node in net.nodes.values()))
+    await eventually(lambda: all(node.hosted().high_watermark == 20 for node in net.nodes.values()))
 
 
 async def test_an_acknowledgement_takes_no_poll(net: Net) -> None:
@@ -290,7 +283,7 @@ async def test_a_dead_follower_is_fenced_and_rejoins_when_it_has_caught_up(net: 
     await net.kill(dead)
     assert (await produce(net.leader(), b"without")).error_code == 0
     again = await net.restart(dead)
-    await until(lambda: len(net.state().isr) == 3)
+    await eventually(lambda: len(net.state().isr) == 3)
     assert again.log_bytes() == net.leader().log_bytes()
     assert (await produce(net.leader(), b"with")).error_code == 0
 
@@ -301,7 +294,7 @@ async def test_too_few_in_sync_refuses_new_and_fails_waiting_requests(net: Net) 
     await produce(leader, b"before")
     one.is_cut = other.is_cut = True
     waiting = asyncio.create_task(produce(leader, b"in the log"))
-    await until(lambda: leader.hosted().partition.log.log_end_offset == 2)
+    await eventually(lambda: leader.hosted().partition.log.log_end_offset == 2)
     await net.fence(one)
     await net.fence(other)
     assert (await waiting).error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
@@ -323,7 +316,7 @@ async def test_a_slow_follower_leaves_the_isr_and_comes_back() -> None:
         slow.is_cut = False
         for connection in slow._connections.values():
             connection.close()
-        await until(lambda: slow.node_id in net.state().isr)
+        await eventually(lambda: slow.node_id in net.state().isr)
 
 
 async def test_a_cut_off_leader_is_replaced_and_its_tail_is_truncated(net: Net) -> None:
@@ -343,7 +336,7 @@ async def test_a_cut_off_leader_is_replaced_and_its_tail_is_truncated(net: Net) 
     assert old.hosted().partition.log.log_end_offset == 8
     old.is_cut = False
     old = await _come_back(net, old)
-    await until(lambda: old.node_id in net.state().isr)
+    await eventually(lambda: old.node_id in net.state().isr)
     assert old.log_bytes() == new.log_bytes()
     assert b"kept" in old.log_bytes()
     assert b"lost" not in old.log_bytes()
@@ -371,7 +364,7 @@ async def test_the_leader_fails_over_and_nothing_acknowledged_is_lost(net: Net) 
         assert net.leader() is not dead
         await produce(net.leader(), b"meanwhile")
         await net.restart(dead)
-        await until(lambda: len(net.state().isr) == 3)
+        await eventually(lambda: len(net.state().isr) == 3)
     logs = {node.log_bytes() for node in net.nodes.values()}
     assert len(logs) == 1
     for value in acknowledged:
@@ -384,7 +377,7 @@ async def test_requests_waiting_at_a_former_leader_fail(net: Net) -> None:
     for follower in net.followers():
         follower.is_cut = True
     waiting = asyncio.create_task(produce(leader, b"value"))
-    await until(lambda: leader.hosted().partition.log.log_end_offset == 1)
+    await eventually(lambda: leader.hosted().partition.log.log_end_offset == 1)
     await net.fence(leader)
     assert (await waiting).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     for follower in net.followers():
@@ -404,7 +397,7 @@ async def test_a_large_log_is_caught_up_in_large_responses(net: Net) -> None:
         node_id: net.nodes[node_id].services.metrics.requests[ApiKey.REPLICA_FETCH] for node_id in (1, 2)
     }
     victim = await net.restart(victim)
-    await until(lambda: all(len(net.state("t", partition).isr) == 2 for partition in range(3)))
+    await eventually(lambda: all(len(net.state("t", partition).isr) == 2 for partition in range(3)))
     for partition in range(3):
         if 3 in net.state("t", partition).replicas:
             assert victim.log_bytes("t", partition) == net.leader("t", partition).log_bytes("t", partition)
@@ -414,7 +407,7 @@ async def test_a_large_log_is_caught_up_in_large_responses(net: Net) -> None:
 
 async def test_idle_sessions_send_few_and_small_requests(net: Net) -> None:
     await net.create(partitions=200)
-    await until(
+    await eventually(
         lambda: all(not f._due for node in net.nodes.values() for f in node.manager._fetchers.values())
     )
     await asyncio.sleep(0.3)
@@ -445,7 +438,9 @@ async def test_deleted_records_and_deleted_topics_reach_the_followers(net: Net) 
     async with WireClient(net.leader().address) as wire:
         answer = await wire.call(data.DeleteRecordsRequest(1000, [data.DeleteRecordsPartition("t", 0, 3)]))
         assert answer.partitions[0].log_start_offset == 3
-    await until(lambda: all(node.hosted().partition.log_start_offset == 3 for node in net.nodes.values()))
+    await eventually(
+        lambda: all(node.hosted().partition.log_start_offset == 3 for node in net.nodes.values())
+    )
     await net.controller.submit(admin.DeleteTopicsRequest(1000, ["t"]))
     assert all(not len(node.partitions) for node in net.nodes.values())
     await net.create()
@@ -465,7 +460,7 @@ async def test_a_damaged_replica_is_fetched_again_and_its_bytes_are_kept(net: Ne
     await net.fence(victim)
     again = await net.restart(victim)
     await produce(net.leader(), b"more")
-    await until(lambda: len(net.state().isr) == 3)
+    await eventually(lambda: len(net.state().isr) == 3)
     assert again.log_bytes() == net.leader().log_bytes()
     assert not again.partitions.damaged()
     assert again.filesystem.exists(f"{directory}.damaged-1")
@@ -504,7 +499,7 @@ async def test_an_empty_log_is_never_mistaken_for_the_one_before_it(net: Net) ->
     await net.fence(leader)
     assert victim.hosted().partition.log is not log
     await net.unfence(leader)
-    await until(lambda: len(net.state().isr) == 3)
+    await eventually(lambda: len(net.state().isr) == 3)
     assert victim.log_bytes() == net.leader().log_bytes()
 
 
@@ -520,9 +515,9 @@ async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -
     (damaged,) = victim.partitions.damaged()
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     epoch = net.state().partition_epoch
-    await asyncio.sleep(0.05)
+    await settle()
     leader.manager._isr.look_around()
-    await asyncio.sleep(0.05)
+    await settle()
     assert victim.node_id not in net.state().isr
     assert net.state().partition_epoch == epoch
     assert (await produce(leader, b"with two")).error_code == 0
@@ -541,9 +536,9 @@ async def test_a_position_from_a_lost_session_does_not_count(net: Net) -> None:
     (damaged,) = victim.partitions.damaged()
     fetcher._start_over(ConnectionFailedError("lost"), keep_connection=False)
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
-    await until(lambda: fetcher._session_id)
+    await eventually(lambda: fetcher._session_id)
     leader.manager._isr.look_around()
-    await asyncio.sleep(0.05)
+    await settle()
     assert victim.node_id not in net.state().isr
 
 
@@ -571,7 +566,7 @@ async def test_truncations_run_beside_the_loop() -> None:
             old.partitions._assign(old.partitions._local(net.controller.image), net.controller.image)
             net.controller.publishers.insert(0, old.partitions.publish)
             await net.unfence(old)
-            await until(lambda: len(net.state().isr) == 3)
+            await eventually(lambda: len(net.state().isr) == 3)
             assert old.log_bytes() == new.log_bytes()
             assert not any(node.hosted().is_busy for node in net.nodes.values())
             await asyncio.gather(*(node.scheduler.drain() for node in net.nodes.values()))

@@ -36,6 +36,7 @@ from kafkalite.testing import Cluster
 from kafkalite.testing.faults import delay_next, disconnect_next, drop_next, fail_next
 from kafkalite.testing.wire import WireClient
 from proof.mutants import without
+from proof.waiting import eventually, settle
 
 TIMEOUT_MS = 60_000
 LOST = (OSError, ClientError)
@@ -714,10 +715,9 @@ async def test_a_decision_that_is_committed_late_is_carried_out() -> None:
         cluster.intercept(ApiKey.REPLICA_FETCH, delay_next(1_000, delay_ms=100), node_id=coordinator)
         end = transactions.EndTxnRequest("txn", producer.producer_id, producer.epoch, True)
         answered = asyncio.ensure_future(wires.call(coordinator, end, lane="end"))
-        await asyncio.sleep(0.02)
         broker = cluster.brokers[coordinator]
         shard = broker.coordinators.transactions("txn")
-        assert shard.high_watermark < shard.end_offset
+        await eventually(lambda: shard.high_watermark < shard.end_offset)
         error = NotEnoughReplicasAfterAppendError("alone for a moment")
         broker._services.waiters.on_uncommittable(shard.partition.key, error)
         with pytest.raises(BrokerError) as caught:
@@ -814,7 +814,7 @@ async def _a_marker_is_acknowledged_when_it_is_committed() -> None:
         await producer.send("t", b"1", partition=elsewhere)
         cluster.intercept(ApiKey.REPLICA_FETCH, drop_next(1_000), node_id=leader)
         await producer.end()
-        await asyncio.sleep(0.1)
+        await settle()
         state = (await producer.describe()).state
         cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=leader)
         await cluster.kill(leader)
@@ -849,7 +849,7 @@ async def test_a_stopping_broker_answers_waiting_producers() -> None:
             ApiKey.ADD_PARTITIONS_TO_TXN, fail_next(1_000, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         )
         sending = asyncio.ensure_future(producer.send("t", b"1", partition=elsewhere, retries=False))
-        await asyncio.sleep(0.05)
+        await settle()
         began = time.monotonic()
         await cluster.stop(leader)
         assert time.monotonic() - began < 2

@@ -20,6 +20,7 @@ from kafkalite.errors import RequestTimedOutError
 from kafkalite.protocol.api import ApiKey
 from kafkalite.testing.cluster import Cluster
 from kafkalite.testing.faults import drop_next
+from proof.waiting import settle
 
 T0 = TopicPartition("t", 0)
 FAST: dict[str, Any] = {
@@ -105,7 +106,7 @@ async def test_a_commit_moves_the_offset_and_asking_brings_what_is_new(broker: B
     ):
         await _offsets(consumer, 100)
         waiting = asyncio.ensure_future(consumer.get_one(timeout_ms=30_000))
-        await asyncio.sleep(0.02)
+        await settle()
         await producer.send("t", b"new", partition=0)
         async with asyncio.timeout(5):
             record = await waiting

@@ -22,7 +22,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import seeded_rng
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 FAST = {
     "retry.backoff.ms": 1,
@@ -85,7 +85,7 @@ async def test_a_topic_may_take_a_moment_to_come(fake_broker: Any) -> None:
     client = _client(fake_broker.address, auto_create=False)
     await client.start()
     waiting = asyncio.ensure_future(client.topic_partition_count("late", client.now_ms() + 5000))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: fake_broker.count(ApiKey.METADATA))
     fake_broker.topics["late"] = 2
     assert await waiting == 2
     await client.close()
@@ -137,7 +137,7 @@ async def test_refreshing_goes_on_until_somebody_answers(fake_broker: Any) -> No
     await fake_broker.stop()
     fake_broker.topics["t"] = 1
     client.track("t")
-    await asyncio.sleep(0.02)
+    await settle()
     assert client.metadata.partition_count("t") is None
     await fake_broker.start()
     await eventually(lambda: client.metadata.partition_count("t") == 1)

@@ -18,7 +18,7 @@ from kafkalite.errors import (
 )
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 ALL = MetadataRequest(None, False)
 
@@ -201,7 +201,7 @@ async def test_cancelling_a_connect_leaves_nothing_open() -> None:
     server = await _babble(b"")
     host, port = server.sockets[0].getsockname()
     connecting = asyncio.ensure_future(connect(f"{host}:{port}", client_id="test", timeout_ms=5000))
-    await asyncio.sleep(0.02)
+    await settle()
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await connecting

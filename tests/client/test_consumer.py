@@ -26,7 +26,7 @@ from kafkalite.model import Record, TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
 from kafkalite.rng import seeded_rng
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 FAST = {
     "retry_backoff_ms": 1,
@@ -118,7 +118,7 @@ async def test_a_long_poll_wakes_with_the_append(fake_broker: Any) -> None:
         waiting = asyncio.ensure_future(consumer.get_many())
         async with asyncio.timeout(20):
             await eventually(lambda: fake_broker.count(ApiKey.FETCH))
-        await asyncio.sleep(0.02)  # in which it is not answered, and not sent again
+        await settle()  # in which it is not answered, and not sent again
         assert (waiting.done(), fake_broker.count(ApiKey.FETCH)) == (False, 1)
         fake_broker.append("t", 0, build_batch([b"1"]))
         assert _numbers(await asyncio.wait_for(waiting, 5)) == [1]
@@ -128,7 +128,7 @@ async def test_nothing_is_fetched_before_somebody_asks(fake_broker: Any) -> None
     """C1"""
     _fill(fake_broker)
     async with _consumer(fake_broker, "t") as consumer:
-        await asyncio.sleep(0.02)
+        await settle()
         assert fake_broker.count(ApiKey.FETCH) == 0
         assert repr(consumer) == "<Consumer open, 1 partitions @ 1 brokers, 0 bytes fetched ahead>"
 
@@ -137,7 +137,7 @@ async def test_fetching_runs_ahead_within_bounds(fake_broker: Any) -> None:
     _fill(fake_broker, count=1000)
     async with _consumer(fake_broker, "t", max_partition_fetch_bytes=500, fetch_max_bytes=2000) as consumer:
         await consumer.get_many(1, timeout_ms=1000)
-        await asyncio.sleep(0.02)
+        await settle()
         ahead = sum(state.buffered_bytes for state in consumer._assigned.partitions.values())
         assert 0 < ahead <= 1500
         assert await _read(consumer, 999) == list(range(1, 1000))
@@ -349,7 +349,7 @@ async def test_out_of_range(fake_broker: Any, reset: str) -> None:
             assert isinstance(failure.value.__cause__, OffsetOutOfRangeError)
         else:
             waiting = asyncio.ensure_future(consumer.get_many(timeout_ms=1000))
-            await asyncio.sleep(0.05)
+            await settle()
             fake_broker.append("t", 0, build_batch([b"30"]))
             assert _numbers(await waiting)[0] == (20 if reset == "earliest" else 30)
 
@@ -400,7 +400,7 @@ async def test_a_broker_that_restarts_is_found_again(fake_broker: Any) -> None:
         assert await _read(consumer, 30) == list(range(30))
         await fake_broker.stop()
         waiting = asyncio.ensure_future(consumer.get_many())
-        await asyncio.sleep(0.02)
+        await settle()
         await fake_broker.start()
         fake_broker.append("t", 0, build_batch([b"30"]))
         assert _numbers(await asyncio.wait_for(waiting, 5)) == [30]
@@ -412,7 +412,7 @@ async def test_a_partition_without_leader_waits_for_one(fake_broker: Any) -> Non
         fake_broker.leaders["t", 0] = -1
         fake_broker.epochs["t", 0] = 2
         consumer._cluster.request_refresh(urgent=True)
-        await asyncio.sleep(0.01)
+        await settle()
         assert await consumer.get_many(timeout_ms=20) == []
         fake_broker.leaders["t", 0] = 1
         fake_broker.epochs["t", 0] = 3
@@ -461,7 +461,7 @@ async def test_closing_ends_a_wait(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 1
     consumer = await _consumer(fake_broker, "t").start()
     waiting = asyncio.ensure_future(consumer.get_many())
-    await asyncio.sleep(0.01)
+    await settle()
     await consumer.close()
     with pytest.raises(ClientClosedError):
         await waiting
@@ -484,7 +484,7 @@ async def test_a_cancelled_wait_loses_nothing(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 1
     async with _consumer(fake_broker, "t") as consumer:
         waiting = asyncio.ensure_future(consumer.get_many())
-        await asyncio.sleep(0.01)
+        await settle()
         waiting.cancel()
         await asyncio.sleep(0)
         _fill(fake_broker)
@@ -576,8 +576,9 @@ async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any
         assert await _read(consumer, 10) == list(range(10))
         for api in (ApiKey.FETCH, ApiKey.METADATA):
             first.always[api] = make_fault(drop=True)
+        before = first.count(ApiKey.FETCH)
         waiting = asyncio.ensure_future(_read(consumer, 10))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: first.count(ApiKey.FETCH) > before)
         _move(fake_cluster, 2)
         _fill(first, count=10)
         async with asyncio.timeout(5):

@@ -35,7 +35,7 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.rng import seeded_rng
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 FAST = {
     "retry_backoff_ms": 1,
@@ -329,7 +329,7 @@ async def test_a_partition_without_a_leader_waits_for_one(fake_broker: Any) -> N
     fake_broker.leaders[("t", 0)] = -1
     async with _producer(fake_broker) as producer:
         waiting = asyncio.ensure_future(producer.send("t", b"x"))
-        await asyncio.sleep(0.02)
+        await eventually(lambda: fake_broker.count(ApiKey.METADATA) > 1)
         assert not waiting.done()
         fake_broker.leaders[("t", 0)] = 1
         fake_broker.epochs[("t", 0)] = 2
@@ -372,7 +372,7 @@ async def test_a_broker_that_restarts_is_found_again(fake_broker: Any) -> None:
         await producer.send("t", b"0")
         await fake_broker.stop()
         waiting = asyncio.ensure_future(producer.send("t", b"1"))
-        await asyncio.sleep(0.03)
+        await settle()
         assert not waiting.done()
         await fake_broker.start()
         assert (await waiting).offset == 1
@@ -528,7 +528,7 @@ async def test_cancelling_a_send_takes_nothing_back(fake_broker: Any, make_fault
         await producer.partitions_for("t")
         fake_broker.fault(ApiKey.PRODUCE, make_fault(hold=held))
         sends = [asyncio.ensure_future(producer.send("t", b"%d" % i)) for i in range(3)]
-        await asyncio.sleep(0.01)
+        await eventually(lambda: fake_broker.count(ApiKey.PRODUCE))
         sends[0].cancel()
         sends[1].cancel()
         held.set()
@@ -602,7 +602,7 @@ async def test_a_closed_producer_wakes_whoever_waits_for_room(fake_broker: Any, 
     first = asyncio.ensure_future(producer.send("t", b"x" * 600))
     second = asyncio.ensure_future(producer.send("t", b"x" * 600))
     third = asyncio.ensure_future(producer.send_many("t", [b"x" * 600]))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: fake_broker.count(ApiKey.PRODUCE))
     await producer.close(timeout_ms=10)
     for waiting in (first, second, third):
         with pytest.raises(ClientClosedError):
@@ -852,7 +852,7 @@ async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any
         for api in (ApiKey.PRODUCE, ApiKey.METADATA):
             first.always[api] = make_fault(drop=True)
         waiting = asyncio.ensure_future(producer.send("t", b"1"))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: first.count(ApiKey.PRODUCE) > 1)
         first.leaders["t", 0], first.epochs["t", 0] = 2, 2
         async with asyncio.timeout(5):
             assert (await waiting).offset == 1

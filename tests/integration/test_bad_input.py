@@ -21,7 +21,7 @@ from kafkalite.protocol.connection import ClientConnection, RequestError
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.records.header import seal
 from kafkalite.testing.wire import WireClient
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 Make = Callable[..., Any]
 
@@ -71,7 +71,7 @@ async def test_a_frame_cut_off_by_the_end_is_noticed(broker: Broker, settled: Ma
     async with WireClient(broker.address) as wire:
         frame = wire.encode(metadata.MetadataRequest(None, False))
         wire.send_raw(frame[:-1])
-        await asyncio.sleep(0.01)
+        await settle()
         wire.transport.write_eof()
         await wire.closed()
     await settled(lambda: broker.statistics().connection_count == 0)

@@ -31,7 +31,7 @@ from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, WireClient, drop_next
 from proof.mutants import without
-from proof.waiting import eventually
+from proof.waiting import eventually, settle
 
 ON_BOTH_LOOPS = True
 
@@ -80,7 +80,7 @@ class TestStarting:
         voters = "1@inproc://broken-1,2@inproc://broken-2"
         broker = Broker(filesystem=MemoryFileSystem(), **settings_of(1, voters))
         starting = asyncio.ensure_future(broker.start())
-        await asyncio.sleep(0.05)
+        await settle()
         broker.fail(LogOfflineError("by the test"))
         with pytest.raises(LogOfflineError, match="by the test"):
             await asyncio.wait_for(starting, 5)

@@ -16,6 +16,7 @@ from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.testing import Cluster
+from proof.waiting import eventually, settle
 
 T0 = TopicPartition("t", 0)
 SMALL = {"segment.bytes": "1024", "min.insync.replicas": "2"}
@@ -49,18 +50,23 @@ async def test_an_answer_waits_for_the_replicas_in_sync_and_for_no_others() -> N
         leader = cluster.leader("t")
         slow = next(node for node in cluster.brokers if node != leader)
 
+        swallowed: list[Request] = []
+
         def swallow(request: Request, proceed: Any, _clock: Clock) -> Pending | Response | None:
-            return Pending() if request.message.node_id == slow else proceed()
+            if request.message.node_id != slow:
+                return proceed()
+            swallowed.append(request)
+            return Pending()
 
         cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=leader)
-        await asyncio.sleep(0.6)  # the poll that waits there is answered by then
+        await eventually(lambda: swallowed)
         async with cluster.admin(request_timeout_ms=1_000, default_api_timeout_ms=1_000) as admin:
             with pytest.raises(RequestTimedOutError):
                 await admin.delete_records({T0: 25})
         assert hosted(cluster, leader).log_start_offset == 25
         async with cluster.admin() as admin:
             waiting = asyncio.create_task(admin.delete_records({T0: 20}))
-            await asyncio.sleep(0.1)
+            await settle()
             assert not waiting.done(), "deleted here already, but not there"
             await cluster.kill(slow)
             assert await waiting == {T0: 25}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from kafkalite.broker.broker import Broker
 from kafkalite.errors import DataDirectoryError, ErrorCode, ListenError
 from kafkalite.testing.wire import WireClient
+from proof.waiting import settle
 
 Make = Callable[..., Any]
 
@@ -156,7 +156,7 @@ async def test_fsync_rounds_do_not_stop_the_loop(
             writer.send(produce(batch), batch)
         for _ in range(5):
             assert (await other.call(new_topic("t"))).topics[0].error_code == 36
-        await asyncio.sleep(0.01)
+        await settle()
         assert not writer._answers
         gate.set()
         for expected in range(10):

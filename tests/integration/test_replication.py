@@ -18,6 +18,7 @@ from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages import data
 from kafkalite.testing import Cluster
 from kafkalite.testing.wire import WireClient
+from proof.waiting import eventually
 
 Make = Callable[..., Any]
 MIN_TWO = {"min.insync.replicas": "2"}
@@ -149,12 +150,7 @@ async def test_below_min_insync_replicas_nothing_is_acknowledged_by_all(batch_of
         await cluster.kill(follower)
         await cluster.wait_until(lambda: follower not in isr(cluster))
         assert (await produce(cluster, leader, batch_of(b"1"))).error_code == 0
-
-        def swallow(_request: Request, _proceed: Any, _clock: Clock) -> Pending:
-            return Pending()
-
-        cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=leader)
-        await asyncio.sleep(0.6)  # the poll that waits there is answered by then
+        await _swallow_polls(cluster, leader)
         waiting = asyncio.create_task(produce(cluster, leader, batch_of(b"2")))
         await cluster.wait_until(lambda: hosted(cluster, leader).partition.log.log_end_offset == 3)
         # Two of three controllers are gone with the next kill: so it leaves in good order.
@@ -195,8 +191,7 @@ async def test_a_leader_cut_off_is_fenced_and_its_tail_gives_way(batch_of: Make)
         old = cluster.leader("t")
         for number in range(7):
             assert (await produce(cluster, old, batch_of(b"%d" % number))).base_offset == number
-        _cut_off(cluster, old)
-        await asyncio.sleep(0.6)  # polls and heartbeats that were under way are over
+        await _cut_off(cluster, old)
         lonely = await produce(cluster, old, batch_of(b"lost"), acks=1)
         assert (lonely.error_code, lonely.base_offset) == (0, 7)
         waiting = asyncio.create_task(produce(cluster, old, batch_of(b"never"), timeout_ms=60_000))
@@ -214,11 +209,11 @@ async def test_a_leader_cut_off_is_fenced_and_its_tail_gives_way(batch_of: Make)
         assert values == [b"%d" % number for number in range(7)] + [b"kept"]
 
 
-def _cut_off(cluster: Cluster, node_id: int) -> None:
-    """Nothing between that broker and any other node gets through; clients still reach it."""
+async def _cut_off(cluster: Cluster, node_id: int) -> None:
+    """Let nothing pass between that broker and any other node; clients still reach it.
 
-    def swallow(_request: Request, _proceed: Any, _clock: Clock) -> Pending:
-        return Pending()
+    Returns when the polls that were waiting at that broker are answered.
+    """
 
     def from_it(request: Request, _proceed: Any, _clock: Clock) -> Response | Pending | None:
         is_from_it = (request.client_id or "").endswith(f"-{node_id}") or (
@@ -226,9 +221,22 @@ def _cut_off(cluster: Cluster, node_id: int) -> None:
         )
         return Pending() if is_from_it else None
 
-    cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=node_id)
     for api in (ApiKey.BROKER_HEARTBEAT, ApiKey.FETCH_METADATA, ApiKey.ALTER_PARTITION):
         cluster.intercept(api, from_it)
+    await _swallow_polls(cluster, node_id)
+
+
+async def _swallow_polls(cluster: Cluster, leader: int) -> None:
+    """Answer no fetch of a follower from now on. Returns when each has sent one that is not answered."""
+    polled: set[int] = set()
+
+    def swallow(request: Request, _proceed: Any, _clock: Clock) -> Pending:
+        polled.add(request.message.node_id)
+        return Pending()
+
+    cluster.intercept(ApiKey.REPLICA_FETCH, swallow, node_id=leader)
+    followers = {node_id for node_id, broker in cluster.brokers.items() if broker.is_running} - {leader}
+    await eventually(lambda: polled >= followers)
 
 
 def _heal(cluster: Cluster, node_id: int) -> None:
@@ -256,8 +264,7 @@ async def test_the_leader_alone_acknowledges_to_who_asks_for_that(batch_of: Make
     async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("t", configs=MIN_TWO)
         leader = cluster.leader("t")
-        _cut_off(cluster, leader)
-        await asyncio.sleep(0.6)
+        await _cut_off(cluster, leader)
         result = await produce(cluster, leader, batch_of(b"0"), acks=1)
         assert (result.error_code, result.base_offset) == (0, 0)
         refused = await produce(cluster, leader, batch_of(b"1"), acks=-1, timeout_ms=50)
@@ -271,8 +278,7 @@ async def test_consumers_read_only_what_is_committed(batch_of: Make) -> None:
         await cluster.create_topic("t", configs=MIN_TWO)
         leader = cluster.leader("t")
         await produce(cluster, leader, batch_of(b"0"))
-        _cut_off(cluster, leader)
-        await asyncio.sleep(0.6)
+        await _cut_off(cluster, leader)
         await produce(cluster, leader, batch_of(b"1"), acks=1)
         async with WireClient(cluster.brokers[leader].address) as wire:
             asked = data.FetchPartition("t", 0, -1, 1, 2**20)

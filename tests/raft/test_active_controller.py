@@ -26,6 +26,7 @@ from kafkalite.protocol.messages.cluster import (
 from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
+from proof.waiting import settle
 
 SETTINGS = ControllerSettings(session_timeout_ms=3_000, imbalance_check_interval_ms=10_000)
 
@@ -91,7 +92,7 @@ class Controllers:
         for node in self.nodes:
             await node.start()
         self.lead(leader)
-        await asyncio.sleep(0.001)
+        await settle()
         return self
 
     async def stop(self):
@@ -266,7 +267,7 @@ async def test_a_fenced_broker_may_go_at_once(controllers):
 
 async def test_the_next_controller_gives_everybody_time_to_find_it(controllers):
     controllers.lead(2)
-    await asyncio.sleep(0.001)
+    await settle()
     assert controllers.active is controllers.nodes[1]
     await controllers.pass_time(100)
     assert not (await controllers.heartbeat(1)).is_fenced
@@ -281,7 +282,7 @@ async def test_the_next_controller_gives_everybody_time_to_find_it(controllers):
 async def test_the_broker_beside_the_controller_that_fell_silent_gets_less_time(controllers):
     controllers.lead(None)
     controllers.lead(2)
-    await asyncio.sleep(0.001)
+    await settle()
     await controllers.pass_time(DISCONNECT_GRACE_MS - 100)
     assert controllers.fenced() == set()
     await controllers.pass_time(200, 2, 3)
@@ -310,7 +311,7 @@ async def test_r19_a_new_leader_decides_only_when_it_has_caught_up(controllers):
     heard = asyncio.create_task(
         node.heartbeat(BrokerHeartbeatRequest(1, controllers.image.brokers[1].broker_epoch, 0, False, []))
     )
-    await asyncio.sleep(0.001)
+    await settle()
     assert not node.is_active and not submitted.done() and not heard.done()
     await node.tick()
     controllers.members[1].read_index_errors.append(RequestTimedOutError("no majority"))
@@ -326,13 +327,13 @@ async def test_a_leader_that_is_deposed_before_it_has_caught_up_refuses_what_wai
     node = controllers.nodes[1]
     create = CreateTopicsRequest(0, False, [NewTopic("late", 1, 1, {})])
     submitted = [asyncio.create_task(node.submit(create)) for _ in range(3)]
-    await asyncio.sleep(0.001)
+    await settle()
     controllers.lead(1)
     for task in submitted:
         with pytest.raises(NotControllerError):
             await task
     controllers.members[1].gate.set()
-    await asyncio.sleep(0.001)
+    await settle()
     assert controllers.active is controllers.nodes[0]
 
 
@@ -343,7 +344,7 @@ async def test_a_leader_that_cannot_go_on_stops_trying(controllers):
         controllers.lead(2)
         controllers.members[1].leader_id = 1  # it has not been told yet
         controllers.members[1].gate.set()
-        await asyncio.sleep(0.001)
+        await settle()
         assert not controllers.nodes[1].is_active
         with pytest.raises(NotControllerError, match="the controller is node 1"):
             await controllers.nodes[1].submit(CreateTopicsRequest(0, False, []))
@@ -358,7 +359,7 @@ async def test_r19_a_deposed_leader_does_not_send_a_broker_away(controllers):
     old.gate.clear()  # no majority answers it any more
     request = BrokerHeartbeatRequest(1, epoch + 50, 0, False, [])  # registered with the new leader meanwhile
     heard = asyncio.create_task(controllers.nodes[0].heartbeat(request))
-    await asyncio.sleep(0.001)
+    await settle()
     assert not heard.done()
     old.read_index_errors.append(NotControllerError("the controller is node 2"))
     old.gate.set()
@@ -371,7 +372,7 @@ async def test_a_stop_does_not_wait_for_a_majority_that_never_comes(controllers)
     controllers.lead(2)
     node = controllers.nodes[1]
     submitted = asyncio.create_task(node.submit(CreateTopicsRequest(0, False, [])))
-    await asyncio.sleep(0.001)
+    await settle()
     await node.stop()
     with pytest.raises(NotControllerError):
         await submitted

@@ -1,4 +1,4 @@
-"""A broker of a few lines for the client's tests: lists of batches in memory, and every fault on command."""
+"""A small broker for the client's tests: batches in memory, and every fault on request."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _producer_ids = itertools.count(1000)
 
 @dataclass
 class Fault:
-    """What to do with a request instead of, or besides, serving it."""
+    """What to do with a request instead of, or in addition to, serving it."""
 
-    drop: bool = False  # no answer ever
-    close: bool = False  # close the connection without an answer
-    serve_first: bool = False  # ... after having done what was asked
-    code: int = 0  # answer every partition (or topic) with this error
-    refuse: int = 0  # answer the request as a whole with this error
-    hold: asyncio.Event | None = None  # answer when it is set
-    only: tuple[str, int] | None = None  # ``code`` is for this partition alone
+    drop: bool = False  # never respond
+    close: bool = False  # close the connection without a response
+    serve_first: bool = False  # serve the request first
+    code: int = 0  # respond with this error for every partition (or topic)
+    refuse: int = 0  # respond with this error for the whole request
+    hold: asyncio.Event | None = None  # respond when it is set
+    only: tuple[str, int] | None = None  # ``code`` is only for this partition
 
 
 @dataclass
@@ -66,7 +66,7 @@ class FakeLog:
     producers: ProducerStates = field(default_factory=ProducerStates)
 
     def append(self, batch: bytes | memoryview) -> int:
-        """Raises what the producer's sequence deserves; a repetition is told its first offset."""
+        """Append. Raises the error of the producer's sequence; a duplicate returns its first offset."""
         own = bytearray(batch)
         header = check(own)
         if header.producer_id >= 0:
@@ -138,7 +138,7 @@ class FakeConnection(asyncio.BufferedProtocol):
             answer.cancel()
 
     async def _answer(self, request: Request | BadRequest, before: asyncio.Task[Any] | None) -> None:
-        """Answers leave in the order of requests."""
+        """Responses are sent in the order of requests."""
         buffers = await self.broker.serve(self, request)
         if before is not None:
             await before
@@ -161,7 +161,7 @@ class FakeBroker:
         self.logs: defaultdict[tuple[str, int], FakeLog] = (
             defaultdict(FakeLog) if first is self else first.logs
         )
-        self.auto_create = 1  # partitions of a topic that is created by asking for it; 0: it is not
+        self.auto_create = 1  # partitions of automatically created topics; 0: none are created
         self.connections: set[FakeConnection] = set()
         self.requests: list[Request] = []
         self.faults: defaultdict[int, deque[Fault]] = defaultdict(deque)
@@ -172,7 +172,7 @@ class FakeBroker:
         self.verify: Callable[..., None] | None = None  # (transactional id, header) of each batch
         self._listener: Any = None
 
-    # --- what tests say
+    # --- for tests
 
     async def start(self) -> None:
         self._listener = await transport_for(self.address).listen(self.address, lambda: FakeConnection(self))
@@ -189,7 +189,7 @@ class FakeBroker:
             connection.transport.abort()
 
     def fault(self, api: ApiKey, *faults: Fault | None, times: int = 1) -> None:
-        """Let the next requests of ``api`` meet these, one each; None is no fault."""
+        """Apply these faults to the next requests of ``api``, one each. None is no fault."""
         for _ in range(times):
             self.faults[api].extend(fault or Fault() for fault in faults)
 
@@ -375,7 +375,7 @@ class FakeBroker:
         return OffsetsForLeaderEpochResponse(0, None, ends), []
 
     def _epoch_error(self, topic: str, partition: int, epoch: int) -> int:
-        """Whether the asker lives in another epoch than this partition."""
+        """Return the error if the request's epoch differs from the partition's."""
         current = self.epochs.get((topic, partition), 1)
         if epoch in {-1, current}:
             return 0
@@ -405,7 +405,7 @@ async def fake_broker() -> AsyncIterator[FakeBroker]:
 
 @pytest_asyncio.fixture
 async def fake_cluster() -> AsyncIterator[list[FakeBroker]]:
-    """Two nodes that share logs and metadata; ``leaders`` of either says who leads what."""
+    """Two nodes that share logs and metadata. ``leaders`` of either names the leaders."""
     peers: dict[int, FakeBroker] = {}
     brokers = [FakeBroker(1, peers), FakeBroker(2, peers)]
     for broker in brokers:

@@ -1,4 +1,4 @@
-"""The accumulator by itself: batching, memory, order under retries, deadlines."""
+"""The accumulator alone: batching, memory, order under retries, deadlines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LIMITS = Limits(
 def _append(
     accumulator: Accumulator, queue: PartitionQueue, value: bytes, now_ms: int = 0, key: bytes | None = None
 ) -> PendingBatch:
-    """What placement does."""
+    """Add a record as placement does."""
     size = record_size(value, key)
     if queue.open is not None and not queue.open.has_room(size):
         accumulator.close_batch(queue, now_ms)
@@ -79,7 +79,7 @@ def test_a_batch_lingers() -> None:
     assert accumulator.next_deadline_ms() == 1000, "the delivery timeout is next"
 
 
-def test_without_linger_a_batch_leaves_at_once_and_company_gathers_behind_it() -> None:
+def test_without_linger_a_batch_is_sent_at_once_and_later_records_gather() -> None:
     accumulator = Accumulator(replace(LIMITS, linger_ms=0))
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"a")
@@ -116,7 +116,7 @@ def test_a_record_above_batch_size_gets_a_batch_of_its_own() -> None:
     assert _values(flight) == [b"x" * 2500]
 
 
-def test_closed_batches_travel_as_one_up_to_the_request_size() -> None:
+def test_closed_batches_are_sent_together_up_to_the_request_size() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     batches = []
@@ -148,7 +148,7 @@ def test_coalesced_headers_stay_with_their_records() -> None:
     assert found == [(), (("n", b"0"),), (), (), (), (("n", b"2"),)]
 
 
-def test_a_prebuilt_batch_travels_alone_and_in_order() -> None:
+def test_a_prebuilt_batch_is_sent_alone_and_in_order() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"before")
@@ -183,7 +183,7 @@ def test_requests_gather_partitions_up_to_their_size() -> None:
     assert [len(flights) for flights in requests] == [3, 3]
 
 
-def test_a_broker_without_room_gets_nothing_and_keeps_its_turn() -> None:
+def test_a_broker_without_room_is_sent_nothing_until_it_has_room() -> None:
     accumulator = Accumulator(LIMITS)
     for partition in range(6):
         _append(accumulator, accumulator.queue(TopicPartition("t", partition)), b"x" * 900)
@@ -195,7 +195,7 @@ def test_a_broker_without_room_gets_nothing_and_keeps_its_turn() -> None:
     assert sent == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_partition_without_leader_waits_and_says_so() -> None:
+def test_a_partition_without_leader_waits_and_is_reported() -> None:
     accumulator = Accumulator(LIMITS)
     _append(accumulator, accumulator.queue(T0), b"a")
     _append(accumulator, accumulator.queue(T1), b"b")
@@ -208,7 +208,7 @@ def test_a_partition_without_leader_waits_and_says_so() -> None:
 
 
 def test_order_survives_retries() -> None:
-    """B7: what comes behind a batch that is to be sent again waits for it."""
+    """B7: batches behind one that is resent wait for it."""
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
@@ -230,7 +230,7 @@ def test_order_survives_retries() -> None:
     assert _values(second) == [b"2"]
 
 
-def test_news_of_the_cluster_cut_the_pause_short() -> None:
+def test_new_metadata_ends_the_pause() -> None:
     accumulator = Accumulator(LIMITS)
     _append(accumulator, accumulator.queue(T0), b"1")
     accumulator.close_all(0)
@@ -256,7 +256,7 @@ def test_after_the_last_retry_the_error_is_final() -> None:
     assert accumulator.free_bytes == LIMITS.buffer_memory
 
 
-def test_a_fatal_error_fails_its_batch_and_the_next_goes_on() -> None:
+def test_a_fatal_error_fails_its_batch_and_the_next_is_sent() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     first = _append(accumulator, queue, b"1")
@@ -270,7 +270,7 @@ def test_a_fatal_error_fails_its_batch_and_the_next_goes_on() -> None:
 
 
 def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
-    """Coalescing was ours, so a topic with a small max.message.bytes must not feel it."""
+    """The producer coalesced them, so a small max.message.bytes must not fail them."""
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     batches = [_append(accumulator, queue, b"%d" % i * 900) for i in range(3)]
@@ -288,7 +288,7 @@ def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
     assert accumulator.on_failed(flight, MessageTooLargeError(), 0, 0.5) == [alone_again]
 
 
-def test_delivery_timeout_wherever_a_batch_stands() -> None:
+def test_delivery_timeout_in_every_state_of_a_batch() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     flying = _append(accumulator, queue, b"1", now_ms=0)
@@ -324,7 +324,7 @@ def test_an_expired_retry_is_not_sent_again() -> None:
     assert accumulator.next_deadline_ms() is None
 
 
-def test_a_failure_of_what_has_expired_frees_the_partition() -> None:
+def test_a_failed_expired_batch_frees_the_partition() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
@@ -335,7 +335,7 @@ def test_a_failure_of_what_has_expired_frees_the_partition() -> None:
     assert not queue.in_flight
 
 
-def test_memory_is_reserved_by_the_batch_and_given_back() -> None:
+def test_memory_is_reserved_by_the_batch_and_released() -> None:
     accumulator = Accumulator(replace(LIMITS, buffer_memory=4000))
     queue = accumulator.queue(T0)
     batch = _append(accumulator, queue, b"x")
@@ -354,13 +354,13 @@ def test_memory_is_reserved_by_the_batch_and_given_back() -> None:
     assert isinstance(batch.error, ClientClosedError)
 
 
-def test_one_batch_larger_than_the_buffer_may_have_it_to_itself() -> None:
+def test_a_single_batch_may_exceed_the_buffer() -> None:
     accumulator = Accumulator(replace(LIMITS, buffer_memory=500))
     assert accumulator.has_room(5000)
     assert accumulator.open_batch(accumulator.queue(T0), 10, 0) is not None
 
 
-def test_a_record_alone_takes_the_short_way_and_means_the_same() -> None:
+def test_a_single_record_sent_at_once_equals_a_batch() -> None:
     accumulator = Accumulator(replace(LIMITS, linger_ms=0))
     queue = accumulator.queue(T0)
     flight = accumulator.add_alone(queue, b"v", b"k", 1234, 0, 1)
@@ -377,7 +377,7 @@ def test_a_record_alone_takes_the_short_way_and_means_the_same() -> None:
     assert accumulator.add_alone(queue, b"x" * 4000, None, 1, 0, 1) is None, "above max.request.size"
 
 
-def test_taking_from_a_queue_that_has_nothing_after_all() -> None:
+def test_taking_from_an_empty_queue() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"x")
@@ -392,7 +392,7 @@ def test_taking_from_a_queue_that_has_nothing_after_all() -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_shipments_are_encoded_with_the_codec(codec: Codec) -> None:
+def test_batches_are_encoded_with_the_codec(codec: Codec) -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     for _ in range(3):
@@ -404,7 +404,7 @@ def test_shipments_are_encoded_with_the_codec(codec: Codec) -> None:
     assert [record.value for record in batch] == [b"word " * 20] * 3
 
 
-def test_acks_0_tells_no_offset() -> None:
+def test_acks_0_returns_no_offset() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     for _ in range(3):
@@ -426,7 +426,7 @@ def test_log_append_time_wins_over_the_records_own() -> None:
     assert batch.timestamp_ms(0) == 777
 
 
-def test_repr_tells_the_state() -> None:
+def test_repr_has_the_state() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     batch = _append(accumulator, queue, b"x")
@@ -441,7 +441,7 @@ def test_repr_tells_the_state() -> None:
     assert "failed: bye" in repr(failed)
 
 
-def test_who_listened_has_seen_the_failure() -> None:
+def test_a_listener_marks_the_failure_as_seen() -> None:
     accumulator = Accumulator(LIMITS)
     batch = _append(accumulator, accumulator.queue(T0), b"x")
     _append(accumulator, accumulator.queue(T0), b"y")
@@ -454,7 +454,7 @@ def test_who_listened_has_seen_the_failure() -> None:
 
 
 class AccumulatorMachine(RuleBasedStateMachine):
-    """Random sends, answers, failures and time, against a list per partition of what was sent."""
+    """Random sends, responses, failures and time, against a list of the sent records per partition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -552,7 +552,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
                 assert self.log[batch.partition][batch.base_offset + index] == value
 
     def teardown(self) -> None:
-        """Let everything succeed: then all is there, in the order sent; duplicates only by lost acks."""
+        """Let everything succeed: all records are there in order, duplicated only by lost responses."""
         for _ in range(10_000):
             if not self.accumulator.incomplete:
                 break

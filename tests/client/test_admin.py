@@ -59,7 +59,7 @@ async def test_one_topic(admin: Admin) -> None:
         await admin.describe_topics(["t"])
 
 
-async def test_checking_without_doing(admin: Admin) -> None:
+async def test_validate_only_changes_nothing(admin: Admin) -> None:
     await admin.create_topic("t", 2, validate_only=True)
     assert await admin.list_topics() == []
     await admin.create_topic("t", 2)
@@ -69,7 +69,7 @@ async def test_checking_without_doing(admin: Admin) -> None:
     assert (await admin.describe_configs("topic", "t"))["retention.ms"].source != "topic"
 
 
-async def test_several_topics_and_what_became_of_each(admin: Admin) -> None:
+async def test_the_results_of_several_topics(admin: Admin) -> None:
     await admin.create_topics({"a": 1, "b": 2})
     with pytest.raises(TopicAlreadyExistsError) as failure:
         await admin.create_topics([NewTopic("c", 3), NewTopic("a"), NewTopic("b")])
@@ -156,7 +156,7 @@ async def test_life(broker: Broker) -> None:
 # --- a cluster of three ---------------------------------------------------------------------------
 
 
-async def test_a_cluster_tells_about_itself() -> None:
+async def test_describing_a_cluster() -> None:
     async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
         await admin.create_topic("t", 3, 3, configs={"min.insync.replicas": "2"})
         described = await admin.describe_cluster()
@@ -207,7 +207,7 @@ def _led_by(leaders: dict[TopicPartition, int], node_id: int) -> int:
     return next(tp.partition for tp, leader in leaders.items() if leader == node_id)
 
 
-async def test_a_broker_is_told_to_stop() -> None:
+async def test_a_controlled_shutdown() -> None:
     async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
         await admin.create_topic("t", 3, 3)
         await admin.controlled_shutdown(3)

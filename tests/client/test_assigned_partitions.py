@@ -1,4 +1,4 @@
-"""A consumer's partitions by themselves: what is fetched, what is given, what a seek makes void."""
+"""Assigned partitions alone: what is fetched, what is returned, what a seek invalidates."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _take_all(state: AssignedPartitions, count: int = 1000) -> list[bytes | None
     return values
 
 
-def test_it_asks_from_its_position_with_the_leaders_epoch() -> None:
+def test_it_fetches_from_its_position_with_the_leaders_epoch() -> None:
     state = _state(T0)
     state.partitions[T0].seek(42)
     (plan,) = _plan(state)
@@ -114,8 +114,8 @@ def test_records_come_in_order_and_move_the_position() -> None:
 
 
 @pytest.mark.parametrize("take", [1, 2, 3, 4])
-def test_the_epoch_before_the_position_is_that_of_the_last_batch_given(take: int) -> None:
-    """R40. An older one would be answered as a truncation, and the records be given twice."""
+def test_the_epoch_before_the_position_is_that_of_the_last_returned_batch(take: int) -> None:
+    """R40. An older epoch would look like a truncation, and the records would be returned twice."""
     state = _state(T0)
     dropped = _batch(4, b"marker", control=True, leader_epoch=5)
     _fetch(
@@ -128,7 +128,7 @@ def test_the_epoch_before_the_position_is_that_of_the_last_batch_given(take: int
     assert (partition.position, partition.position_epoch) == (position, epoch)
 
 
-def test_batches_given_whole_move_the_epoch_too() -> None:
+def test_whole_batches_move_the_epoch_too() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a", leader_epoch=2) + _batch(1, b"b", leader_epoch=4)})
     assert state.next_batch() is not None
@@ -144,7 +144,7 @@ def test_a_fetched_batch_may_begin_before_the_position() -> None:
     assert _take_all(state) == [b"5", b"6", b"7"]
 
 
-def test_control_batches_are_passed_over() -> None:
+def test_control_batches_are_skipped() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a") + _batch(1, b"commit", control=True) + _batch(2, b"b")})
     assert _take_all(state) == [b"a", b"b"]
@@ -178,8 +178,8 @@ def test_all_that_is_fetched_ahead_is_bounded() -> None:
     assert _plan(state) == []
 
 
-def test_nothing_is_polled_ahead_of_the_end() -> None:
-    """A long poll can't be called back by a seek, so while records wait only known ones are fetched."""
+def test_no_long_poll_while_records_are_buffered() -> None:
+    """A seek can't cancel a long poll, so only existing records are fetched ahead."""
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a")}, end=1)
     assert _plan(state) == []
@@ -188,7 +188,7 @@ def test_nothing_is_polled_ahead_of_the_end() -> None:
     assert plan.max_wait_ms == 500
 
 
-def test_paused_partitions_are_neither_fetched_nor_given() -> None:
+def test_paused_partitions_are_neither_fetched_nor_returned() -> None:
     state = _state(T0, T1)
     _fetch(state, {T0: _batch(0, b"a", b"b"), T1: _batch(0, b"1", b"2")})
     cursor = state.next_cursor()
@@ -205,7 +205,7 @@ def test_paused_partitions_are_neither_fetched_nor_given() -> None:
     assert _plan(state) == []
 
 
-def test_a_seek_makes_answers_in_flight_void() -> None:
+def test_a_seek_invalidates_responses_in_flight() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
     state.partitions[T0].seek(0)
@@ -216,7 +216,7 @@ def test_a_seek_makes_answers_in_flight_void() -> None:
     assert _take_all(state) == [b"new"]
 
 
-def test_a_seek_ends_a_loop_that_is_on_its_way() -> None:
+def test_a_seek_ends_a_running_loop() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a", b"b", b"c")})
     cursor = state.next_cursor()
@@ -228,7 +228,7 @@ def test_a_seek_ends_a_loop_that_is_on_its_way() -> None:
     assert state.partitions[T0].position == 0
 
 
-def test_a_fetch_in_flight_serves_what_is_wanted_of_its_broker() -> None:
+def test_a_fetch_in_flight_covers_its_brokers_partitions() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
     assert state.covers(plan.requested, 0, lambda tp: True)
@@ -238,7 +238,7 @@ def test_a_fetch_in_flight_serves_what_is_wanted_of_its_broker() -> None:
     assert not state.covers(plan.requested, 0, lambda tp: True)
 
 
-def test_unassigned_partitions_are_dropped_and_kept_ones_keep_their_place() -> None:
+def test_unassigned_partitions_are_dropped_and_others_keep_their_state() -> None:
     state = _state(T0, T1)
     (plan,) = _plan(state)
     state.partitions[T0].seek(5)
@@ -294,7 +294,7 @@ def test_out_of_range_without_a_policy_is_an_error_after_what_was_fetched() -> N
     assert state.next_cursor() is None
 
 
-def test_passing_errors_pause_and_ask_for_metadata() -> None:
+def test_temporary_errors_pause_and_request_metadata() -> None:
     state = _state(T0)
     (plan,) = _plan(state)
     assert _answer(state, plan, {}, code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), now_ms=10)
@@ -318,7 +318,7 @@ def test_a_lost_fetch_is_tried_again_after_a_pause() -> None:
     assert len(_plan(state, 100)) == 1
 
 
-def test_a_lasting_error_is_told_when_its_turn_comes_and_others_go_on() -> None:
+def test_a_final_error_is_raised_in_turn_and_other_partitions_continue() -> None:
     state = _state(T0, T1)
     (plan,) = _plan(state)
     results = [
@@ -365,7 +365,7 @@ def test_without_check_crcs_only_the_body_must_be_readable() -> None:
         state.next_cursor()
 
 
-def test_bytes_that_are_no_batch_are_an_error() -> None:
+def test_bytes_that_are_not_a_batch_are_an_error() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"good") + b"\x00" * 80})
     assert _take_all(state, 1) == [b"good"]
@@ -388,7 +388,7 @@ def test_batches_and_records_may_be_taken_in_turn() -> None:
     assert state.next_batch() is None
 
 
-def test_an_exhausted_cursor_is_not_given_again() -> None:
+def test_an_exhausted_cursor_is_not_returned_again() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"a")}, end=1)
     cursor = state.next_cursor()
@@ -398,7 +398,7 @@ def test_an_exhausted_cursor_is_not_given_again() -> None:
     assert state.partitions[T0].position == 1
 
 
-def test_arrow_holds_what_was_asked_for() -> None:
+def test_arrow_holds_the_requested_records() -> None:
     pytest.importorskip("pyarrow")
     state = _state(T0)
     state.partitions[T0].seek(1)
@@ -457,7 +457,7 @@ def test_whatever_the_user_does_the_records_are_those_of_the_log(data: st.DataOb
             assert state.partitions[key].position == offset
 
 
-# --- whose log it is -----------------------------------------------------------------------------
+# --- leader epochs -------------------------------------------------------------------------------
 
 
 def _led(epoch: int) -> Leader:
@@ -483,7 +483,7 @@ def _check(state: AssignedPartitions, end_offset: int, *, code: int = 0, epoch: 
     return state.on_checked({T0: asked}, [end], 0, 0.5)
 
 
-def test_a_new_leader_is_asked_before_it_is_fetched_from() -> None:
+def test_a_new_leaders_epochs_are_checked_before_a_fetch() -> None:
     state = _read_in_epoch_1()
     assert state.plan(0, lambda tp: _led(2), lambda node: False) == ([], False)
     assert not _check(state, 2)
@@ -500,7 +500,7 @@ def test_without_anything_read_there_is_nothing_to_check() -> None:
     assert state.checks(0, lambda tp: _led(6)) == {}
 
 
-def test_lost_records_send_the_consumer_back_to_where_the_logs_part(
+def test_after_lost_records_the_consumer_continues_where_the_logs_diverge(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     state = _read_in_epoch_1()
@@ -520,9 +520,9 @@ def test_lost_records_are_an_error_without_a_reset_policy() -> None:
     assert state.next_batch() is None
 
 
-def test_lost_records_that_nobody_was_given_are_only_fetched_anew() -> None:
+def test_lost_records_that_were_not_returned_are_fetched_again() -> None:
     state = _read_in_epoch_1("none", taken=False)
-    state.partitions[T0].high_watermark = 9  # so that more is wanted although something is buffered
+    state.partitions[T0].high_watermark = 9  # more is wanted although something is buffered
     _check(state, 1)
     assert state.partitions[T0].position == 0
     assert state.next_batch() is None, "what was buffered is void"
@@ -537,7 +537,7 @@ def test_a_check_that_fails_is_tried_again() -> None:
     assert not _check(state, 2, epoch=3)
 
 
-def test_an_answer_of_a_deposed_leader_counts_for_nothing() -> None:
+def test_a_response_of_a_former_leader_is_ignored() -> None:
     state = _read_in_epoch_1()
     (old,) = [
         FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Requested(2, 1, 1)}),

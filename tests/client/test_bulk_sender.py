@@ -1,4 +1,4 @@
-"""Batches built elsewhere, several of them under way: ``queue_batch`` of every producer."""
+"""Prebuilt batches, several in flight: ``queue_batch`` of every producer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def producer_of(broker: Any, **settings: Any) -> Producer:
 # --- a scripted broker -----------------------------------------------------------------------------------
 
 
-async def test_several_are_under_way_and_keep_their_order(fake_broker: Any, make_fault: Any) -> None:
+async def test_several_batches_in_flight_keep_their_order(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 2
     held = asyncio.Event()
     async with producer_of(fake_broker) as producer:
@@ -68,7 +68,7 @@ async def test_several_are_under_way_and_keep_their_order(fake_broker: Any, make
     assert sequences == list(range(0, 20, 2))
 
 
-async def test_no_more_than_buffer_memory_is_under_way(fake_broker: Any, make_fault: Any) -> None:
+async def test_no_more_than_buffer_memory_is_in_flight(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     held = asyncio.Event()
     settings: dict[str, Any] = {"buffer_memory": 4000, "max_request_size": 2000, "batch_size": 1000}
@@ -103,7 +103,7 @@ async def test_the_users_buffer_is_left_alone_and_a_builder_may_go_on(fake_broke
     assert fake_broker.values("t") == [b"mine", b"a", b"a", b"b"]
 
 
-async def test_what_can_not_be_queued_is_told_at_once(fake_broker: Any) -> None:
+async def test_invalid_batches_are_refused_at_once(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 1
     async with producer_of(fake_broker, max_request_size=1000, buffer_memory=10_000) as producer:
         with pytest.raises(CorruptBatchError):
@@ -117,9 +117,7 @@ async def test_what_can_not_be_queued_is_told_at_once(fake_broker: Any) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_a_failure_that_nobody_looked_at_is_raised_by_flush(
-    fake_broker: Any, make_fault: Any, looks: bool
-) -> None:
+async def test_an_unseen_failure_is_raised_by_flush(fake_broker: Any, make_fault: Any, looks: bool) -> None:
     fake_broker.topics["t"] = 1
     async with producer_of(fake_broker) as producer:
         await producer.partitions_for("t")
@@ -176,7 +174,7 @@ async def test_queued_batches_are_part_of_the_transaction() -> None:
         assert await _committed(broker, 6) == [b"%d" % i for i in range(6)]
 
 
-async def test_a_failed_batch_leaves_its_transaction_only_to_be_aborted() -> None:
+async def test_after_a_failed_batch_the_transaction_can_only_be_aborted() -> None:
     async with (
         Broker(listeners="inproc://") as broker,
         producer_of(broker, transactional_id="x", max_request_size=2_000_000) as producer,

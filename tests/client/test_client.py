@@ -1,4 +1,4 @@
-"""Bootstrap, metadata that stays fresh, reconnecting."""
+"""Bootstrap, metadata refreshes, reconnecting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _client(*addresses: str, auto_create: bool = True, **settings: Any) -> Clust
     return ClusterClient(config, allow_auto_topic_creation=auto_create, rng=seeded_rng(1))
 
 
-async def test_the_bootstrap_connection_becomes_the_brokers(fake_broker: Any) -> None:
+async def test_the_bootstrap_connection_is_reused_for_its_broker(fake_broker: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
     assert client.metadata.addresses == {1: fake_broker.address}
@@ -49,21 +49,21 @@ async def test_the_bootstrap_connection_becomes_the_brokers(fake_broker: Any) ->
     assert client.is_closed
 
 
-async def test_the_first_address_that_answers_will_do(fake_broker: Any) -> None:
+async def test_the_first_address_that_responds_is_used(fake_broker: Any) -> None:
     client = _client("inproc://nobody", fake_broker.address)
     await client.start()
     assert client.metadata.cluster_id == "fake-cluster"
     await client.close()
 
 
-async def test_no_broker_anywhere_is_said_with_all_addresses() -> None:
+async def test_an_unreachable_cluster_is_reported_with_all_addresses() -> None:
     client = _client("inproc://nobody", "inproc://nowhere")
     with pytest.raises(ConnectionFailedError, match=r"nobody.*nowhere.*kl dev"):
         await client.start()
     assert client.is_closed
 
 
-async def test_a_lasting_error_ends_the_start_at_once(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_final_error_ends_the_start_at_once(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.always[ApiKey.METADATA] = make_fault(refuse=int(ErrorCode.INVALID_REQUEST))
     client = _client(fake_broker.address)
     with pytest.raises(KafkaliteError, match="refused by the test"):
@@ -91,7 +91,7 @@ async def test_a_topic_may_take_a_moment_to_come(fake_broker: Any) -> None:
     await client.close()
 
 
-async def test_a_topic_that_never_comes_and_one_that_cannot_be(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_topic_that_is_never_created_and_an_invalid_one(fake_broker: Any, make_fault: Any) -> None:
     client = _client(fake_broker.address, auto_create=False)
     await client.start()
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -102,7 +102,7 @@ async def test_a_topic_that_never_comes_and_one_that_cannot_be(fake_broker: Any,
     await client.close()
 
 
-async def test_without_any_metadata_the_reason_is_told(fake_broker: Any, make_fault: Any) -> None:
+async def test_without_any_metadata_the_reason_is_raised(fake_broker: Any, make_fault: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
     fake_broker.always[ApiKey.METADATA] = make_fault(refuse=int(ErrorCode.NOT_CONTROLLER))
@@ -131,7 +131,7 @@ async def test_it_reconnects_when_a_broker_comes_back(fake_broker: Any) -> None:
     await client.close()
 
 
-async def test_refreshing_goes_on_until_somebody_answers(fake_broker: Any) -> None:
+async def test_refreshing_continues_until_a_broker_responds(fake_broker: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
     await fake_broker.stop()
@@ -174,7 +174,7 @@ async def test_metadata_is_fetched_again_by_age(fake_broker: Any) -> None:
     await client.close()
 
 
-async def test_lanes_are_connections_of_their_own(fake_broker: Any) -> None:
+async def test_each_purpose_has_its_own_connection(fake_broker: Any) -> None:
     client = _client(fake_broker.address)
     await client.start()
     main = await client.connection(1, Purpose.MAIN)
@@ -259,9 +259,7 @@ async def test_all_known_brokers_gone_the_bootstrap_addresses_are_tried(fake_clu
     await client.close()
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_asked_around(
-    fake_cluster: list[Any], make_fault: Any
-) -> None:
+async def test_metadata_is_fetched_past_a_silent_broker(fake_cluster: list[Any], make_fault: Any) -> None:
     first, second = fake_cluster
     first.always[ApiKey.API_VERSIONS] = make_fault(drop=True)
     client = _client(first.address, second.address)

@@ -76,7 +76,7 @@ def test_partitions_keep_the_order(columns: RecordColumns, data: st.DataObject) 
     assert list(found) == list(expected)
 
 
-def test_one_record_above_the_limit_is_refused_before_anything_is_given() -> None:
+def test_one_record_above_the_limit_is_refused_before_the_first_part() -> None:
     columns = RecordColumns([b"a", b"x" * 1000, b"b"], None, 0, None)
     with pytest.raises(RecordTooLargeError, match="record 1 has 1018 bytes"):
         next(split_by_size(columns, 500, 10))

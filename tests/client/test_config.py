@@ -1,4 +1,4 @@
-"""Settings in every spelling, their bounds and their contradictions."""
+"""Options in both spellings, their bounds and contradictions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_arguments_win_over_the_mapping() -> None:
     assert merged(None, {}) == {}
 
 
-def test_no_compression_may_be_said_with_none() -> None:
+def test_none_means_no_compression() -> None:
     assert producer_config({"compression_type": None}).codec is Codec.NONE
     assert producer_config({"compression.type": "zstd", "compression.level": 3}).codec is Codec.ZSTD
 
@@ -83,7 +83,7 @@ def test_a_batch_is_never_larger_than_a_request() -> None:
         ({"partitioner": "lucky"}, "partitioner"),
     ],
 )
-def test_what_is_wrong_is_named(settings: dict[str, object], key: str) -> None:
+def test_errors_name_the_option(settings: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as failure:
         producer_config(settings, source="producer.toml")
     assert failure.value.key == key
@@ -140,7 +140,7 @@ def test_idempotence_is_on_where_it_can_be(settings: dict[str, object], expected
 
 
 @pytest.mark.parametrize("settings", [{"acks": 1}, {"acks": "0"}, {"retries": 0}])
-def test_idempotence_that_is_asked_for_refuses_what_contradicts_it(settings: dict[str, object]) -> None:
+def test_explicit_idempotence_refuses_contradicting_options(settings: dict[str, object]) -> None:
     (key,) = settings
     with pytest.raises(ConfigError, match=r"enable\.idempotence=true") as caught:
         producer_config({"enable.idempotence": True, **settings})

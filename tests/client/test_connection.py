@@ -1,4 +1,4 @@
-"""One connection: answers to callbacks, errors by name, silence noticed, closing in both directions."""
+"""One connection: responses, errors, timeouts, and closing by either side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_call_is_answered(fake_broker: Any) -> None:
+async def test_a_call_returns_the_response(fake_broker: Any) -> None:
     connection = await _connect(fake_broker)
     answer = await connection.call(ALL, timeout_ms=1000)
     assert answer.message.cluster_id == "fake-cluster"
@@ -52,7 +52,7 @@ async def test_an_error_of_the_whole_request_is_raised_by_name(fake_broker: Any,
     await _settle()
 
 
-async def test_answers_keep_their_order(fake_broker: Any, make_fault: Any) -> None:
+async def test_responses_keep_their_order(fake_broker: Any, make_fault: Any) -> None:
     connection = await _connect(fake_broker)
     held = asyncio.Event()
     fake_broker.fault(ApiKey.METADATA, make_fault(hold=held))
@@ -68,7 +68,7 @@ async def test_answers_keep_their_order(fake_broker: Any, make_fault: Any) -> No
     await _settle()
 
 
-async def test_silence_fails_the_request_and_all_behind_it(
+async def test_a_timeout_fails_the_request_and_all_behind_it(
     fake_broker: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_INTERVAL_S", 0.01)
@@ -85,7 +85,7 @@ async def test_silence_fails_the_request_and_all_behind_it(
         connection.request(ALL, lambda *_: None, 1000)
 
 
-async def test_a_cancelled_call_drops_its_answer(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_cancelled_call_drops_its_response(fake_broker: Any, make_fault: Any) -> None:
     """The responses of cancelled calls arrive, go to no other call, and raise nothing in the loop."""
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: raised.append(context))
@@ -130,7 +130,7 @@ async def test_closing_fails_what_is_in_flight(fake_broker: Any, make_fault: Any
     await _settle()
 
 
-async def test_a_callback_that_fails_is_reported_and_hurts_nobody(fake_broker: Any) -> None:
+async def test_a_failing_callback_is_reported_and_affects_no_other(fake_broker: Any) -> None:
     connection = await _connect(fake_broker)
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
@@ -162,7 +162,7 @@ async def test_back_pressure_of_the_socket_is_passed_on(fake_broker: Any) -> Non
 
 
 class _Babbler(asyncio.Protocol):
-    """A server that speaks something else, or says nothing."""
+    """A server of another protocol, or a silent one."""
 
     words = b""
 
@@ -177,7 +177,7 @@ async def _babble(words: bytes) -> Any:
     return await loop.create_server(kind, "127.0.0.1", 0)
 
 
-async def test_a_stranger_at_the_address_is_no_broker() -> None:
+async def test_a_server_of_another_protocol_is_refused() -> None:
     server = await _babble(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     host, port = server.sockets[0].getsockname()
     with pytest.raises(ConnectionFailedError, match="broke the protocol"):
@@ -187,7 +187,7 @@ async def test_a_stranger_at_the_address_is_no_broker() -> None:
     await _settle()
 
 
-async def test_a_silent_peer_is_given_up() -> None:
+async def test_connecting_to_a_silent_peer_times_out() -> None:
     server = await _babble(b"")
     host, port = server.sockets[0].getsockname()
     with pytest.raises(ConnectionFailedError, match="within 50 ms"):
@@ -210,7 +210,7 @@ async def test_cancelling_a_connect_leaves_nothing_open() -> None:
     await _settle()
 
 
-async def test_nobody_there() -> None:
+async def test_no_broker_at_the_address() -> None:
     with pytest.raises(ConnectionFailedError):
         await connect("inproc://nobody", client_id="test", timeout_ms=50)
 

@@ -1,4 +1,4 @@
-"""The consumer against a broker that misbehaves on command."""
+"""The consumer against a broker with faults."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _read(consumer: Consumer, count: int) -> list[int]:
 # --- reading -------------------------------------------------------------------------------------
 
 
-async def test_iteration_gives_every_record_in_order(fake_broker: Any) -> None:
+async def test_iteration_returns_every_record_in_order(fake_broker: Any) -> None:
     _fill(fake_broker, partitions=2)
     last: dict[int, int] = {}
     async with _consumer(fake_broker, "t") as consumer:
@@ -118,13 +118,13 @@ async def test_a_long_poll_wakes_with_the_append(fake_broker: Any) -> None:
         waiting = asyncio.ensure_future(consumer.get_many())
         async with asyncio.timeout(20):
             await eventually(lambda: fake_broker.count(ApiKey.FETCH))
-        await settle()  # in which it is not answered, and not sent again
+        await settle()  # without a response, and without a resend
         assert (waiting.done(), fake_broker.count(ApiKey.FETCH)) == (False, 1)
         fake_broker.append("t", 0, build_batch([b"1"]))
         assert _numbers(await asyncio.wait_for(waiting, 5)) == [1]
 
 
-async def test_nothing_is_fetched_before_somebody_asks(fake_broker: Any) -> None:
+async def test_nothing_is_fetched_before_the_first_call_for_records(fake_broker: Any) -> None:
     """C1"""
     _fill(fake_broker)
     async with _consumer(fake_broker, "t") as consumer:
@@ -160,10 +160,10 @@ async def test_columns_and_arrow(fake_broker: Any) -> None:
         assert (empty.num_rows, empty.schema) == (0, table.schema)
 
 
-# --- what to read --------------------------------------------------------------------------------
+# --- assignment ----------------------------------------------------------------------------------
 
 
-async def test_subscribing_by_pattern_finds_topics_made_later(fake_broker: Any) -> None:
+async def test_a_pattern_finds_topics_created_later(fake_broker: Any) -> None:
     _fill(fake_broker, "logs-a", count=10)
     _fill(fake_broker, "other", count=10)
     async with _consumer(
@@ -213,7 +213,7 @@ async def test_subscription_and_assignment_replace_each_other(fake_broker: Any) 
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-async def test_a_stale_answer_takes_no_position_away(fake_broker: Any, make_fault: Any, reset: str) -> None:
+async def test_an_outdated_response_keeps_positions(fake_broker: Any, make_fault: Any, reset: str) -> None:
     _fill(fake_broker)
     async with _consumer(fake_broker, "t", auto_offset_reset=reset, fetch_max_wait_ms=10) as consumer:
         await consumer.seek(T0, 10)
@@ -229,7 +229,7 @@ async def test_a_stale_answer_takes_no_position_away(fake_broker: Any, make_faul
         assert await _read(consumer, 1) == [30]
 
 
-async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deleted_topic_is_dropped(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.client.consumer.subscription.FORGET_AFTER_MS", 20)
     _fill(fake_broker)
     async with _consumer(fake_broker, "t") as consumer:
@@ -240,7 +240,7 @@ async def test_a_deleted_topic_is_let_go_of(fake_broker: Any, monkeypatch: pytes
             await eventually(lambda: not consumer.assignment())
 
 
-async def test_a_topic_that_is_not_there(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_topic(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafkalite.client.cluster.list_offsets.MISSING_TOPIC_GRACE_MS", 20)
     fake_broker.auto_create = 0
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -254,7 +254,7 @@ async def test_a_topic_that_is_not_there(fake_broker: Any, monkeypatch: pytest.M
             await consumer.end_offsets([T1])
 
 
-# --- where to read -------------------------------------------------------------------------------
+# --- positions -----------------------------------------------------------------------------------
 
 
 async def test_seeking_everywhere(fake_broker: Any) -> None:
@@ -362,10 +362,10 @@ async def test_no_position_and_no_policy(fake_broker: Any) -> None:
             await consumer.get_many(timeout_ms=1000)
 
 
-# --- misfortunes ---------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
-async def test_passing_errors_and_lost_connections(fake_broker: Any, make_fault: Any) -> None:
+async def test_temporary_errors_and_lost_connections(fake_broker: Any, make_fault: Any) -> None:
     _fill(fake_broker)
     fake_broker.fault(
         ApiKey.FETCH,
@@ -437,7 +437,7 @@ async def test_records_before_an_error_come_first(fake_broker: Any) -> None:
         assert await _read(consumer, 1) == [11], "an error that a seek mended is not told"
 
 
-async def test_a_lasting_error_is_raised(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_final_error_is_raised(fake_broker: Any, make_fault: Any) -> None:
     _fill(fake_broker)
     fake_broker.fault(ApiKey.FETCH, make_fault(code=int(ErrorCode.UNSUPPORTED_VERSION)))
     async with _consumer(fake_broker, "t") as consumer:
@@ -503,7 +503,7 @@ async def test_a_consumer_left_open_is_a_resource_warning(fake_broker: Any) -> N
     await cluster.close()
 
 
-async def test_many_come_and_go(fake_broker: Any) -> None:
+async def test_many_consumers_open_and_close(fake_broker: Any) -> None:
     """C14"""
     _fill(fake_broker, count=10)
     for _ in range(50):
@@ -518,14 +518,14 @@ async def test_many_come_and_go(fake_broker: Any) -> None:
 
 
 def _move(brokers: list[Any], node_id: int, tp: TopicPartition = T0) -> None:
-    """Let another node lead, in the next epoch."""
+    """Make another node lead, in the next epoch."""
     broker = brokers[0]
     broker.leaders[tp] = node_id
     broker.epochs[tp] = broker.epochs.get(tp, 1) + 1
     broker.logs[tp].epoch = broker.epochs[tp]
 
 
-async def test_reading_goes_on_at_the_new_leader(fake_cluster: list[Any]) -> None:
+async def test_reading_continues_at_the_new_leader(fake_cluster: list[Any]) -> None:
     first, second = fake_cluster
     _fill(first, count=30)
     async with _consumer(first, "t") as consumer:
@@ -569,7 +569,7 @@ async def test_lost_records_are_an_error_without_a_policy(fake_cluster: list[Any
         assert await _read(consumer, 10) == list(range(10))
 
 
-async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any], make_fault: Any) -> None:
+async def test_a_silent_leader_is_abandoned_for_the_new_one(fake_cluster: list[Any], make_fault: Any) -> None:
     first = fake_cluster[0]
     _fill(first, count=10)
     async with _consumer(first, "t", fetch_max_wait_ms=20) as consumer:

@@ -1,4 +1,4 @@
-"""The way to a coordinator that moves, loads, dies, or does not answer."""
+"""Requests to a coordinator that moves, loads, dies, or does not respond."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS = {
 
 
 class Group:
-    """Both brokers say that ``node_id`` coordinates, and only it answers."""
+    """Both brokers name ``node_id`` as coordinator, and only that one responds."""
 
     def __init__(self, brokers: list[Any]) -> None:
         self.brokers = brokers
@@ -89,13 +89,13 @@ def link(cluster: ClusterClient) -> CoordinatorLink:
     return CoordinatorLink(cluster, GROUP_KEY, "g")
 
 
-async def test_it_is_found_once_for_all_who_ask(group: Group, link: CoordinatorLink) -> None:
+async def test_concurrent_callers_share_one_lookup(group: Group, link: CoordinatorLink) -> None:
     await asyncio.gather(*(link.call(REQUEST) for _ in range(5)))
     assert (group.count(FIND), group.count(ASK), link.node_id) == (1, 5, 1)
     assert "g" in repr(link)
 
 
-async def test_it_is_found_again_when_another_took_over(group: Group, link: CoordinatorLink) -> None:
+async def test_it_is_located_again_after_a_move(group: Group, link: CoordinatorLink) -> None:
     await link.call(REQUEST)
     group.node_id = 2
     await link.call(REQUEST)
@@ -112,7 +112,7 @@ async def test_it_is_found_again_when_another_took_over(group: Group, link: Coor
         ErrorCode.REQUEST_TIMED_OUT,
     ],
 )
-async def test_what_passes_is_tried_again(group: Group, link: CoordinatorLink, code: ErrorCode) -> None:
+async def test_temporary_errors_are_retried(group: Group, link: CoordinatorLink, code: ErrorCode) -> None:
     group.ask_codes = [int(code)] * 3
     group.find_codes = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * 3
     await link.call(REQUEST)
@@ -142,7 +142,7 @@ async def test_time_is_up_with_the_last_error_as_the_cause(group: Group, link: C
     assert isinstance(raised.value.__cause__, NotCoordinatorError)
 
 
-async def test_a_silent_coordinator_is_left_when_another_took_over(
+async def test_a_silent_coordinator_is_abandoned_after_a_move(
     group: Group, link: CoordinatorLink, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "PATIENCE_S", 0.02)
@@ -163,7 +163,7 @@ async def test_time_is_up_also_with_a_silent_coordinator(
         await link.call(REQUEST, timeout_ms=20)
 
 
-async def test_time_is_up_also_while_it_is_looked_for(
+async def test_time_is_up_also_during_the_lookup(
     group: Group, link: CoordinatorLink, make_fault: Any
 ) -> None:
     for broker in group.brokers:
@@ -172,7 +172,7 @@ async def test_time_is_up_also_while_it_is_looked_for(
         await link.call(REQUEST, timeout_ms=20)
 
 
-async def test_an_attempt_is_one(group: Group, link: CoordinatorLink) -> None:
+async def test_an_attempt_is_not_retried(group: Group, link: CoordinatorLink) -> None:
     group.ask_codes = [int(ErrorCode.NOT_COORDINATOR)]
     with pytest.raises(NotCoordinatorError):
         await link.attempt(REQUEST)

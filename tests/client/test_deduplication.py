@@ -1,4 +1,4 @@
-"""Records with a unique id are recognised when they come again."""
+"""Repeated records are detected by their unique id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _record(offset: int, key: bytes | None = None, headers: Any = (), partition:
     return Record("t", partition, offset, 0, TimestampType.CREATE_TIME, key, None, headers)
 
 
-def test_a_repeated_id_is_told() -> None:
+def test_a_repeated_id_is_detected() -> None:
     seen = Deduplicator(key_id)
     assert not seen.is_repeated(_record(0, b"a"))
     assert seen.add(_record(0, b"a"))
@@ -47,7 +47,7 @@ def test_memory_is_bounded_by_forgetting_the_oldest() -> None:
         Deduplicator(key_id, capacity=0)
 
 
-def test_what_is_known_goes_with_its_partition() -> None:
+def test_ids_are_dumped_and_loaded_by_partition() -> None:
     seen, heir = Deduplicator(key_id), Deduplicator(key_id)
     seen.add(_record(0, b"a"))
     seen.add(_record(0, b"b", partition=1))

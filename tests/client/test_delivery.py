@@ -1,4 +1,4 @@
-"""Deliveries: awaited, called back, looked at, and their failures counted as seen."""
+"""Deliveries: awaited, with callbacks, inspected; and which failures count as seen."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_batch_metadata() -> None:
     assert batch_metadata(batch).last_offset == 10
 
 
-def test_repr_tells_the_state() -> None:
+def test_repr_has_the_state() -> None:
     batch = _batch()
     assert repr(Delivery(batch, 0)) == "<Delivery to t-0, pending>"
     _settle(batch, 9)
@@ -101,7 +101,7 @@ def test_repr_tells_the_state() -> None:
     assert repr(Delivery(failed, 1)) == "<Delivery to t, failed: over>"
 
 
-async def test_waiting_for_a_batch_tells_nothing_of_its_records() -> None:
+async def test_waiting_for_a_batch_does_not_mark_its_records_as_seen() -> None:
     batch = _batch()
     waiting = asyncio.ensure_future(wait_done(batch))
     await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_waiting_for_a_batch_tells_nothing_of_its_records() -> None:
     assert batch.unobserved_count() == 2
 
 
-async def test_only_failures_nobody_saw_are_reported() -> None:
+async def test_only_unseen_failures_are_reported() -> None:
     ledger = FailureLedger()
     batch = _batch(5)
     Delivery(batch, 0).add_callback(lambda delivery: None)

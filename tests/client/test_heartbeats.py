@@ -1,4 +1,4 @@
-"""A member's heartbeats without a network, in a time that only the link lets pass."""
+"""A member's heartbeats without a network; time passes only in the link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _answer(epoch: int, *partitions: int) -> ConsumerGroupHeartbeatResponse:
 
 
 async def _run(script: list[tuple[int, Any]]) -> list[Any]:
-    """Heartbeats whose answers take so long (ms) and are these; what the user's side hears in turn."""
+    """Run heartbeats with these responses after these times (ms), and return the events of the owner."""
     now_ms = 0
     heard: list[Any] = []
     heartbeats: Heartbeats
@@ -82,12 +82,12 @@ async def _run(script: list[tuple[int, Any]]) -> list[Any]:
     return heard
 
 
-async def test_an_answer_brings_its_assignment() -> None:
+async def test_a_response_updates_the_assignment() -> None:
     assert await _run([(SESSION_MS - 1, _answer(1, 0))]) == [[T0]]
 
 
 @pytest.mark.parametrize("late_ms", [SESSION_MS, 10 * SESSION_MS])
-async def test_an_answer_read_after_the_session_is_passed_over(late_ms: int) -> None:
-    """The process was stopped meanwhile: another member may have the partitions by now (R38)."""
+async def test_a_response_read_after_the_session_timeout_is_refused(late_ms: int) -> None:
+    """The process was stopped meanwhile: another member may own the partitions (R38)."""
     heard = await _run([(late_ms, _answer(1, 0)), (1, UnknownMemberIdError("gone")), (1, _answer(3))])
     assert heard == [UnknownMemberIdError, []]

@@ -1,4 +1,4 @@
-"""What read_committed gives of a log (R33): against a reading of the whole log, and the positions between."""
+"""read_committed (R33), against a reading of the whole log, and the positions in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T0 = TopicPartition("t", 0)
 
 @dataclass
 class Log:
-    """One partition's log, its aborted transactions as a broker knows them, and what is committed of it."""
+    """One partition's log, its aborted transactions as a broker knows them, and its committed records."""
 
     batches: list[tuple[int, int, bytes]] = field(default_factory=list)  # base, next offset, bytes
     aborted: list[tuple[int, int, int]] = field(default_factory=list)  # producer, first offset, marker
@@ -61,7 +61,9 @@ class Log:
         return min((first for first, _ in self.open.values()), default=self.end)
 
     def answer(self, offset: int, max_batches: int) -> tuple[FetchedPartition, bytes]:
-        """As a broker: whole batches up to the last stable offset, and the aborted that reach into them."""
+        """Respond as a broker: whole batches up to the last stable offset, and aborted transactions in
+        them.
+        """
         chosen = [one for one in self.batches if one[1] > offset and one[1] <= self.stable][:max_batches]
         data = b"".join(batch for _, _, batch in chosen)
         first, end = (chosen[0][0], chosen[-1][1]) if chosen else (offset, offset)
@@ -82,7 +84,7 @@ def _consumer(start: int = 0, *, is_read_committed: bool = True) -> AssignedPart
 
 
 def _fetch(state: AssignedPartitions, log: Log, max_batches: int = 1000) -> bool:
-    """One round. False when there was nothing to ask for."""
+    """One round. Returns False if there was nothing to fetch."""
     plans, _ = state.plan(0, lambda tp: Leader(1, 1), lambda node: False)
     for plan in plans:
         result, data = log.answer(plan.requested[T0].fetch_offset, max_batches)
@@ -132,7 +134,7 @@ def test_with_read_uncommitted_only_markers_are_skipped() -> None:
     assert state.partitions[T0].position == 12
 
 
-def test_an_answer_that_begins_inside_an_aborted_transaction() -> None:
+def test_a_response_that_begins_inside_an_aborted_transaction() -> None:
     log = _log()
     for start in range(9):
         state = _consumer(start)
@@ -145,7 +147,7 @@ def test_an_answer_that_begins_inside_an_aborted_transaction() -> None:
         assert _read(state) == {at: v for at, v in log.committed.items() if start <= at < 9}
 
 
-def test_the_position_moves_over_what_is_dropped_when_its_turn_comes() -> None:
+def test_the_position_moves_over_dropped_batches_in_order() -> None:
     log, state = Log(), _consumer()
     partition = state.partitions[T0]
     log.plain(b"0", b"1")
@@ -155,7 +157,7 @@ def test_the_position_moves_over_what_is_dropped_when_its_turn_comes() -> None:
     assert _read(state, 1) == {0: b"0"}
     assert partition.position == 1
     assert _read(state, 1) == {1: b"1"}
-    assert partition.position == 4, "with the last record given, all behind it that is nobody's is passed"
+    assert partition.position == 4, "after the last record, the filtered records behind it are skipped"
     log.write(1, b"4")
     log.end_transaction(1, is_commit=False)  # 5
     _fetch(state, log)
@@ -197,7 +199,7 @@ _STEPS = st.lists(
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(_STEPS, st.integers(1, 4))
-def test_any_interleaving_gives_what_is_committed_and_stable(
+def test_any_interleaving_returns_the_committed_and_stable_records(
     steps: list[tuple[str, int]], max_batches: int
 ) -> None:
     log, state = Log(), _consumer()

@@ -1,4 +1,4 @@
-"""Listing offsets: leaders that move, brokers that leave things out, and times found to the record."""
+"""Listing offsets: leaders that move, omitted partitions, and exact records by time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _cluster(broker: Any) -> ClusterClient:
     return cluster
 
 
-async def test_leaders_are_asked_each_for_its_own(fake_cluster: list[Any]) -> None:
+async def test_each_leader_is_asked_for_its_partitions(fake_cluster: list[Any]) -> None:
     first, second = fake_cluster
     first.topics["t"] = 2
     first.leaders |= {("t", 0): 1, ("t", 1): 2}
@@ -45,7 +45,7 @@ async def test_leaders_are_asked_each_for_its_own(fake_cluster: list[Any]) -> No
     await cluster.close()
 
 
-async def test_only_what_is_missing_is_asked_again(fake_broker: Any, make_fault: Any) -> None:
+async def test_only_missing_partitions_are_requested_again(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 2
     fake_broker.fault(
         ApiKey.LIST_OFFSETS, make_fault(code=int(ErrorCode.OFFSET_NOT_AVAILABLE), only=("t", 1)), times=2
@@ -57,7 +57,7 @@ async def test_only_what_is_missing_is_asked_again(fake_broker: Any, make_fault:
     await cluster.close()
 
 
-async def test_lasting_errors_and_time(fake_broker: Any, make_fault: Any) -> None:
+async def test_final_errors_and_timeouts(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     cluster = await _cluster(fake_broker)
     fake_broker.fault(ApiKey.LIST_OFFSETS, make_fault(code=int(ErrorCode.INVALID_REQUEST)))

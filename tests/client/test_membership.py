@@ -1,4 +1,4 @@
-"""The member's side of KIP-848, without a network."""
+"""The member side of KIP-848, without a network."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _owned(request: Any) -> list[int] | None:
     return None if request.owned is None else [p for topic in request.owned for p in topic.partitions]
 
 
-def test_a_join_tells_everything_and_does_not_wait() -> None:
+def test_a_join_sends_everything_and_does_not_wait() -> None:
     membership = _membership(instance_id="i", assignor="range")
     request = membership.request(WAIT_MS)
     assert (request.member_epoch, request.max_wait_ms, request.rebalance_timeout_ms) == (JOINING, 0, 1000)
@@ -64,8 +64,8 @@ def test_a_join_tells_everything_and_does_not_wait() -> None:
     assert (request.instance_id, request.assignor, request.owned) == ("i", "range", [])
 
 
-def test_what_is_held_is_stated_once_at_each_epoch() -> None:
-    """What is owned counts only when it is said at the current epoch."""
+def test_owned_partitions_are_sent_once_per_epoch() -> None:
+    """Owned partitions count only when they are sent at the current epoch."""
     membership = _membership()
     _heartbeat(membership, 1, 0, 1)
     membership.take(membership.adding())
@@ -77,8 +77,8 @@ def test_what_is_held_is_stated_once_at_each_epoch() -> None:
     assert _owned(_heartbeat(membership, 2, NOTHING_NEW)) == [0, 1]
 
 
-def test_a_partition_is_owned_until_it_is_given_back() -> None:
-    """R38: what was revoked stays in ``owned`` until the user is done with it."""
+def test_a_partition_is_owned_until_it_is_released() -> None:
+    """R38: a revoked partition stays in ``owned`` until the user is done with it."""
     membership = _membership()
     _heartbeat(membership, 1, 0, 1)
     membership.take(membership.adding())
@@ -91,7 +91,7 @@ def test_a_partition_is_owned_until_it_is_given_back() -> None:
     assert _owned(membership.request(WAIT_MS)) == [0]
 
 
-def test_a_topic_made_anew_is_given_back_and_taken_up() -> None:
+def test_a_recreated_topic_is_revoked_and_added() -> None:
     membership = _membership()
     _heartbeat(membership, 1, 0)
     membership.take(membership.adding())
@@ -101,7 +101,7 @@ def test_a_topic_made_anew_is_given_back_and_taken_up() -> None:
     assert membership.adding() == {_tps(0)[0]: "another"}
 
 
-def test_an_old_answer_is_passed_over() -> None:
+def test_an_outdated_response_is_ignored() -> None:
     membership = _membership()
     _heartbeat(membership, 3, 0)
     late = membership.request(WAIT_MS)
@@ -110,7 +110,7 @@ def test_an_old_answer_is_passed_over() -> None:
     assert membership.epoch == 4 and list(membership.adding()) == _tps(0, 1)
 
 
-def test_after_a_lost_answer_everything_held_is_stated_again() -> None:
+def test_after_a_lost_response_owned_partitions_are_sent_again() -> None:
     membership = _membership()
     _heartbeat(membership, 1, 0)
     membership.take(membership.adding())
@@ -127,12 +127,12 @@ def test_an_expelled_member_has_lost_everything_and_joins_anew() -> None:
     before = membership.request(WAIT_MS)
     assert list(membership.on_expelled()) == _tps(0)
     assert not membership.is_member and membership.owned == {}
-    assert not membership.on_response(before, _answer(1, 0))  # an answer to what we were
+    assert not membership.on_response(before, _answer(1, 0))  # a response to a previous membership
     request = membership.request(WAIT_MS)
     assert (request.member_epoch, request.subscribed_topics, request.owned) == (JOINING, ["t"], [])
 
 
-def test_another_subscription_is_told_until_it_was_heard() -> None:
+def test_a_new_subscription_is_sent_until_acknowledged() -> None:
     membership = _membership()
     before = membership.request(WAIT_MS)
     membership.subscribe([], "x.*")
@@ -143,14 +143,14 @@ def test_another_subscription_is_told_until_it_was_heard() -> None:
     assert membership.request(WAIT_MS).subscribed_topics is None
 
 
-def test_a_static_member_leaves_for_a_while() -> None:
+def test_a_static_member_leaves_temporarily() -> None:
     assert _membership().leave_request(is_for_good=False).member_epoch == LEAVING
     static = _membership(instance_id="i")
     assert static.leave_request(is_for_good=False).member_epoch == LEAVING_FOR_A_WHILE
     assert static.leave_request(is_for_good=True).member_epoch == LEAVING
 
 
-def test_many_partitions_are_told_in_pieces() -> None:
+def test_many_partitions_are_sent_in_several_lists() -> None:
     membership = _membership()
     request = membership.request(0)
     pieces = [AssignedTopic("i", "t", list(range(first, first + 100))) for first in range(0, 1000, 100)]
@@ -163,10 +163,10 @@ def test_many_partitions_are_told_in_pieces() -> None:
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.booleans(), st.booleans()), max_size=30))
-def test_nothing_is_held_that_was_not_assigned_and_all_is_given_back(
+def test_only_assigned_partitions_are_owned_and_all_are_released(
     turns: list[tuple[set[int], bool, bool]],
 ) -> None:
-    """Whatever the coordinator says, and whether answers come or not and the user acts or not."""
+    """For any assignments, with or without lost responses and actions of the user."""
     membership = _membership()
     granted = set[TopicPartition]()
     for epoch, (partitions, is_heard, acts) in enumerate(turns, 1):

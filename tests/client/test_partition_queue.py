@@ -1,4 +1,6 @@
-"""Idempotent producing (R28, KIP-98, KIP-360): sequences, the window, epochs; against a model of a leader."""
+"""Idempotent producing (R28, KIP-98, KIP-360): sequences, in-flight batches, epochs; against a model
+leader.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def check_queue(queue: PartitionQueue) -> None:
 
 
 def _follows(end: int | None, sequence: int) -> bool:
-    """Whether ``sequence`` is at or after ``end``, on the circle."""
+    """Whether ``sequence`` is at or after ``end``, modulo the number of sequences."""
     return end is None or (sequence - end) % SEQUENCES < SEQUENCES // 2
 
 
@@ -86,7 +88,7 @@ def _accumulator(limits: Limits = LIMITS) -> Accumulator:
 
 
 def _add(accumulator: Accumulator, queue: PartitionQueue, value: bytes, now_ms: int = 0) -> PendingBatch:
-    """A batch of its own: prebuilt, so that it does not wait for company."""
+    """Add a prebuilt batch, which is not coalesced."""
     batch = PendingBatch(queue.tp.topic, queue.tp.partition, limit_bytes=0, limit_records=0)
     batch.prebuilt = build_batch([value])
     batch.size_bytes = len(batch.prebuilt)
@@ -117,7 +119,7 @@ def _values(flight: InFlightBatch) -> list[bytes | None]:
     return [record.value for record in RecordBatch(flight.encode(Codec.NONE, None))]
 
 
-def test_nothing_leaves_without_a_producer_id() -> None:
+def test_nothing_is_sent_without_a_producer_id() -> None:
     accumulator = Accumulator(LIMITS)
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
@@ -157,7 +159,7 @@ def test_sequences_wrap() -> None:
     assert (_identity(first)[2], _identity(second)[2]) == (SEQUENCES - 1, 0)
 
 
-def test_five_are_in_flight_and_small_ones_wait_for_company() -> None:
+def test_five_are_in_flight_and_small_ones_are_coalesced() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     for number in range(7):
@@ -187,7 +189,7 @@ def test_five_are_in_flight_and_small_ones_wait_for_company() -> None:
     assert len(_drain(accumulator)) == 1
 
 
-def test_a_retry_sends_the_same_bytes_and_the_window_in_order() -> None:
+def test_a_retry_sends_the_same_bytes_in_order() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     for value in (b"a", b"b", b"c"):
@@ -212,7 +214,7 @@ def test_a_retry_sends_the_same_bytes_and_the_window_in_order() -> None:
     assert not accumulator.incomplete
 
 
-def test_a_leader_that_changes_waits_for_what_went_to_the_old_one() -> None:
+def test_a_new_leader_waits_for_responses_of_the_old_one() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
@@ -229,7 +231,7 @@ def test_a_leader_that_changes_waits_for_what_went_to_the_old_one() -> None:
     ]
 
 
-def test_the_rest_of_a_window_waits_for_room_and_keeps_its_place() -> None:
+def test_batches_to_resend_wait_for_room_and_keep_their_positions() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     for value in (b"a", b"b", b"c"):
@@ -244,7 +246,7 @@ def test_the_rest_of_a_window_waits_for_room_and_keeps_its_place() -> None:
     assert _drain(accumulator, 0, room=1) == flights[2:]
 
 
-def test_what_expired_in_flight_leaves_a_hole_unless_a_later_one_is_acknowledged() -> None:
+def test_an_expired_batch_leaves_a_gap_unless_a_later_one_is_acknowledged() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a", 0)
@@ -256,12 +258,12 @@ def test_what_expired_in_flight_leaves_a_hole_unless_a_later_one_is_acknowledged
     assert isinstance(expired.error, DeliveryTimeoutError)
     late = _add(accumulator, queue, b"c", 1000)
     assert _drain(accumulator, 1000) == [second], "in doubt, so it goes as it was; nothing new behind a hole"
-    accumulator.on_acknowledged(second, 1, NO_TIMESTAMP, 1001)  # so the first is in the log too
+    accumulator.on_acknowledged(second, 1, NO_TIMESTAMP, 1001)  # so the first is in the log, too
     (third,) = _drain(accumulator, 1001)
     assert third.batches == [late] and _identity(third) == (7, 0, 2)
 
 
-def test_behind_a_hole_the_next_epoch_begins() -> None:
+def test_behind_a_gap_the_next_epoch_begins() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
@@ -273,7 +275,7 @@ def test_behind_a_hole_the_next_epoch_begins() -> None:
     assert _identity(second) == (7, 1, 0)
 
 
-def test_what_is_in_doubt_behind_a_hole_fails_by_name() -> None:
+def test_maybe_written_batches_behind_a_gap_fail() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a", 0)
@@ -290,7 +292,7 @@ def test_what_is_in_doubt_behind_a_hole_fails_by_name() -> None:
     assert _identity(third) == (7, 1, 0)
 
 
-def test_what_is_certainly_not_written_goes_on_under_the_next_epoch() -> None:
+def test_unwritten_batches_continue_in_the_next_epoch() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     bad, good = _add(accumulator, queue, b"bad"), _add(accumulator, queue, b"good")
@@ -302,7 +304,7 @@ def test_what_is_certainly_not_written_goes_on_under_the_next_epoch() -> None:
     assert _values(again) == [b"good"]
 
 
-def test_doubts_end_behind_what_is_not_written() -> None:
+def test_batches_behind_an_unwritten_one_are_unwritten() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"bad")
@@ -314,7 +316,7 @@ def test_doubts_end_behind_what_is_not_written() -> None:
     assert again.batches == [good] and _identity(again) == (7, 1, 0)
 
 
-def test_a_forgotten_producer_goes_on_and_a_loss_is_told() -> None:
+def test_a_forgotten_producer_continues_and_a_loss_is_reported() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
@@ -335,14 +337,14 @@ def test_a_forgotten_producer_goes_on_and_a_loss_is_told() -> None:
 
 
 @pytest.mark.parametrize("error", [UnknownProducerIdError(), OutOfOrderSequenceNumberError()])
-def test_a_first_sequence_that_is_refused_is_not_tried_for_ever(error: BrokerError) -> None:
+def test_a_refused_first_sequence_is_not_retried_forever(error: BrokerError) -> None:
     accumulator = _accumulator()
     batch = _add(accumulator, accumulator.queue(T0), b"a")
     (flight,) = _drain(accumulator)
     assert accumulator.on_failed(flight, error, 0, 0.5) == [batch]
 
 
-def test_who_was_fenced_takes_a_new_producer_id() -> None:
+def test_a_fenced_partition_gets_a_new_producer_id() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     fenced = _add(accumulator, queue, b"a")
@@ -387,7 +389,7 @@ def test_a_batch_of_another_producer_gets_this_ones_identity_in_a_copy() -> None
     assert _identity(flight) == (-1, -1, -1)
 
 
-def test_a_coalesced_shipment_that_is_too_large_goes_in_parts_before_what_follows() -> None:
+def test_a_coalesced_batch_that_is_too_large_is_split_in_order() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)
     for size in (900, 901, 902):
@@ -411,7 +413,7 @@ def test_a_coalesced_shipment_that_is_too_large_goes_in_parts_before_what_follow
 
 @dataclass
 class Attempt:
-    """One sending of a flight, on its way to the leader or waiting there to be committed."""
+    """One send of an in-flight batch, on its way to the leader or waiting there to be committed."""
 
     flight: InFlightBatch
     data: bytes
@@ -419,25 +421,25 @@ class Attempt:
 
 
 class LeaderMachine(RuleBasedStateMachine):
-    """A real accumulator against a model of one partition's leader, with all that can go wrong between.
+    """A real accumulator against a model of one partition's leader, with all faults in between.
 
-    The model is the log as R28 has it: uncommitted records are lost or kept at a change of leaders, answers
-    are lost, connections break with requests in them that may arrive later, appends are refused.
+    The model is the log of R28: uncommitted records are lost or kept at a change of leader, responses
+    are lost, connections break with requests that may arrive later, appends are refused.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        partition_queue.PIPELINED_BYTES = 100  # small batches fill the window, too
+        partition_queue.PIPELINED_BYTES = 100  # small batches may be in flight, too
         self.accumulator = Accumulator(replace(LIMITS, delivery_timeout_ms=600, linger_ms=1, batch_size=200))
         self.queue = self.accumulator.queue(T0)
         self.now_ms = 0
         self.number = 0
         self.sent: list[tuple[PendingBatch, int, bytes]] = []
-        self.log: list[tuple[bytes, bytes]] = []  # (value, the batch it came in)
+        self.log: list[tuple[bytes, bytes]] = []  # (value, the batch that contained it)
         self.committed = 0
         self.producers = ProducerStates()
         self.wire: deque[Attempt] = deque()  # requests in the connection
-        self.parked: deque[Attempt] = deque()  # appended, not answered
+        self.parked: deque[Attempt] = deque()  # appended, without a response
         self.answers: deque[tuple[Attempt, Exception | None]] = deque()
         self.ghosts: list[bytes] = []  # in a broken connection; they may still arrive
         self.next_id = 100
@@ -495,7 +497,7 @@ class LeaderMachine(RuleBasedStateMachine):
         duration_ms=st.sampled_from([0, 50, 150, 300]),
     )
     def exchange(self, arrives: int, outcome: str, answers: int, duration_ms: int) -> None:
-        """Much at once: chance alone seldom gets a window through all its stages."""
+        """Many steps at once, because single random steps seldom reach all states of in-flight batches."""
         self.wait(duration_ms)
         self.send_built()
         self.accumulator.retry_now()
@@ -537,7 +539,7 @@ class LeaderMachine(RuleBasedStateMachine):
     # --- the leader
 
     def _append(self, data: bytes) -> int:
-        """The base offset; raises what the sequence deserves."""
+        """Return the base offset. Raises the error of the sequence."""
         batch = RecordBatch(data)
         repeated = self.producers.check(batch.header)
         if repeated is not None:
@@ -561,7 +563,7 @@ class LeaderMachine(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from([None] * 6 + ["too large", "not enough", "invalid"]))
     def arrive(self, fault: str | None) -> None:
-        """The leader handles the next request. It answers in the order of requests."""
+        """The leader handles the next request. Responses keep the order of requests."""
         if not self.wire:
             return
         attempt = self.wire.popleft()
@@ -599,7 +601,9 @@ class LeaderMachine(RuleBasedStateMachine):
 
     @rule(kept=st.integers(0, 10), answers=st.booleans(), broken=st.booleans())
     def change_leaders(self, kept: int, answers: bool, broken: bool) -> None:
-        """The new leader has what is committed, and maybe more; its producer state is its log's (R27)."""
+        """The new leader has all committed records, and maybe more; its producer state is that of its log
+        (R27).
+        """
         self._flush_parked(NotLeaderOrFollowerError())
         while len(self.log) > self.committed + kept:
             last = self.log[-1][1]
@@ -617,7 +621,7 @@ class LeaderMachine(RuleBasedStateMachine):
 
     @rule(arrives=st.booleans())
     def break_connection(self, arrives: bool) -> None:
-        """Everything in flight fails; requests in it may be handled all the same, now or later."""
+        """All requests in flight fail, but may still be handled, now or later."""
         if arrives:
             for attempt in self.wire:
                 self.ghosts.append(attempt.data)
@@ -637,11 +641,11 @@ class LeaderMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not (self.wire or self.ghosts or self.parked or self.answers))
     def forget_the_producer(self) -> None:
-        """Retention: a day without news, so there is nothing in flight, nothing waiting to be sent again."""
+        """Retention after a quiet day: nothing is in flight and nothing waits to be resent."""
         if not self.queue.in_flight:
             self.producers = ProducerStates()
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
     def the_queue_is_in_order(self) -> None:
@@ -670,7 +674,7 @@ class LeaderMachine(RuleBasedStateMachine):
             assert not (batch.done and batch.error is None) or value in values
 
     def settle(self, is_enough: Callable[[], bool]) -> None:
-        """Let everything sent arrive, be committed and answered, round after round."""
+        """Let everything sent arrive, be committed and responded to, round after round."""
         for _ in range(60):
             if is_enough():
                 break
@@ -686,7 +690,7 @@ class LeaderMachine(RuleBasedStateMachine):
             check_queue(self.queue)
 
     def teardown(self) -> None:
-        """Once nothing goes wrong any more, everything is decided soon, without another expiry."""
+        """Without further faults everything is decided soon, without another expiry."""
         partition_queue.PIPELINED_BYTES = PIPELINED_BYTES
         self.ghosts.clear()
         self.accumulator.expire(self.now_ms)
@@ -714,7 +718,7 @@ TestLeaderMachine.settings = settings(
 
 
 def run_history(seed: int, steps: int = 60) -> None:
-    """The same machine by plain chance, weighted towards what takes many steps in a row."""
+    """The same machine with random steps, weighted towards long sequences."""
     rng = random.Random(seed)
     machine = LeaderMachine()
     outcomes = ["commit", "time out", "leader", "cut", "cut, arrives", "nothing"]
@@ -787,7 +791,7 @@ def test_a_transactions_identity_and_sequences_from_0_r31() -> None:
         check_queue(queue)
 
 
-def test_what_was_in_flight_when_a_transaction_ended_counts_for_nothing() -> None:
+def test_responses_after_the_end_of_a_transaction_are_ignored() -> None:
     accumulator = _in_transaction()
     queue = accumulator.queue(T0)
     for value in (b"a", b"b", b"c"):
@@ -807,7 +811,7 @@ def test_what_was_in_flight_when_a_transaction_ended_counts_for_nothing() -> Non
     assert done.base_offset == 5
 
 
-def test_what_is_packed_anew_takes_the_same_sequences_in_a_transaction() -> None:
+def test_repacked_batches_reuse_their_sequences_in_a_transaction() -> None:
     accumulator = _in_transaction(limits=replace(TRANSACTIONAL, max_in_flight=1))
     queue = accumulator.queue(T0)
     for number in range(3):
@@ -840,7 +844,7 @@ def test_a_gap_in_a_transaction_is_a_loss_r29(error: BrokerError) -> None:
     assert _drain(accumulator) == [], "nothing goes behind it"
 
 
-def test_the_transaction_before_is_waited_for_by_milliseconds() -> None:
+def test_waiting_for_the_previous_transaction_takes_milliseconds() -> None:
     accumulator = _in_transaction(limits=replace(TRANSACTIONAL, retries=0))
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
@@ -855,7 +859,7 @@ def test_the_transaction_before_is_waited_for_by_milliseconds() -> None:
 
 
 class TransactionLeaderMachine(LeaderMachine):
-    """The same leader, which takes only the epoch of the open transaction, as markers and verification do."""
+    """The same leader, accepting only the epoch of the open transaction, as markers and verification do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -890,7 +894,7 @@ class TransactionLeaderMachine(LeaderMachine):
 
 
 def run_transactions(seed: int, steps: int = 60) -> int:
-    """How many of the transactions were committed."""
+    """Return how many of the transactions were committed."""
     rng = random.Random(seed)
     machine = TransactionLeaderMachine()
     outcomes = ["commit", "time out", "leader", "cut", "cut, arrives", "nothing"]

@@ -1,4 +1,4 @@
-"""The producer against a broker that misbehaves on command."""
+"""The producer against a broker with faults."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _producer(broker: Any, **settings: Any) -> Producer:
 # --- sending -------------------------------------------------------------------------------------
 
 
-async def test_send_returns_where_the_record_stands(fake_broker: Any) -> None:
+async def test_send_returns_the_records_position(fake_broker: Any) -> None:
     async with _producer(fake_broker) as producer:
         first = await producer.send("t", b"a", timestamp_ms=5)
         second = await producer.send("t", b"b", key=b"k", headers=[("h", b"1")])
@@ -80,7 +80,7 @@ async def _result(delivery: Any) -> RecordMetadata:
     return await delivery
 
 
-async def test_a_parked_record_for_a_partition_that_is_not_there_fails_alone(fake_broker: Any) -> None:
+async def test_a_parked_record_for_a_missing_partition_fails_alone(fake_broker: Any) -> None:
     async with _producer(fake_broker) as producer:
         good = producer.send_nowait("new", b"good")
         bad = producer.send_nowait("new", b"bad", partition=7)
@@ -95,7 +95,7 @@ async def test_a_parked_record_for_a_partition_that_is_not_there_fails_alone(fak
         assert isinstance(worse.exception(), UnknownTopicOrPartitionError)
 
 
-async def test_a_topic_that_cannot_be_fails_its_records(fake_broker: Any, make_fault: Any) -> None:
+async def test_an_invalid_topic_fails_its_records(fake_broker: Any, make_fault: Any) -> None:
     async with _producer(fake_broker) as producer:
         fake_broker.always[ApiKey.METADATA] = make_fault(code=int(ErrorCode.INVALID_TOPIC_EXCEPTION))
         with pytest.raises(InvalidTopicError):
@@ -184,7 +184,7 @@ async def test_round_robin_goes_batch_by_batch(fake_broker: Any) -> None:
     assert max(counts) - min(counts) <= 1000 // 28
 
 
-async def test_a_function_chooses_and_may_leave_it(fake_broker: Any) -> None:
+async def test_a_function_chooses_the_partition(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 3
 
     def choose(topic: str, key: bytes | None, value: bytes | None, count: int) -> int | None:
@@ -209,10 +209,10 @@ async def test_partitions_added_later_are_used(fake_broker: Any) -> None:
         assert (await producer.send("t", b"x", key=b"key")).partition != 0
 
 
-# --- refusals at the door ------------------------------------------------------------------------
+# --- refused records -----------------------------------------------------------------------------
 
 
-async def test_what_is_no_record_is_refused_where_it_is_sent(fake_broker: Any) -> None:
+async def test_invalid_records_are_refused_by_send(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 1
     async with _producer(fake_broker, max_request_size=1000, buffer_memory=10_000) as producer:
         for bad, match in (
@@ -243,7 +243,7 @@ async def test_an_unknown_partitioner_is_named() -> None:
         Producer(partitioner="lucky")
 
 
-async def test_a_producer_is_opened_once_and_says_so(fake_broker: Any) -> None:
+async def test_a_producer_opens_once(fake_broker: Any) -> None:
     producer = _producer(fake_broker)
     with pytest.raises(ClientClosedError, match="the producer is new"):
         producer.send_nowait("t", b"x")
@@ -258,7 +258,7 @@ async def test_a_producer_is_opened_once_and_says_so(fake_broker: Any) -> None:
             await late
 
 
-async def test_nobody_to_connect_to() -> None:
+async def test_no_broker_to_connect_to() -> None:
     producer = Producer("inproc://nobody", **FAST)
     with pytest.raises(ConnectionFailedError, match="kl dev"):
         await producer.start()
@@ -289,9 +289,7 @@ async def test_acks(fake_broker: Any, acks: Any) -> None:
         await eventually(lambda: len(fake_broker.values("t")) == 3)
 
 
-async def test_with_acks_0_it_finishes_though_the_broker_says_nothing(
-    fake_broker: Any, make_fault: Any
-) -> None:
+async def test_with_acks_0_no_response_is_needed(fake_broker: Any, make_fault: Any) -> None:
     """B13"""
     fake_broker.always[ApiKey.PRODUCE] = make_fault(drop=True)
     async with _producer(fake_broker, acks=0) as producer:
@@ -299,7 +297,7 @@ async def test_with_acks_0_it_finishes_though_the_broker_says_nothing(
         await producer.flush()
 
 
-async def test_passing_errors_are_retried_and_metadata_refreshed(fake_broker: Any, make_fault: Any) -> None:
+async def test_temporary_errors_are_retried_and_metadata_refreshed(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     async with _producer(fake_broker) as producer:
         await producer.send("t", b"0")
@@ -337,7 +335,7 @@ async def test_a_partition_without_a_leader_waits_for_one(fake_broker: Any) -> N
 
 
 async def test_order_under_forced_retries_and_five_in_flight(fake_broker: Any, make_fault: Any) -> None:
-    """B7: lost requests, lost acknowledgements and refusals; offsets grow in the order of sending."""
+    """B7: lost requests, lost responses and refusals; offsets grow in the order of sending."""
     fake_broker.topics["t"] = 2
     rng = seeded_rng(7)
     faults = [
@@ -378,9 +376,7 @@ async def test_a_broker_that_restarts_is_found_again(fake_broker: Any) -> None:
         assert (await waiting).offset == 1
 
 
-async def test_a_lasting_error_reaches_whoever_waits_and_nobody_else(
-    fake_broker: Any, make_fault: Any
-) -> None:
+async def test_a_final_error_reaches_only_the_waiting_callers(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     async with _producer(fake_broker) as producer:
         fake_broker.fault(ApiKey.PRODUCE, make_fault(code=int(ErrorCode.MESSAGE_TOO_LARGE)))
@@ -402,14 +398,14 @@ async def test_retries_may_be_bounded(fake_broker: Any, make_fault: Any) -> None
         assert fake_broker.count(ApiKey.PRODUCE) == 3
 
 
-async def test_delivery_timeout_says_that_the_outcome_is_open(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_delivery_timeout_has_an_unknown_outcome(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.always[ApiKey.PRODUCE] = make_fault(drop=True, serve_first=True)
     async with _producer(fake_broker, delivery_timeout_ms=40) as producer:
         with pytest.raises(DeliveryTimeoutError, match="may or may not be in the log"):
             await producer.send("t", b"x")
 
 
-async def test_a_request_nobody_answers_is_sent_again(
+async def test_a_request_without_a_response_is_sent_again(
     fake_broker: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "SWEEP_INTERVAL_S", 0.01)
@@ -420,7 +416,7 @@ async def test_a_request_nobody_answers_is_sent_again(
         assert fake_broker.count(ApiKey.PRODUCE) == 2
 
 
-async def test_an_answer_that_leaves_a_partition_out(fake_broker: Any) -> None:
+async def test_a_response_that_omits_a_partition(fake_broker: Any) -> None:
     fake_broker.missing_outcomes = True
     async with _producer(fake_broker) as producer:
         with pytest.raises(UnknownServerError, match="omits this partition"):
@@ -444,9 +440,7 @@ async def test_a_topic_with_a_small_message_limit_takes_batches_one_by_one(
         assert fake_broker.count(ApiKey.PRODUCE) == 11
 
 
-async def test_a_codec_that_is_not_there_fails_its_records(
-    fake_broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_missing_codec_fails_its_records(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from kafkalite.client.producer import partition_queue
 
     def refuse(*_: object, **__: object) -> bytes:
@@ -521,7 +515,7 @@ async def test_a_callback_that_fails_is_reported(fake_broker: Any) -> None:
     assert [type(error) for error in reported] == [ZeroDivisionError]
 
 
-async def test_cancelling_a_send_takes_nothing_back(fake_broker: Any, make_fault: Any) -> None:
+async def test_cancelling_a_send_does_not_cancel_the_record(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     held = asyncio.Event()
     async with _producer(fake_broker) as producer:
@@ -593,7 +587,7 @@ async def test_parked_records_count_against_the_buffer(fake_broker: Any) -> None
     assert producer.statistics().free_bytes == 1000
 
 
-async def test_a_closed_producer_wakes_whoever_waits_for_room(fake_broker: Any, make_fault: Any) -> None:
+async def test_closing_wakes_callers_that_wait_for_room(fake_broker: Any, make_fault: Any) -> None:
     settings = {"buffer_memory": 1000, "max_request_size": 1000, "batch_size": 1000}
     fake_broker.topics["t"] = 1
     producer = await _producer(fake_broker, **settings).start()
@@ -612,7 +606,7 @@ async def test_a_closed_producer_wakes_whoever_waits_for_room(fake_broker: Any, 
 # --- many at once --------------------------------------------------------------------------------
 
 
-async def test_send_many_splits_by_size_and_tells_every_batch(fake_broker: Any) -> None:
+async def test_send_many_splits_by_size_and_returns_every_batch(fake_broker: Any) -> None:
     fake_broker.topics["t"] = 3
     values = [b"%05d" % i * 10 for i in range(1000)]
     async with _producer(fake_broker, max_request_size=10_000, buffer_memory=20_000) as producer:
@@ -697,7 +691,7 @@ async def test_leaving_the_block_delivers_everything(fake_broker: Any) -> None:
     assert len(fake_broker.values("t")) == 100
 
 
-async def test_close_tells_what_it_could_not_deliver(fake_broker: Any, make_fault: Any) -> None:
+async def test_close_raises_for_undelivered_records(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.topics["t"] = 1
     producer = await _producer(fake_broker).start()
     await producer.partitions_for("t")
@@ -713,7 +707,7 @@ async def test_close_tells_what_it_could_not_deliver(fake_broker: Any, make_faul
     await producer.close()
 
 
-async def test_an_exception_is_not_held_up_and_bears_a_note(
+async def test_an_exception_is_not_delayed_and_has_a_note(
     fake_broker: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalite.client.producer.producer.CLOSE_AFTER_ERROR_MS", 20)
@@ -736,7 +730,7 @@ async def test_an_exception_leaves_nothing_undelivered_in_a_healthy_cluster(fake
     assert fake_broker.values("t") == [b"x"]
 
 
-async def test_sending_may_go_on_from_callbacks_while_others_flush(fake_broker: Any) -> None:
+async def test_callbacks_may_send_during_a_flush(fake_broker: Any) -> None:
     async with _producer(fake_broker) as producer:
         left = 20
 
@@ -768,7 +762,7 @@ async def test_partitions_for(fake_broker: Any) -> None:
 # --- idempotence and leaders ---------------------------------------------------------------------
 
 
-async def test_a_lost_answer_makes_no_duplicate(fake_broker: Any, make_fault: Any) -> None:
+async def test_a_lost_response_makes_no_duplicate(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.fault(ApiKey.PRODUCE, make_fault(close=True, serve_first=True), None, times=5)
     async with _producer(fake_broker) as producer:
         offsets = [(await producer.send("t", b"%d" % number)).offset for number in range(10)]
@@ -776,7 +770,7 @@ async def test_a_lost_answer_makes_no_duplicate(fake_broker: Any, make_fault: An
     assert fake_broker.values("t") == [b"%d" % number for number in range(10)]
 
 
-async def test_a_window_of_large_batches_survives_lost_answers_in_order(
+async def test_large_in_flight_batches_survive_lost_responses_in_order(
     fake_broker: Any, make_fault: Any
 ) -> None:
     fake_broker.fault(ApiKey.PRODUCE, None, make_fault(close=True, serve_first=True), None, None, times=4)
@@ -787,7 +781,7 @@ async def test_a_window_of_large_batches_survives_lost_answers_in_order(
     assert [batch.base_offset for batch in placed] == sorted(batch.base_offset for batch in placed)
 
 
-async def test_without_idempotence_a_lost_answer_may(fake_broker: Any, make_fault: Any) -> None:
+async def test_without_idempotence_a_lost_response_may_duplicate(fake_broker: Any, make_fault: Any) -> None:
     fake_broker.fault(ApiKey.PRODUCE, make_fault(close=True, serve_first=True))
     async with _producer(fake_broker, enable_idempotence=False) as producer:
         await producer.send("t", b"x")
@@ -795,7 +789,7 @@ async def test_without_idempotence_a_lost_answer_may(fake_broker: Any, make_faul
     assert fake_broker.count(ApiKey.INIT_PRODUCER_ID) == 0
 
 
-async def test_the_producer_id_is_asked_for_once_and_again_if_need_be(
+async def test_the_producer_id_is_allocated_once_and_again_if_necessary(
     fake_broker: Any, make_fault: Any
 ) -> None:
     fake_broker.fault(ApiKey.INIT_PRODUCER_ID, make_fault(refuse=int(ErrorCode.REQUEST_TIMED_OUT)), times=3)
@@ -817,7 +811,7 @@ async def test_records_fail_loudly_when_there_can_be_no_producer_id(
     assert fake_broker.values("t") == [b"y"]
 
 
-async def test_lost_records_are_told_by_name(fake_broker: Any) -> None:
+async def test_lost_records_raise_their_error(fake_broker: Any) -> None:
     async with _producer(fake_broker) as producer:
         for number in range(3):
             await producer.send("t", b"%d" % number)
@@ -835,7 +829,7 @@ def _only_producer(log: Any) -> tuple[int, int]:
     return producer_id, state.epoch
 
 
-async def test_sending_goes_on_at_the_new_leader(fake_cluster: list[Any]) -> None:
+async def test_sending_continues_at_the_new_leader(fake_cluster: list[Any]) -> None:
     first = fake_cluster[0]
     async with _producer(first) as producer:
         for number in range(40):
@@ -845,7 +839,7 @@ async def test_sending_goes_on_at_the_new_leader(fake_cluster: list[Any]) -> Non
             assert (await producer.send("t", b"%d" % number)).offset == number
 
 
-async def test_a_leader_that_neither_answers_nor_hangs_up(fake_cluster: list[Any], make_fault: Any) -> None:
+async def test_a_silent_leader_is_abandoned_for_the_new_one(fake_cluster: list[Any], make_fault: Any) -> None:
     first = fake_cluster[0]
     async with _producer(first) as producer:
         await producer.send("t", b"0")

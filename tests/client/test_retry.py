@@ -1,4 +1,4 @@
-"""Backoff against the obvious formula, and which errors pass."""
+"""Backoff against its formula, and which errors are retriable."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_jitter_is_at_most_a_fifth(initial_ms: int, max_ms: int, failures: int, 
         (ValueError("x"), False, False),
     ],
 )
-def test_which_errors_pass(error: Exception, retriable: bool, stale: bool) -> None:
+def test_which_errors_are_retriable(error: Exception, retriable: bool, stale: bool) -> None:
     assert is_retriable(error) is retriable
     assert needs_metadata(error) is stale

@@ -1,4 +1,4 @@
-"""The client's picture of the cluster, response by response."""
+"""The metadata cache, response by response."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_knows_leaders_and_counts() -> None:
     assert (cache.cluster_id, cache.controller_id, cache.addresses) == ("cluster", 1, {1: "host:1"})
 
 
-def test_what_is_not_known_has_no_leader() -> None:
+def test_unknown_partitions_have_no_leader() -> None:
     cache = _cache(_topic(_partition(0)))
     for tp in (TopicPartition("x", 0), TopicPartition("t", 1), TopicPartition("t", -1)):
         assert cache.leader(tp).node_id == NO_NODE
@@ -61,26 +61,26 @@ def test_an_older_leader_epoch_never_replaces_a_newer_one() -> None:
     assert cache.leader(T0) == Leader(3, 6)
 
 
-def test_a_topic_made_anew_starts_from_nothing() -> None:
+def test_a_recreated_topic_starts_over() -> None:
     cache = _cache(_topic(_partition(0, epoch=9), _partition(1)))
     cache.update(_response(_topic(_partition(0, leader=4, epoch=0), topic_id="b")), complete=False)
     assert cache.leader(T0) == Leader(4, 0)
     assert cache.partition_count("t") == 1
 
 
-def test_an_answer_without_news_changes_nothing() -> None:
+def test_an_unchanged_response_changes_nothing() -> None:
     cache = _cache(_topic(_partition(0)))
     assert not cache.update(_response(_topic(_partition(0))), complete=False)
 
 
-def test_a_partition_between_two_told_ones_has_no_leader() -> None:
+def test_a_partition_missing_in_between_has_no_leader() -> None:
     cache = _cache(_topic(_partition(2)))
     assert cache.partition_count("t") == 3
     assert cache.leader(T0).node_id == NO_NODE
     assert cache.leader(TopicPartition("t", 2)).node_id == 1
 
 
-def test_a_complete_answer_forgets_what_it_leaves_out() -> None:
+def test_a_complete_response_drops_omitted_topics() -> None:
     cache = _cache(_topic(_partition(0)), _topic(name="gone", code=int(ErrorCode.LEADER_NOT_AVAILABLE)))
     cache.update(_response(_topic(_partition(0), name="other")), complete=True)
     assert list(cache.topics) == ["other"]

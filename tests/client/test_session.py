@@ -1,4 +1,4 @@
-"""Members of a group on an embedded broker: what a user sees of joining, sharing, committing, leaving."""
+"""Members of a group on an embedded broker: joining, sharing, committing, leaving."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTS = [TopicPartition("t", partition) for partition in range(3)]
 
 
 class World:
-    """A broker with topic t of three partitions, and consumers that are closed in the end."""
+    """A broker with topic t of three partitions, and consumers that are closed at the end."""
 
     def __init__(self, broker: Broker, producer: Producer, admin: Admin, stack: AsyncExitStack) -> None:
         self.broker = broker
@@ -78,7 +78,7 @@ async def world() -> AsyncIterator[World]:
 
 
 class Log(RebalanceListener):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -107,7 +107,7 @@ async def _drain(consumer: Consumer, count: int) -> list[Record]:
 
 
 async def _settle(consumers: Sequence[Consumer], sizes: list[int]) -> None:
-    """Let all of them ask for records until they hold so many partitions each, the largest first."""
+    """Let all of them ask for records until they own so many partitions each, the largest number first."""
     async with asyncio.timeout(5):
         while sorted((len(consumer.assignment()) for consumer in consumers), reverse=True) != sizes:
             await asyncio.gather(*(consumer.get_many(timeout_ms=10) for consumer in consumers))
@@ -125,7 +125,7 @@ async def _read_until(consumers: Sequence[Consumer], count: int) -> list[Record]
 # --- joining and sharing
 
 
-async def test_a_member_reads_everything_and_its_successor_goes_on(world: World) -> None:
+async def test_a_member_reads_everything_and_its_successor_continues(world: World) -> None:
     await world.fill(10)
     async with world.make() as consumer:
         assert consumer.assignment() == PARTS
@@ -206,7 +206,7 @@ async def test_a_rebalance_takes_milliseconds_not_heartbeat_intervals() -> None:
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def test_reading_goes_on_while_partitions_move(world: World) -> None:
+async def test_reading_continues_while_partitions_move(world: World) -> None:
     await world.fill(50)
     one = await world.join(max_poll_records=1)
     await _drain(one, 1)
@@ -215,7 +215,7 @@ async def test_reading_goes_on_while_partitions_move(world: World) -> None:
     assert len(records) >= 149
 
 
-async def test_a_pattern_finds_topics_made_later(world: World) -> None:
+async def test_a_pattern_finds_later_topics(world: World) -> None:
     consumer = await world.join(pattern="x-.*", auto_offset_reset="earliest")
     assert consumer.assignment() == []
     await world.admin.create_topic("x-1", 1)
@@ -246,9 +246,7 @@ async def test_latest_skips_nothing_of_a_partition_added_later(world: World) -> 
     assert _numbers(await _drain(consumer, 2)) == [0, 1]
 
 
-async def test_who_gives_up_joining_leaves_no_member_behind(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_join_leaves_no_member(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = world.make()
     assert consumer._group is not None
     attempt, has_joined = consumer._group.link.attempt, asyncio.Event()
@@ -283,7 +281,7 @@ async def test_a_wrong_pattern_is_an_error_at_once(world: World) -> None:
 # --- the listener
 
 
-async def test_the_listener_hears_of_what_comes_and_goes(world: World) -> None:
+async def test_the_listener_is_called_for_assigned_and_revoked_partitions(world: World) -> None:
     first, second = Log(), Log()
     one = await world.join(listener=first)
     assert first.calls == [("assigned", [0, 1, 2])]
@@ -298,8 +296,8 @@ async def test_the_listener_hears_of_what_comes_and_goes(world: World) -> None:
     assert second.calls[-1] == ("revoked", revoked)
 
 
-async def test_what_is_committed_in_on_revoked_is_where_the_next_owner_begins(world: World) -> None:
-    """R38: until on_revoked returns, the partition is ours, and so is the commit."""
+async def test_the_next_owner_begins_at_the_commit_of_on_revoked(world: World) -> None:
+    """R38: until on_revoked returns, the partition is owned and may be committed."""
     await world.fill(10)
 
     class Committer(RebalanceListener):
@@ -330,7 +328,7 @@ async def test_on_assigned_may_seek(world: World) -> None:
         assert sorted(_numbers(await _drain(consumer, 6))) == [8, 8, 8, 9, 9, 9]
 
 
-async def test_what_a_listener_raises_the_call_for_records_raises(world: World) -> None:
+async def test_exceptions_of_a_listener_are_raised_by_the_call_for_records(world: World) -> None:
     class Broken(Log):
         async def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
             await super().on_revoked(partitions)
@@ -343,7 +341,7 @@ async def test_what_a_listener_raises_the_call_for_records_raises(world: World) 
         async with asyncio.timeout(5):
             while True:
                 await one.get_many(timeout_ms=10)
-    async with asyncio.timeout(5):  # the partition is given back all the same
+    async with asyncio.timeout(5):  # the partition is revoked nevertheless
         while not two.assignment():
             await asyncio.gather(one.get_many(timeout_ms=10), two.get_many(timeout_ms=10))
 
@@ -373,7 +371,7 @@ async def test_every_way_to_commit(world: World) -> None:
         await consumer.commit([1])  # type: ignore[list-item]
 
 
-async def test_a_commit_without_a_group_says_what_is_missing(world: World) -> None:
+async def test_a_commit_without_a_group_is_an_error(world: World) -> None:
     consumer = await world.join(group_id=None)
     with pytest.raises(ClientError, match="group_id"):
         await consumer.commit()
@@ -381,7 +379,7 @@ async def test_a_commit_without_a_group_says_what_is_missing(world: World) -> No
         consumer.subscribe("t", listener=Log())
 
 
-async def test_a_commit_of_a_partition_that_is_not_ours_is_refused(world: World) -> None:
+async def test_a_commit_of_an_unassigned_partition_is_refused(world: World) -> None:
     consumer = await world.join()
     with pytest.raises(CommitFailedError, match="t-7 is not assigned"):
         await consumer.commit({TopicPartition("t", 7): 1})
@@ -389,7 +387,7 @@ async def test_a_commit_of_a_partition_that_is_not_ours_is_refused(world: World)
         consumer.commit_nowait({TopicPartition("t", 7): 1})
 
 
-async def test_a_failed_commit_nowait_is_told_by_the_next_commit_or_close(world: World) -> None:
+async def test_a_failed_commit_nowait_is_raised_by_the_next_commit_or_close(world: World) -> None:
     consumer = await world.join(enable_auto_commit=False)
     consumer.commit_nowait({PARTS[0]: OffsetAndMetadata(0, NO_EPOCH, "x" * 5000)})
     with pytest.raises(OffsetMetadataTooLargeError):
@@ -409,7 +407,7 @@ async def test_auto_commit_writes_in_the_background(world: World) -> None:
             await consumer.get_many(timeout_ms=5)
 
 
-async def test_assigned_by_the_user_a_group_only_remembers(world: World) -> None:
+async def test_with_assign_a_group_only_stores_offsets(world: World) -> None:
     await world.fill(10)
     for expected in ([0, 1, 2, 3], [4, 5, 6, 7]):
         async with world.make() as consumer:
@@ -434,8 +432,8 @@ async def test_assigned_by_the_user_a_group_only_remembers(world: World) -> None
 
 
 @pytest.mark.parametrize("way", ["iterate", "many", "batches"])
-async def test_at_least_once_commits_what_the_user_came_back_after(world: World, way: str) -> None:
-    """A failure while records are in hand: they are given again."""
+async def test_at_least_once_commits_processed_records(world: World, way: str) -> None:
+    """After a failure, unprocessed records are returned again."""
     await world.fill(4, partitions=[0])
     given: list[int] = []
     for fails_at in (2, 3):
@@ -465,7 +463,7 @@ async def test_at_least_once_commits_what_the_user_came_back_after(world: World,
     )
 
 
-async def test_leaving_a_loop_in_good_order_commits_what_it_gave(world: World) -> None:
+async def test_leaving_a_loop_normally_commits_its_records(world: World) -> None:
     await world.fill(4, partitions=[0])
     async with world.make() as consumer:
         async for record in consumer:
@@ -475,7 +473,7 @@ async def test_leaving_a_loop_in_good_order_commits_what_it_gave(world: World) -
 
 
 @pytest.mark.parametrize("way", ["iterate", "many"])
-async def test_at_most_once_gives_no_record_twice(world: World, way: str) -> None:
+async def test_at_most_once_returns_no_record_twice(world: World, way: str) -> None:
     await world.fill(6, partitions=[0])
     given: list[int] = []
     settings: dict[str, Any] = {"processing_guarantee": "at_most_once", "max_poll_records": 2}
@@ -515,7 +513,7 @@ def test_settings_that_contradict_each_other() -> None:
 
 
 async def _pause(consumer: Consumer) -> None:
-    """Heartbeats stop, as of a process that is paused."""
+    """Stop the heartbeats, as in a paused process."""
     assert consumer._group is not None
     task = consumer._group._heartbeats._task
     assert task is not None
@@ -529,8 +527,8 @@ def _wake_up(consumer: Consumer) -> None:
     consumer._group.start()
 
 
-async def test_an_expelled_member_commits_nothing_and_begins_anew(world: World) -> None:
-    """R39: its partitions flow elsewhere after the session's timeout, and its commit harms nothing."""
+async def test_an_expelled_member_commits_nothing_and_joins_again(world: World) -> None:
+    """R39: its partitions go to other members after the session timeout, and its commit is refused."""
     await world.fill(10)
     log = Log()
     zombie = await world.join(enable_auto_commit=False, listener=log)
@@ -555,7 +553,7 @@ async def test_an_expelled_member_commits_nothing_and_begins_anew(world: World) 
     assert log.calls[2][0] == "assigned"
 
 
-async def test_without_on_lost_on_revoked_hears_of_it(world: World) -> None:
+async def test_on_lost_calls_on_revoked_by_default(world: World) -> None:
     calls: list[list[int]] = []
 
     class Simple(RebalanceListener):
@@ -569,7 +567,7 @@ async def test_without_on_lost_on_revoked_hears_of_it(world: World) -> None:
     assert calls == [[0, 1, 2]]
 
 
-async def test_who_does_not_ask_for_records_leaves_the_group(
+async def test_a_consumer_that_does_not_ask_for_records_leaves_the_group(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.fill(10)
@@ -580,7 +578,7 @@ async def test_who_does_not_ask_for_records_leaves_the_group(
         await eventually(lambda: any("max.poll.interval.ms" in r.message for r in caplog.records))
     assert [r.levelno for r in caplog.records if "max.poll" in r.message] == [logging.ERROR]
     other = await world.join()
-    assert len(other.assignment()) == 3  # at once: it has left
+    assert len(other.assignment()) == 3  # at once, because it has left
     with pytest.raises(MaxPollIntervalError, match=r"max\.poll\.interval\.ms: 100"):
         await slow.commit(records[-1])
     assert log.calls == [("assigned", [0, 1, 2])]
@@ -598,7 +596,7 @@ async def test_waiting_or_iterating_counts_as_asking(world: World, waits: bool) 
     else:
         await world.fill(10, partitions=[0])
         async for record in consumer:
-            await asyncio.sleep(0.02)  # each is well within the interval, all together are not
+            await asyncio.sleep(0.02)  # each is well within the interval, their sum is not
             if record.offset == 9:
                 break
     assert consumer.assignment() == PARTS
@@ -621,7 +619,7 @@ async def test_a_static_member_keeps_its_partitions_through_a_restart(world: Wor
     assert log.calls == calls
 
 
-async def test_a_static_member_whose_predecessor_lives_is_told_so(world: World) -> None:
+async def test_a_static_member_with_a_live_predecessor_is_refused(world: World) -> None:
     await world.join(group_instance_id="i")
     with pytest.raises(UnreleasedInstanceIdError, match="another live consumer"):
         await world.make(group_instance_id="i", default_api_timeout_ms=100).start()
@@ -642,8 +640,8 @@ async def test_a_static_member_waits_for_the_session_of_its_dead_predecessor(wor
         await dead.get_many(timeout_ms=10)
 
 
-async def test_a_commit_at_an_epoch_that_has_moved_on_is_made_at_the_new_one(world: World) -> None:
-    """STALE_MEMBER_EPOCH passes: the heartbeat with the newer epoch is on its way."""
+async def test_a_commit_at_an_old_epoch_is_repeated_at_the_new_one(world: World) -> None:
+    """STALE_MEMBER_EPOCH is temporary: the response with the newer epoch is about to arrive."""
     await world.fill(3)
     one = await world.join(enable_auto_commit=False)
     await _drain(one, 9)
@@ -653,7 +651,7 @@ async def test_a_commit_at_an_epoch_that_has_moved_on_is_made_at_the_new_one(wor
     two = await world.join()
     async with asyncio.timeout(5):
         await eventually(lambda: membership.epoch != epoch)
-    membership.epoch = epoch  # as if the answer were still on its way
+    membership.epoch = epoch  # as if the response had not arrived
     held = dict(one.positions())
     commit = asyncio.ensure_future(one.commit({PARTS[0]: held[PARTS[0]]}))
     async with asyncio.timeout(5):
@@ -662,7 +660,7 @@ async def test_a_commit_at_an_epoch_that_has_moved_on_is_made_at_the_new_one(wor
     await two.close()
 
 
-async def test_what_was_read_of_an_offset_is_not_used_after_the_partition_was_away(
+async def test_an_offset_read_before_a_revocation_is_not_used(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.fill(20, partitions=[0])
@@ -683,7 +681,7 @@ async def test_what_was_read_of_an_offset_is_not_used_after_the_partition_was_aw
     async with asyncio.timeout(5):
         while (
             group._reading_offsets is None
-        ):  # joined again, and the offsets asked for: too late for this turn
+        ):  # joined again, with the offsets requested: too late for this call
             await consumer.get_many(timeout_ms=1)
         await has_read.wait()
     group._on_expelled(UnknownMemberIdError("expelled again"))
@@ -698,7 +696,7 @@ async def test_what_was_read_of_an_offset_is_not_used_after_the_partition_was_aw
     assert await consumer.get_many(timeout_ms=100) == []
 
 
-async def test_what_was_to_be_committed_in_the_background_is_written_before_the_partition_goes(
+async def test_background_commits_are_written_before_a_revocation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.fill(20)
@@ -722,7 +720,7 @@ async def test_what_was_to_be_committed_in_the_background_is_written_before_the_
     assert await world.committed() == {tp: 20 if tp in second.assignment() else 10 for tp in PARTS}
 
 
-async def test_a_queued_commit_of_what_went_away_is_not_written(world: World) -> None:
+async def test_a_queued_commit_of_a_revoked_partition_is_not_written(world: World) -> None:
     await world.fill(20)
     first = await world.join(enable_auto_commit=False)
     await _drain(first, 60)
@@ -737,7 +735,7 @@ async def test_a_queued_commit_of_what_went_away_is_not_written(world: World) ->
 
 
 async def test_an_offset_in_an_open_transaction_is_waited_for_not_ignored(world: World) -> None:
-    """R35: with read_committed a partition begins where the transaction ends; opening waits for none."""
+    """R35: with read_committed a partition begins where the transaction ends; opening does not wait."""
     await world.fill(4)
     settings: dict[str, Any] = {"isolation_level": "read_committed", "enable_auto_commit": False}
     writer = Producer(world.broker.bootstrap_servers, transactional_id="tx", retry_backoff_ms=1)
@@ -754,7 +752,7 @@ async def test_an_offset_in_an_open_transaction_is_waited_for_not_ignored(world:
             assert [record.offset for record in await _drain(second, 3)] == [4, 4, 4]
 
 
-async def test_consumers_that_come_and_go_leave_nothing_behind(world: World) -> None:
+async def test_closed_consumers_leave_nothing_behind(world: World) -> None:
     async def one_life() -> None:
         async with world.make() as consumer:
             await consumer.get_many(timeout_ms=0)
@@ -768,7 +766,7 @@ async def test_consumers_that_come_and_go_leave_nothing_behind(world: World) -> 
     assert len(gc.get_objects()) - before < 1500  # the group's journal and the log may grow a little
 
 
-async def test_closing_wakes_who_waits_and_leaves(world: World) -> None:
+async def test_closing_wakes_waiting_calls_and_leaves(world: World) -> None:
     consumer = await world.join()
     wait = asyncio.ensure_future(consumer.get_many())
     await asyncio.sleep(0)

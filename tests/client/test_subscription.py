@@ -1,4 +1,4 @@
-"""What a subscription makes of metadata: no single answer takes a position away."""
+"""Subscriptions under changing metadata: no single response invalidates a position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def _tell(cache: MetadataCache, *, count: int = 2, topic_id: str = "a", controller_id: int = 1) -> None:
-    """An answer that names t, with ``count`` partitions; with none, one that does not know it."""
+    """Apply a response with ``count`` partitions of t; with none, one that does not know t."""
     partitions = [PartitionMetadata(0, number, 1, 1, 0, [1], [1], []) for number in range(count)]
     code = 0 if count else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     topic = TopicMetadata(code, None, "t", topic_id if count else "", False, partitions)
@@ -28,7 +28,7 @@ def subscription(request: pytest.FixtureRequest) -> Subscription:
     )
 
 
-def test_a_topic_is_kept_until_answers_left_it_out_for_long_enough(subscription: Subscription) -> None:
+def test_a_topic_is_kept_until_responses_omit_it_for_long_enough(subscription: Subscription) -> None:
     cache = MetadataCache()
     assert subscription.select(cache, 0) == ({}, {}, False)
     _tell(cache)
@@ -42,7 +42,7 @@ def test_a_topic_is_kept_until_answers_left_it_out_for_long_enough(subscription:
     assert subscription.select(cache, 10 + FORGET_AFTER_MS) == ({}, {}, False)
 
 
-def test_a_broker_without_a_controller_takes_nothing_away(subscription: Subscription) -> None:
+def test_responses_without_a_controller_drop_nothing(subscription: Subscription) -> None:
     cache = MetadataCache()
     _tell(cache)
     subscription.select(cache, 0)
@@ -56,7 +56,7 @@ def test_a_broker_without_a_controller_takes_nothing_away(subscription: Subscrip
 
 
 @pytest.mark.parametrize("is_seen_missing", [True, False])
-def test_a_topic_with_another_id_starts_anew(subscription: Subscription, is_seen_missing: bool) -> None:
+def test_a_topic_with_another_id_starts_over(subscription: Subscription, is_seen_missing: bool) -> None:
     cache = MetadataCache()
     _tell(cache)
     subscription.select(cache, 0)

@@ -1,4 +1,4 @@
-"""The blocking twins, against a blocking broker."""
+"""The blocking classes, against a blocking broker."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_threads_may_share_a_producer(producer: sync.Producer, broker: sync.Brok
             last[name] = number
 
 
-def test_what_cannot_be_sent_tells_so_by_its_result(producer: sync.Producer) -> None:
+def test_invalid_records_fail_their_results(producer: sync.Producer) -> None:
     with pytest.raises(RecordError, match="must be bytes"):
         producer.send("t", "text").result(10)  # type: ignore[arg-type]
     producer.send("t", b"x" * 2_000_000)
@@ -138,7 +138,7 @@ def test_a_blocking_call_in_a_callback_is_an_error(producer: sync.Producer) -> N
 
     producer.send("t", b"x").add_callback(block)
     assert event.wait(10)
-    assert "wait for itself" in str(failed[0])
+    assert "would deadlock" in str(failed[0])
 
 
 def test_more_than_the_buffer_holds(broker: sync.Broker) -> None:
@@ -157,7 +157,7 @@ def test_a_full_line_blocks_the_sender_and_then_raises(
         for _ in range(100):
             producer.send("t", b"x")
         producer.flush(10)
-        monkeypatch.setattr(producer, "_is_woken", True)  # as if the loop never came round
+        monkeypatch.setattr(producer, "_is_woken", True)  # as if the loop had not run
         with pytest.raises(BufferFullError, match="10 records are queued"):
             for _ in range(11):
                 producer.send("t", b"x")
@@ -173,7 +173,7 @@ def test_a_buffer_that_stays_full_fails_records_one_by_one(
     second = producer.send("t", b"y" * 500)
     third = producer.send("t", b"z" * 500)
     for pending in (second, third):
-        # The first lingers, and so fills the buffer for longer than max.block.ms.
+        # The first record lingers, and so fills the buffer for longer than max.block.ms.
         assert isinstance(pending.exception(10), BufferFullError | type(None))
     assert first.exception(10) is None
     producer.close(10)
@@ -197,7 +197,7 @@ def test_closing_with_something_queued(broker: sync.Broker, monkeypatch: pytest.
     assert pending.result(1).offset == 0
 
 
-def test_nobody_there() -> None:
+def test_no_broker_at_the_address() -> None:
     with pytest.raises(ConnectionFailedError):
         sync.Producer("inproc://nobody", reconnect_backoff_ms=1).start()
 
@@ -205,7 +205,7 @@ def test_nobody_there() -> None:
 # --- consuming -----------------------------------------------------------------------------------
 
 
-def test_iteration_and_where_it_stands(producer: sync.Producer, broker: sync.Broker) -> None:
+def test_iteration_and_its_position(producer: sync.Producer, broker: sync.Broker) -> None:
     producer.send_many("t", [b"%d" % i for i in range(100)], partition=0)
     with _consumer(broker, "t") as consumer:
         assert [record.offset for record in itertools.islice(consumer, 10)] == list(range(10))

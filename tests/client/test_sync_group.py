@@ -1,4 +1,4 @@
-"""The blocking consumer in a group: what crossed and was not given is never committed."""
+"""The blocking consumer in a group: records that were not returned to the caller are never committed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _committed(servers: str, group: str) -> int:
         return admin.committed_offsets(group)[T0].offset
 
 
-def test_leaving_a_loop_commits_what_it_gave(servers: str) -> None:
+def test_leaving_a_loop_commits_its_records(servers: str) -> None:
     with _consumer(servers, "break") as consumer:
         for record in consumer:
             if record.offset == 3:
@@ -44,7 +44,7 @@ def test_leaving_a_loop_commits_what_it_gave(servers: str) -> None:
 
 
 @pytest.mark.parametrize(("way", "expected"), [("iterate", 3), ("many", 2)])
-def test_a_failure_leaves_what_was_in_hand(servers: str, way: str, expected: int) -> None:
+def test_a_failure_does_not_commit_unprocessed_records(servers: str, way: str, expected: int) -> None:
     group = f"failure-{way}"
     with pytest.raises(ZeroDivisionError), _consumer(servers, group) as consumer:
         if way == "many":
@@ -104,7 +104,7 @@ def test_a_listener_is_called_in_the_users_thread_and_may_commit(servers: str, i
     assert _committed(servers, group) == 7
 
 
-def test_what_a_listener_raises_is_raised_here(servers: str) -> None:
+def test_exceptions_of_a_listener_are_raised_in_the_users_thread(servers: str) -> None:
     class Broken(RebalanceListener):
         def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
             raise ZeroDivisionError

@@ -53,7 +53,9 @@ async def _write(broker: Any, batch: int, member: str, *values: bytes) -> Prepar
 
 
 async def _committed(broker: Any, count: int, topic: str = "t") -> list[bytes | None]:
-    """``count`` records that a read_committed consumer gets, and no more."""
+    """Return the ``count`` records that a read_committed consumer receives, and check that there are no
+    more.
+    """
     settings: dict[str, Any] = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     values: list[bytes | None] = []
     async with Consumer(topic, bootstrap_servers=broker.bootstrap_servers, **settings) as consumer:
@@ -69,7 +71,7 @@ async def test_winners_are_committed_and_all_others_aborted(broker: Any) -> None
     first, loser, second = [
         await _write(broker, 0, name, name.encode()) for name in ("task-0-0", "task-1-0", "task-1-1")
     ]
-    assert PreparedWriter(*json.loads(json.dumps(loser))) == loser, "it travels to whoever leads"
+    assert PreparedWriter(*json.loads(json.dumps(loser))) == loser, "it can be serialised for the driver"
     async with _group(broker) as group:
         assert "app" in repr(group)
         assert await group.last_batch_id() == NO_BATCH
@@ -110,7 +112,7 @@ async def test_an_application_without_another_batch_is_retired(broker: Any) -> N
         assert (again.winners, again.is_repeated) == (("w",), True)
 
 
-async def test_an_attempt_begun_anew_replaces_the_one_before_it(broker: Any) -> None:
+async def test_a_new_attempt_replaces_the_previous_one(broker: Any) -> None:
     async with _group(broker) as group, _writer(broker, 0, "w") as zombie:
         await zombie.send("t", b"zombie")
         stale = await _write(broker, 0, "w", b"second")
@@ -140,7 +142,7 @@ async def test_a_writer_that_does_not_prepare_aborts_what_it_wrote(broker: Any) 
     assert await _committed(broker, 1) == [b"plain"], "nothing holds the last stable offset back"
 
 
-async def test_what_a_writer_may_not_do(broker: Any) -> None:
+async def test_calls_that_a_writer_refuses(broker: Any) -> None:
     async with _writer(broker, 0, "w", max_request_size=1000) as writer:
         for call in (writer.begin_transaction(), writer.commit_transaction(), writer.send_offsets({}, "g")):
             with pytest.raises(TransactionStateError, match="group"):
@@ -164,7 +166,9 @@ async def test_a_writer_with_a_failed_record_can_not_prepare(broker: Any) -> Non
 
 
 async def test_consume_transform_produce(broker: Any) -> None:
-    """Offsets by a mapping, of a group without members (R35): seen with the commit, never with an abort."""
+    """Offsets as a mapping, for a group without members (R35): visible after the commit, never after an
+    abort.
+    """
     async with Producer(broker.bootstrap_servers, transactional_id="ctp", linger_ms=0) as producer:
         async with producer.transaction():
             await producer.send("out", b"1")
@@ -179,7 +183,7 @@ async def test_consume_transform_produce(broker: Any) -> None:
 
 
 async def test_exactly_once_through_a_group_of_consumers(broker: Any) -> None:
-    """Consume, transform, produce (KIP-447): what fails leaves nothing, neither records nor offsets."""
+    """Consume, transform, produce (KIP-447): a failure leaves neither records nor offsets."""
     servers = broker.bootstrap_servers
     async with Producer(servers, linger_ms=0) as source:
         await source.send_many("in", [b"%d" % number for number in range(100)])
@@ -205,13 +209,13 @@ async def test_exactly_once_through_a_group_of_consumers(broker: Any) -> None:
                             producer.send_nowait("out", (record.value or b"") + b"!")
                         await producer.send_offsets(consumer)
                         if attempts % 3 == 0:
-                            raise ZeroDivisionError  # the consumer starts anew, at what was committed
+                            raise ZeroDivisionError  # the consumer starts again at the committed offsets
                     written += len(records)
     assert attempts > 10
     assert await _committed(broker, 100, "out") == [b"%d!" % number for number in range(100)]
 
 
-async def test_a_consumer_that_commits_by_itself_is_refused(broker: Any) -> None:
+async def test_a_consumer_with_auto_commit_is_refused(broker: Any) -> None:
     servers = broker.bootstrap_servers
     async with Producer(servers, transactional_id="z", linger_ms=0) as producer:
         await producer.partitions_for("in")
@@ -267,7 +271,7 @@ async def test_many_transactions_in_a_row(broker: Any) -> None:
     assert await _committed(broker, len(expected)) == expected
 
 
-async def test_a_transaction_that_takes_too_long_is_aborted_and_shuts_its_producer_out_r34(
+async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced_r34(
     broker: Any,
 ) -> None:
     slow = Producer(broker.bootstrap_servers, transactional_id="slow", transaction_timeout_ms=1, linger_ms=0)
@@ -330,7 +334,7 @@ def test_blocking_transactions(blocking: sync.Broker) -> None:
     assert _read(blocking, 101) == [*[b"%d" % number for number in range(100)], b"last"]
 
 
-def test_offsets_of_a_blocking_consumer_are_those_of_what_it_gave(blocking: sync.Broker) -> None:
+def test_offsets_of_a_blocking_consumer_follow_returned_records(blocking: sync.Broker) -> None:
     servers = blocking.bootstrap_servers
     settings: dict[str, Any] = {
         "bootstrap_servers": servers,

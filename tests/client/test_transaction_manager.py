@@ -70,7 +70,7 @@ class ScriptedCoordinator:
     ids: dict[str, Identity] = field(default_factory=dict)
     ends: list[tuple[str, int, int, bool]] = field(default_factory=list)  # id, producer id, epoch, commit
     offsets: list[Any] = field(default_factory=list)  # TxnOffsetCommit requests
-    offset_codes: list[int] = field(default_factory=list)  # for the next of those, one each
+    offset_codes: list[int] = field(default_factory=list)  # for the next of those requests, one each
     groups: dict[str, tuple[int, list[str]]] = field(default_factory=dict)  # application: last batch, winners
     members: dict[tuple[str, str], Identity] = field(default_factory=dict)
     writes_markers: bool = True
@@ -89,7 +89,7 @@ class ScriptedCoordinator:
         )
 
     def _verify(self, name: str | None, header: Any) -> None:
-        """As a leader has it done before the first batch of a transaction (R31)."""
+        """What a leader does before the first batch of a transaction (R31)."""
         if header.is_transactional:
             known = [self.ids[name]] if name in self.ids else []
             known += [one for (group, _), one in self.members.items() if group == name]
@@ -117,7 +117,7 @@ class ScriptedCoordinator:
         return InitProducerIdResponse(0, None, identity.producer_id, identity.epoch), []
 
     def fence(self, name: str) -> None:
-        """Another producer takes the id over."""
+        """Another producer takes over the id."""
         self.ids[name].epoch += 1
         self.ids[name].last_end = None
         self._mark(self.ids[name].producer_id, self.ids[name].epoch, is_commit=False)
@@ -186,7 +186,7 @@ class ScriptedCoordinator:
         return EndTxnGroupResponse(0, None, batch_id, names, False, len(self.ends) > 0), []
 
     def committed(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        """What a read_committed reader sees, by looking at the whole log."""
+        """Return what a read_committed reader sees, from the whole log."""
         batches = [RecordBatch(batch) for batch in self.broker.logs[topic, partition].batches]
         open_values: dict[int, list[bytes | None]] = {}
         seen: list[bytes | None] = []
@@ -214,7 +214,7 @@ def _producer(broker: Any, name: str = "app", **settings: Any) -> Producer:
 
 
 def _headers(broker: Any, topic: str, partition: int = 0) -> list[Any]:
-    """Of the batches that are records."""
+    """Return the headers of record batches."""
     headers = [check(batch) for batch in broker.logs[topic, partition].batches]
     return [header for header in headers if not header.is_control]
 
@@ -295,7 +295,7 @@ async def test_commit_waits_for_records_of_a_topic_not_known_yet(fake_broker: An
     assert coordinator.committed("new") == [b"1"]
 
 
-async def test_an_answer_that_was_lost_is_asked_for_again_r32(
+async def test_a_request_with_a_lost_response_is_repeated_r32(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     async with _producer(fake_broker) as producer:
@@ -323,10 +323,10 @@ async def test_a_coordinator_that_moves_or_loads_is_waited_for(
     assert coordinator.ends == [("app", 5000, 0, True)]
 
 
-async def test_the_transaction_before_is_waited_for_without_a_retry_counted(
+async def test_waiting_for_the_previous_transaction_counts_no_retry(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
-    """A leader answers CONCURRENT_TRANSACTIONS while the markers of the last one are on their way."""
+    """A leader responds CONCURRENT_TRANSACTIONS while the markers of the last transaction are written."""
     fault = make_fault(code=ErrorCode.CONCURRENT_TRANSACTIONS)
     async with _producer(fake_broker, retries=1) as producer, producer.transaction():
         fake_broker.fault(ApiKey.PRODUCE, fault, times=4)
@@ -334,7 +334,7 @@ async def test_the_transaction_before_is_waited_for_without_a_retry_counted(
     assert sorted(coordinator.committed("t")) == [b"0", b"1", b"2"]
 
 
-async def test_an_outcome_not_known_stays_a_commit(
+async def test_after_an_unknown_outcome_only_commit_is_allowed(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     async with _producer(fake_broker, default_api_timeout_ms=60) as producer:
@@ -343,7 +343,7 @@ async def test_an_outcome_not_known_stays_a_commit(
         fake_broker.fault(ApiKey.END_TXN, make_fault(drop=True, serve_first=True))
         with pytest.raises(RequestTimeoutError):
             await producer.commit_transaction()
-        fake_broker.disconnect()  # answers would wait behind the dropped one
+        fake_broker.disconnect()  # responses would wait behind the dropped one
         with pytest.raises(TransactionStateError, match="commit_transaction"):
             await producer.abort_transaction()
         with pytest.raises(TransactionStateError, match="commit_transaction"):
@@ -357,7 +357,7 @@ async def test_an_outcome_not_known_stays_a_commit(
     assert len(coordinator.ends) == 2
 
 
-async def test_a_cancelled_commit_goes_on_and_the_next_transaction_waits_for_it(
+async def test_a_cancelled_commit_continues_and_the_next_transaction_waits(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     gate = asyncio.Event()
@@ -376,9 +376,7 @@ async def test_a_cancelled_commit_goes_on_and_the_next_transaction_waits_for_it(
     assert coordinator.committed("t") == [b"1", b"2"]
 
 
-async def test_nothing_goes_in_while_it_is_committed(
-    fake_broker: Any, coordinator: Any, make_fault: Any
-) -> None:
+async def test_nothing_is_sent_during_a_commit(fake_broker: Any, coordinator: Any, make_fault: Any) -> None:
     gate = asyncio.Event()
     async with _producer(fake_broker) as producer:
         await producer.begin_transaction()
@@ -418,7 +416,7 @@ async def test_an_exception_aborts(fake_broker: Any, coordinator: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["send_many", "send_batch", "queue_batch"])
-async def test_what_waits_to_be_sent_goes_into_no_later_transaction(
+async def test_a_waiting_record_is_not_sent_in_a_later_transaction(
     fake_broker: Any, coordinator: Any, way: str
 ) -> None:
     fake_broker.auto_create = 0
@@ -464,7 +462,7 @@ async def test_a_cancellation_aborts(fake_broker: Any, coordinator: Any) -> None
 async def test_an_abort_waits_for_nothing_in_flight_r31(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
-    """What is on its way belongs to an epoch that has ended; a late answer counts for nothing."""
+    """In-flight batches belong to an epoch that has ended; a late response is ignored."""
     gate = asyncio.Event()
     async with _producer(fake_broker) as producer:
         await producer.begin_transaction()
@@ -478,7 +476,7 @@ async def test_an_abort_waits_for_nothing_in_flight_r31(
         await asyncio.sleep(0)
         with pytest.raises(TransactionAbortedError, match="aborted before"):
             await stuck
-        await aborted  # answers come in the order of requests, so it goes another way
+        await aborted  # responses keep the order of requests, so it uses another connection
         gate.set()
         async with producer.transaction():
             await producer.send("t", b"b")
@@ -497,7 +495,7 @@ async def test_a_late_batch_of_an_ended_transaction_is_refused_r31(
             fake_broker.append("t", 0, late)
 
 
-async def test_a_record_that_fails_dooms_the_transaction(
+async def test_after_a_failed_record_the_transaction_can_only_be_aborted(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     async with _producer(fake_broker) as producer:
@@ -517,7 +515,7 @@ async def test_a_record_that_fails_dooms_the_transaction(
     assert [end[3] for end in coordinator.ends] == [False, True]
 
 
-async def test_the_rest_of_a_doomed_transaction_fails_at_once(
+async def test_a_failure_fails_the_rest_of_the_transaction_at_once(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     gate = asyncio.Event()
@@ -540,14 +538,14 @@ async def test_the_rest_of_a_doomed_transaction_fails_at_once(
         with pytest.raises(TransactionAbortableError):
             await producer.commit_transaction()
         await producer.abort_transaction()
-        await producer.flush()  # what the abort answered for is not told again
+        await producer.flush()  # failures covered by the abort are not raised again
         assert producer.statistics().free_bytes == producer.config.buffer_memory
         async with producer.transaction():
             await producer.send("u", b"good")
     assert coordinator.committed("u") == [b"good"]
 
 
-async def test_delivery_timeouts_and_refused_topics_doom_it_too(
+async def test_delivery_timeouts_and_refused_topics_fail_the_transaction(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     async with _producer(fake_broker, delivery_timeout_ms=30) as producer:
@@ -557,7 +555,7 @@ async def test_delivery_timeouts_and_refused_topics_doom_it_too(
                 producer.send_nowait("t", b"1")
         assert isinstance(raised.value.__cause__, DeliveryTimeoutError)
         assert not hasattr(raised.value, "__notes__"), "the abort waits for no answer"
-        fake_broker.disconnect()  # other answers would wait behind the dropped one
+        fake_broker.disconnect()  # other responses would wait behind the dropped one
         fake_broker.always[ApiKey.METADATA] = make_fault(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
         with pytest.raises(TransactionAbortableError) as raised:
             async with producer.transaction():
@@ -565,7 +563,7 @@ async def test_delivery_timeouts_and_refused_topics_doom_it_too(
         assert isinstance(raised.value.__cause__, InvalidTopicError)
 
 
-async def test_a_sick_cluster_holds_no_exception_up(
+async def test_a_failing_cluster_delays_no_exception(
     fake_broker: Any, coordinator: Any, make_fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalite.client.producer.transaction_manager.ABORT_AFTER_ERROR_MS", 10)
@@ -597,7 +595,7 @@ async def test_an_abort_that_is_refused_is_noted_on_the_exception(
             await producer.begin_transaction()
 
 
-async def test_closing_aborts_what_is_open(fake_broker: Any, coordinator: Any) -> None:
+async def test_closing_aborts_an_open_transaction(fake_broker: Any, coordinator: Any) -> None:
     async with _producer(fake_broker) as producer:
         await producer.begin_transaction()
         await producer.send("t", b"no")
@@ -621,7 +619,7 @@ async def test_a_commit_ends_with_the_client(fake_broker: Any, coordinator: Any,
 # --- fencing ---------------------------------------------------------------------------------------
 
 
-async def test_a_zombie_is_refused_by_name_for_good(fake_broker: Any, coordinator: Any) -> None:
+async def test_a_fenced_producer_stays_fenced(fake_broker: Any, coordinator: Any) -> None:
     async with _producer(fake_broker) as zombie, _producer(fake_broker) as successor:
         with pytest.raises(ProducerFencedError, match="fenced") as raised:
             async with zombie.transaction():
@@ -639,7 +637,7 @@ async def test_a_zombie_is_refused_by_name_for_good(fake_broker: Any, coordinato
 
 
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
-async def test_a_leader_that_knows_a_newer_epoch_shuts_it_out(
+async def test_a_leader_with_a_newer_epoch_fences_the_producer(
     fake_broker: Any, coordinator: Any, make_fault: Any, code: ErrorCode
 ) -> None:
     async with _producer(fake_broker) as producer:
@@ -651,7 +649,7 @@ async def test_a_leader_that_knows_a_newer_epoch_shuts_it_out(
     assert coordinator.ends == []
 
 
-async def test_what_an_end_may_answer(fake_broker: Any, coordinator: Any, make_fault: Any) -> None:
+async def test_errors_of_the_end_request(fake_broker: Any, coordinator: Any, make_fault: Any) -> None:
     async with _producer(fake_broker) as producer:
         fake_broker.fault(ApiKey.END_TXN, make_fault(code=ErrorCode.TRANSACTION_ABORTABLE))
         with pytest.raises(TransactionAbortableError):
@@ -671,14 +669,14 @@ async def test_what_an_end_may_answer(fake_broker: Any, coordinator: Any, make_f
             await producer.commit_transaction()
 
 
-async def test_an_unusable_coordinator_is_told_at_the_start(
+async def test_an_unusable_coordinator_fails_the_start(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     fake_broker.fault(ApiKey.INIT_PRODUCER_ID, make_fault(code=ErrorCode.INVALID_TRANSACTION_TIMEOUT))
     with pytest.raises(Exception, match="by the test"):
         await _producer(fake_broker).start()
     fake_broker.always[ApiKey.INIT_PRODUCER_ID] = make_fault(code=ErrorCode.CONCURRENT_TRANSACTIONS)
-    with pytest.raises(RequestTimeoutError, match="being ended"):
+    with pytest.raises(RequestTimeoutError, match="has not ended yet"):
         await _producer(fake_broker, default_api_timeout_ms=300).start()
 
 
@@ -740,7 +738,7 @@ class _Consumer:
         return GroupMetadata("g", "member", epoch, "instance")
 
 
-async def test_offsets_go_with_the_transaction(fake_broker: Any, coordinator: Any) -> None:
+async def test_offsets_are_part_of_the_transaction(fake_broker: Any, coordinator: Any) -> None:
     async with _producer(fake_broker) as producer:
         async with producer.transaction() as transaction:
             await transaction.send_offsets(_Consumer(4))
@@ -796,7 +794,7 @@ async def test_a_consumer_that_was_expelled_commits_nothing_r35(
     assert coordinator.committed("t") == [b"yes"]
 
 
-async def test_offsets_refused_and_swallowed_are_not_committed_without(
+async def test_after_refused_offsets_the_transaction_is_not_committed(
     fake_broker: Any, coordinator: Any
 ) -> None:
     coordinator.offset_codes = [int(ErrorCode.OFFSET_METADATA_TOO_LARGE), int(ErrorCode.PRODUCER_FENCED)]
@@ -812,7 +810,7 @@ async def test_offsets_refused_and_swallowed_are_not_committed_without(
     assert coordinator.committed("t") == []
 
 
-async def test_offsets_of_which_nobody_knows_are_not_committed_without(
+async def test_after_offsets_with_an_unknown_outcome_the_transaction_is_not_committed(
     fake_broker: Any, coordinator: Any, make_fault: Any
 ) -> None:
     gate = asyncio.Event()

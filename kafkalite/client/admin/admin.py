@@ -185,9 +185,7 @@ class Admin:
         validate_only: bool = False,
         return_exceptions: bool = False,
     ) -> dict[str, Any]:
-        """Create topics, given as NewTopic or as {name: number of partitions}. Returns {name:
-        CreatedTopic}.
-        """
+        """Create topics, given as NewTopic or {name: partition count}. Returns {name: CreatedTopic}."""
         if isinstance(topics, Mapping):
             topics = [NewTopic(name, partitions) for name, partitions in topics.items()]
         new = [
@@ -277,9 +275,7 @@ class Admin:
     async def list_offsets(
         self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Return the first offset, the end offset (exclusive), or the first at a time in ms (-1: all are
-        older).
-        """
+        """Return the first offset, the end (exclusive), or the first at a time in ms (-1: all are older)."""
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
         timestamp_ms = translate[at] if isinstance(at, str) else at
@@ -296,9 +292,7 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete records below an offset (-1: below the high watermark). Returns {partition: new log start
-        offset}.
-        """
+        """Delete records below an offset (-1: high watermark). Returns {partition: new log start offset}."""
         self._check_open()
         await check_partitions(self._cluster, before)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}
@@ -490,9 +484,7 @@ class Admin:
         *,
         return_exceptions: bool = False,
     ) -> dict[TopicPartition, BrokerError | None]:
-        """Delete the group's committed offsets. Raises GroupSubscribedToTopicError while the group reads
-        the topic.
-        """
+        """Delete committed offsets. Raises GroupSubscribedToTopicError while the group reads the topic."""
         request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         return _results(_errors(group_id, response.offsets), return_exceptions)
@@ -500,9 +492,7 @@ class Admin:
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete groups and their offsets. Returns {name: None}. Raises NonEmptyGroupError,
-        GroupIdNotFoundError.
-        """
+        """Delete groups and offsets; {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
         results: dict[str, BrokerError | None] = {}
         for group_id in group_ids:
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
@@ -514,9 +504,7 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return the transactional ids, all or those in one of ``states`` and open for
-        ``min_duration_ms``, by name.
-        """
+        """Return transactional ids, by name: all, or those in ``states`` and open for ``min_duration_ms``."""
         responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
         return sorted(
             (
@@ -541,9 +529,7 @@ class Admin:
         return transaction_group_description(response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
-        """Retire an application as ``TransactionGroup.retire`` does. For an application that no longer
-        runs.
-        """
+        """``TransactionGroup.retire`` for an application that no longer runs."""
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         last: int = response.last_batch_id

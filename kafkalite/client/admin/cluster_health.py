@@ -1,5 +1,7 @@
 """The state of a cluster from outside, and its problems. Requests first, then pure functions."""
 
+# Tests: tests/cli/test_cluster.py
+
 from __future__ import annotations
 
 import asyncio
@@ -153,9 +155,7 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """Return the quorum as its leader sees it, which alone knows the others' offsets, or else as any node
-    does.
-    """
+    """Return the quorum as its leader sees it, which knows the others' offsets, or as any node does."""
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NOBODY, response.node_id} or leader_id not in client.metadata.addresses:

@@ -1,5 +1,7 @@
 """The values that Admin takes and returns, and how they are made from responses. Pure."""
 
+# Tests: tests/client/test_admin.py
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -213,9 +213,7 @@ class CallPlan:
         self._not_before_ms = self._started_ms
 
     def failed(self, error: KafkaliteError, now_ms: int, chance: float = 0.5) -> None:
-        """Record the failure of the last step. ``chance`` in [0, 1) is the jitter of the pause; 0.5 is
-        none.
-        """
+        """Record the failure of the last step. ``chance`` in [0, 1) is the jitter; 0.5 is none."""
         rules = self._rules
         self.failures += 1
         self._is_connected = False

@@ -130,9 +130,7 @@ class ClusterClient:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to any broker and fetch the metadata. Raises ConnectionFailedError if no broker
-        responds.
-        """
+        """Connect to any broker and fetch the metadata. Raises ConnectionFailedError if none responds."""
         self._loop = asyncio.get_running_loop()
         try:
             await self._bootstrap_in_rounds()
@@ -207,9 +205,7 @@ class ClusterClient:
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """Return the open connection, or None after starting to dial; ``on_change`` follows when that has
-        ended.
-        """
+        """Return the open connection, or None after starting to dial; ``on_change`` follows."""
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
@@ -221,9 +217,7 @@ class ClusterClient:
         return None
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection:
-        """Return the open connection; dial if there is none. Raises ConnectionFailedError after one failed
-        attempt.
-        """
+        """Return an open connection, dialled if necessary. Raises ConnectionFailedError after one attempt."""
         connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
@@ -235,9 +229,7 @@ class ClusterClient:
         return outcome
 
     def drop_connection(self, node_id: int, purpose: Purpose) -> None:
-        """Close this connection because of a request in flight on it. The next connection is dialled
-        without a pause.
-        """
+        """Close this connection to cancel its requests. The next one is dialled without a pause."""
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
@@ -384,9 +376,7 @@ class ClusterClient:
                     await self._hurry.wait()
 
     def _adapt_refresh_pause(self, *, has_changes: bool) -> None:
-        """Set the pause before the next refresh: longer without changes, the first pause after a quiet
-        time.
-        """
+        """Set the pause before the next refresh: longer without changes, short after a quiet time."""
         if has_changes or self._refreshed_ms + self._refresh_pause_ms * 4 < self.now_ms():
             self._refresh_pause_ms = self._first_pause_ms
         else:
@@ -407,9 +397,7 @@ class ClusterClient:
         self._adopt_bootstrap()
 
     async def call_any_broker(self, request: Any) -> Response:
-        """Return the first response in time of any broker. With a single broker only request.timeout.ms
-        limits it.
-        """
+        """Return the first response in time. With a single broker only request.timeout.ms limits it."""
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
         addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
@@ -434,9 +422,7 @@ class ClusterClient:
         return sorted(connections, key=lambda connection: (connection.is_slow, connection.in_flight))
 
     async def _any_connection(self) -> Connection:
-        """Return an open connection, or else a new one: to a known broker first, then to a bootstrap
-        address.
-        """
+        """Return an open connection, or a new one: to a known broker, or else to a bootstrap address."""
         connections = self._open_connections()
         return connections[0] if connections else await self._new_connection()
 
@@ -499,9 +485,7 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``. Returns False if ``deadline_ms`` passes first. Raises
-        ClientClosedError.
-        """
+        """Wait for the next ``on_change``; False after ``deadline_ms``. Raises ClientClosedError."""
         if self._closed:
             raise ClientClosedError("the client is closed")
         assert self._loop is not None

@@ -137,9 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         await greeted
 
     def _sweep_pending(self) -> None:
-        """Close the connection if a request has timed out. Responses come in order, so all others wait,
-        too.
-        """
+        """Close the connection if a request has timed out. Responses come in order: all others wait, too."""
         self._sweep = None
         now_s = self._loop.time()
         for _, deadline_s, timeout_ms in self.pending.values():

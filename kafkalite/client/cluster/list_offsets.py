@@ -1,6 +1,4 @@
-"""First and last offsets of partitions, and offsets by timestamp: ListOffsets to the leaders, with
-retries.
-"""
+"""First and last offsets of partitions, and offsets by timestamp: ListOffsets with retries."""
 
 from __future__ import annotations
 
@@ -52,8 +50,7 @@ async def list_offsets(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the offset of each partition for its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by
-    batch.
+    """Return the offset of each partition for its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by batch.
 
     Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
     """

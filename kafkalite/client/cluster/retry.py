@@ -20,9 +20,7 @@ class Backoff:
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """Return the pause after ``failures`` (1 or more) failures in a row. ``chance`` in [0, 1): 0.5 is
-        no jitter.
-        """
+        """Return the pause after ``failures`` (1 or more) in a row. ``chance`` in [0, 1): 0.5 is none."""
         assert failures >= 1, "there is no pause without a failure"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))

@@ -120,9 +120,7 @@ class PartitionState:
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Skip the records up to ``next_offset``: the position moves there once all records before are
-        returned.
-        """
+        """Skip records up to ``next_offset``: the position moves there once those before are returned."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -135,9 +133,7 @@ class PartitionState:
             self.base_position = next_offset
 
     def must_check(self, leader_epoch: int) -> bool:
-        """Whether the leader of that epoch must be asked for the end of earlier epochs before a fetch
-        (KIP-320).
-        """
+        """Whether the leader of that epoch must be asked for the ends of earlier epochs first (KIP-320)."""
         return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
 
     def forget(self) -> None:
@@ -203,9 +199,7 @@ class AssignedPartitions:
     # --- assignment ----------------------------------------------------------------------------
 
     def assign(self, wanted: dict[TopicPartition, str]) -> None:
-        """Set the assignment, {partition: reset policy}. Partitions that were assigned before keep their
-        state.
-        """
+        """Set the assignment, {partition: reset policy}. Partitions assigned before keep their state."""
         for tp in [tp for tp in self.partitions if tp not in wanted]:
             self.partitions.pop(tp).forget()
         for tp, reset in wanted.items():
@@ -342,9 +336,7 @@ class AssignedPartitions:
         leader_of: Callable[[TopicPartition], Leader],
         busy: Callable[[int], bool],
     ) -> tuple[list[FetchPlan], bool]:
-        """Return the fetches to send now, at most one per broker that is not ``busy``, and whether a
-        leader is missing.
-        """
+        """Return the fetches to send now, one per broker not ``busy``, and whether a leader is missing."""
         limits = self.limits
         if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
             return [], False
@@ -553,9 +545,7 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """The new leader's log differs from ``diverging_offset`` on. Fetch again what the user has not
-        read yet.
-        """
+        """The leader's log differs from ``diverging_offset`` on. Fetch again what the user has not read."""
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:

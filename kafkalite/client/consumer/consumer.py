@@ -327,9 +327,7 @@ class Consumer:
         return self._state_of(tp).position
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions after all records returned so far, for ``commit`` and a transaction's
-        ``send_offsets``.
-        """
+        """Return the positions after all returned records, for ``commit`` and ``send_offsets``."""
         return self._progress.positions()
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -584,9 +582,7 @@ class Consumer:
                 return batches
 
     async def _begin_call(self, deadline_ms: int) -> bool:
-        """Begin a call for records: those returned before are processed. Returns False if ``deadline_ms``
-        passes.
-        """
+        """The records returned before are processed. Returns False if ``deadline_ms`` passes."""
         self._check_open()
         self._progress.mark_processed()
         if self._group is not None:
@@ -635,9 +631,7 @@ class Consumer:
         return FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
 
     async def _wait_for_records(self, deadline_ms: int) -> bool:
-        """Fetch, and return when something may have arrived. Returns False if ``deadline_ms`` passes
-        first.
-        """
+        """Fetch, and return when records may have arrived. False if ``deadline_ms`` passes first."""
         self._check_open()
         if self._group is None:
             return await self._wait(deadline_ms)

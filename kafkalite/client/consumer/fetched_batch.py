@@ -1,5 +1,7 @@
 """Fetched batches and their records. Pure."""
 
+# Tests: tests/client/test_consumer.py
+
 from __future__ import annotations
 
 from collections import deque

@@ -4,6 +4,8 @@
 a caller waits for records or reads behind the known end of a partition.
 """
 
+# Tests: tests/client/test_consumer.py
+
 from __future__ import annotations
 
 import asyncio

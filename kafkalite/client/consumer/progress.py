@@ -1,9 +1,10 @@
-"""Tracks which records were returned, which of them are processed, and which offsets may be committed.
-Pure.
+"""Tracks which records were returned, which of them are processed, and which offsets may be committed. Pure.
 
 Asking for records, or closing normally, means that the records returned before are processed. Until
 then they are *unprocessed*: only an explicit commit covers them, never auto-commit.
 """
+
+# Tests: tests/client/test_session.py
 
 from __future__ import annotations
 
@@ -54,9 +55,7 @@ class Progress:
     def positions(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions after all returned records. Partitions without a known position are
-        omitted.
-        """
+        """Return the positions after all returned records. Unknown positions are omitted."""
         states = self._assigned.partitions
         wanted = states if partitions is None else [tp for tp in partitions if tp in states]
         return {
@@ -66,9 +65,7 @@ class Progress:
         }
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what auto-commit may commit: the end of processed records, or with at most once of
-        returned ones.
-        """
+        """Return what auto-commit may commit: the end of processed (at most once: returned) records."""
         positions = self.positions()
         if self._is_at_most_once:
             return positions
@@ -105,9 +102,7 @@ class Progress:
             self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
-        """Return no more records of the partition, and keep its position. Returns whether the user had
-        paused it.
-        """
+        """Return no more records of the partition, keep its position. Returns whether the user paused it."""
         state = self._assigned.partitions[tp]
         was_paused = state.paused
         _rewind(state, state.position)
@@ -138,9 +133,7 @@ def _rewind(state: PartitionState, offset: int | None) -> None:
 def committable_offsets(
     what: Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the next offsets to read after the given records or offsets. Raises ClientError for other
-    types.
-    """
+    """Return the next offsets after the given records or offsets. Raises ClientError for other types."""
     if isinstance(what, Mapping):
         return {
             TopicPartition(*tp): at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at)

@@ -55,9 +55,7 @@ class Subscription:
         self._response_count = 0
 
     def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
-        """Return the partitions to read according to the metadata. May be called any number of times per
-        response.
-        """
+        """Return the partitions to read by the metadata. May be called repeatedly for one response."""
         is_new_response = metadata.response_count != self._response_count
         self._response_count = metadata.response_count
         selection = Selection({}, {}, False)

@@ -1,5 +1,7 @@
 """Commits and reads the offsets of one group."""
 
+# Tests: tests/client/test_session.py
+
 from __future__ import annotations
 
 import asyncio

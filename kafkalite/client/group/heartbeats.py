@@ -1,5 +1,4 @@
-"""A member's heartbeats: one request at the coordinator at any time, which responds when something
-changes.
+"""A member's heartbeats: one request at the coordinator at any time, which responds when something changes.
 
 Responses go into ``Membership``. The owner is notified of possible changes, of an expulsion, and of
 errors that no heartbeat can resolve.
@@ -137,9 +136,7 @@ class Heartbeats:
             ) from self._last_error
 
     async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
-        """Wait until the member's epoch differs from ``epoch``. Returns False if ``deadline_ms`` passes
-        first.
-        """
+        """Wait until the member's epoch differs from ``epoch``. False if ``deadline_ms`` passes first."""
         self.poke()
         while self.membership.epoch == epoch:
             try:
@@ -284,9 +281,7 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due: at once, unless the user or the coordinator has nothing to
-        change.
-        """
+        """Wait until the next heartbeat is due: at once if there are changes on either side."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

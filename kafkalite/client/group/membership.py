@@ -80,9 +80,7 @@ class Membership:
     # --- changes by the user -------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], pattern: str | None) -> None:
-        """Subscribe to these topics, or to those whose whole name matches ``pattern``, with the next
-        request.
-        """
+        """Subscribe to these topics, or to whole names that match ``pattern``, with the next request."""
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern or ""
         self._is_subscription_sent = False
@@ -136,9 +134,7 @@ class Membership:
         )
 
     def leave_request(self, *, is_for_good: bool) -> ConsumerGroupHeartbeatRequest:
-        """Return the last request. A static member leaves temporarily and keeps its partitions, unless for
-        good.
-        """
+        """Return the last request. Unless for good, a static member keeps its partitions."""
         settings = self.settings
         stays = settings.instance_id is not None and not is_for_good
         epoch = LEAVING_FOR_A_WHILE if stays else LEAVING
@@ -160,9 +156,7 @@ class Membership:
     def on_response(
         self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse
     ) -> bool:
-        """Apply the response to ``request`` and return whether the assignment changed. Ignores outdated
-        responses.
-        """
+        """Apply a response and return whether the assignment changed. Outdated ones are ignored."""
         if request.member_epoch == JOINING:
             if self.is_member:
                 return False  # the response to a repeated join

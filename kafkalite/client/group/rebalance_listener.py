@@ -1,5 +1,7 @@
 """The listener for assigned and revoked partitions."""
 
+# Tests: tests/client/test_session.py
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence

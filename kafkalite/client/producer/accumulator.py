@@ -228,9 +228,7 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Close batches that have lingered, end the pauses of retries, and expire. Returns the expired
-        batches.
-        """
+        """Close batches that have lingered, end pauses of retries, and expire. Returns expired batches."""
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()
@@ -264,9 +262,7 @@ class Accumulator:
 
     @property
     def deadlines_only_recede(self) -> bool:
-        """Whether the next deadline can only have moved later, because no batch lingers and none is
-        retried.
-        """
+        """Whether the next deadline can only be later: no batch lingers, none is retried."""
         return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:
@@ -485,9 +481,7 @@ class Accumulator:
     def on_acknowledged(
         self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """Complete the batches that the broker appended at ``base_offset`` (NO_OFFSET with acks=0).
-        Returns them.
-        """
+        """Complete the batches appended at ``base_offset`` (NO_OFFSET with acks=0). Returns them."""
         if not flight.awaits_response:
             return []  # its transaction has ended
         offset = base_offset
@@ -506,9 +500,7 @@ class Accumulator:
     def on_failed(
         self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
-        """Handle an error or a missing response: retry, split, or fail the batches. Returns the failed
-        ones.
-        """
+        """Retry, split or fail a batch after an error or a missing response. Returns failed batches."""
         if not flight.awaits_response:
             return []  # its transaction has ended
         queue = flight.queue
@@ -550,9 +542,7 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Resume sending after the longest retry backoff of the in-flight batches; at once if none failed
-        on its own.
-        """
+        """Resume after the longest retry backoff in flight; at once if no batch failed on its own."""
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0

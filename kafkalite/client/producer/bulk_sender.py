@@ -22,9 +22,7 @@ from kafkalite.records.header import parse_header
 
 
 class BulkSender:
-    """Sends columns and batches. ``check_may_send`` is ``Producer.check_may_send``, called before and
-    after waits.
-    """
+    """Sends columns and batches. ``check_may_send`` is called before and after waits."""
 
     def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
         self._sender = sender
@@ -121,9 +119,7 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Add a built batch to the accumulator when there is room, and send. ``is_own``: its buffer is not
-        shared.
-        """
+        """Add a built batch when there is room, and send. ``is_own``: its buffer is not shared."""
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)

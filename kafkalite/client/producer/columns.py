@@ -65,9 +65,7 @@ class RecordColumns:
 
 
 def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> list[tuple[int, RecordColumns]]:
-    """Return (partition, its records in order), by ascending partition. ``partitions`` has one entry per
-    record.
-    """
+    """Return (partition, its records in order), ascending. ``partitions`` has one entry per record."""
     present = sorted(set(partitions))
     if len(present) == 1:
         return [(present[0], columns)]

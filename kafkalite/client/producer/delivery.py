@@ -65,18 +65,14 @@ class Delivery:
         return self.batch.done
 
     def result(self) -> RecordMetadata:
-        """Return the record's position. Raises its error, or asyncio.InvalidStateError while it is
-        pending.
-        """
+        """Return the position. Raises the record's error, or asyncio.InvalidStateError while pending."""
         error = self.exception()
         if error is not None:
             raise error.with_traceback(None)
         return self._metadata()
 
     def exception(self) -> Exception | None:
-        """Return the record's error, or None if it is acknowledged. Raises InvalidStateError while it is
-        pending.
-        """
+        """Return the error, or None if acknowledged. Raises InvalidStateError while pending."""
         batch = self.batch
         if not batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
@@ -84,9 +80,7 @@ class Delivery:
         return batch.error
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` once, when the record is acknowledged or has failed. The error
-        counts as seen.
-        """
+        """Call ``callback(delivery)`` once the record is acknowledged or failed. The error counts as seen."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)
@@ -134,9 +128,7 @@ class BatchDelivery:
         return batch_metadata(self.batch)
 
     def exception(self) -> Exception | None:
-        """Return the batch's error, or None if it is acknowledged. Raises the same errors as ``result``
-        while pending.
-        """
+        """Return the error, or None if acknowledged. Raises InvalidStateError while pending."""
         if not self.batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
         if self.batch.error is not None:

@@ -93,8 +93,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """A record batch that has been or is about to be sent: one pending batch, or several coalesced in
-    order.
+    """A record batch that has been or is about to be sent: one pending batch, or several coalesced in order.
 
     Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
     """
@@ -336,9 +335,7 @@ class PartitionQueue:
     # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """Remove an acknowledged batch, and the abandoned ones before it: everything with a lower sequence
-        is decided.
-        """
+        """Remove an acknowledged batch, and abandoned ones before it: lower sequences are decided."""
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:
@@ -405,9 +402,7 @@ class PartitionQueue:
         return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
     def abandon(self, flight: InFlightBatch) -> None:
-        """Mark a batch whose records have all failed as abandoned. It keeps its position if it has a
-        sequence.
-        """
+        """Mark a batch whose records have all failed. It keeps its position if it has a sequence."""
         assert not flight.awaits_response and flight.all_done, "its response may still arrive"
         self.is_held = True
         if flight.is_sequenced:

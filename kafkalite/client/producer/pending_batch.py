@@ -130,9 +130,7 @@ class PendingBatch:
         self.record_count = len(self.values)
 
     def complete(self, base_offset: int, log_append_time_ms: int, error: Exception | None) -> None:
-        """Record the result and drop the records, so that deliveries that are kept do not hold their
-        memory.
-        """
+        """Record the result and drop the records, so that deliveries do not hold their memory."""
         assert not self.done, "a batch completes once"
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms

@@ -172,9 +172,7 @@ class Placement:
     def choose_all(
         self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
     ) -> list[int]:
-        """Return the partition of each record. With key hashing, each key is hashed once. Raises as
-        ``choose``.
-        """
+        """Return the partition of each record; each key is hashed once. Raises as ``choose``."""
         if keys is None:
             return [self.choose(topic, None, value, None) for value in values]
         if not self._hashes_keys:
@@ -210,9 +208,7 @@ class Placement:
     # --- topics --------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> TopicQueues:
-        """Return the topic when its metadata is known. Raises its BrokerError, at the latest after
-        max.block.ms.
-        """
+        """Return the topic when its metadata is known. Raises its BrokerError, after max.block.ms at most."""
         deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
         await self._cluster.topic_partition_count(name, deadline_ms)
         topic = self._topics.get(name) or self._know(name)

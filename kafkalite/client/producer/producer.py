@@ -228,9 +228,7 @@ class Producer:
         return self._sender.statistics()
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of ``topic``, in order. Raises its BrokerError if the topic does not
-        exist.
-        """
+        """Return the partitions of ``topic``, in order. Raises its BrokerError if it does not exist."""
         self._check_open()
         return [queue.tp for queue in (await self._placement.topic(topic)).queues]
 
@@ -274,9 +272,7 @@ class Producer:
         return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction with everything sent from here on. Raises ProducerFencedError,
-        TransactionStateError.
-        """
+        """Begin a transaction. Raises ProducerFencedError, TransactionStateError."""
         transactions = self._transactional()
         self._check_open()
         await transactions.begin()

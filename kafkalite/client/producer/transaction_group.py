@@ -46,9 +46,7 @@ NO_BATCH = -1
 
 
 class PreparedWriter(NamedTuple):
-    """A writer whose records are all in the logs. Identifies this attempt, not a later one with the same
-    name.
-    """
+    """A writer whose records are all in the logs: this attempt, not a later one of the same name."""
 
     writer: str
     producer_id: int

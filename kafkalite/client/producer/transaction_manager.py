@@ -81,9 +81,7 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """Return a coordinator's response within default.api.timeout.ms. Waits for the end of another
-    transaction.
-    """
+    """Return a coordinator's response within default.api.timeout.ms, after another transaction's end."""
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
@@ -175,9 +173,7 @@ class TransactionManager:
             raise
 
     async def _deliver(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Flush all records of the transaction and wait for their acknowledgements. Raises the same errors
-        as ``commit``.
-        """
+        """Flush all records of the transaction and wait for acknowledgements. Raises as ``commit``."""
         state = self.state
         state.check_may_commit()
         if self._offsets_under_way:
@@ -203,9 +199,7 @@ class TransactionManager:
         await self._end(is_commit=False)
 
     async def abort_for(self, error: BaseException) -> None:
-        """Abort because of ``error``, which takes precedence over failures of the abort; they are added as
-        notes.
-        """
+        """Abort because of ``error``, which takes precedence; failures of the abort are added as notes."""
         if self.state.phase not in {Phase.OPEN, Phase.ABORTABLE}:
             if self.state.phase is Phase.FENCED:
                 self._sender.failures.forget()

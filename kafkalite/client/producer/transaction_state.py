@@ -15,6 +15,8 @@ Every transaction has its own identity, (producer id, epoch): the end of each re
 (KIP-890, R31). Late requests of an ended transaction are therefore refused, and need not be waited for.
 """
 
+# Tests: tests/client/test_transaction_manager.py
+
 from __future__ import annotations
 
 import enum
@@ -125,9 +127,7 @@ class TransactionState:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
-        """All records are in the logs; from here on it can't be aborted. Raises the same errors as
-        ``check_may_commit``.
-        """
+        """All records are in the logs; it can't be aborted any more. Raises as ``check_may_commit``."""
         self._raise_cause()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING

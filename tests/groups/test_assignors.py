@@ -1,4 +1,4 @@
-"""Who is to own what: balanced, sticky, co-partitioned, and nothing twice or never."""
+"""The assignors: balanced, sticky, co-partitioned, and each partition exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loads(targets):
 
 
 def moved(before, after):
-    """Partitions that were somebody's who is still there, and are somebody else's now."""
+    """Return the partitions that moved away from a member that is still there."""
     return sum(len(partitions - after[member]) for member, partitions in before.items() if member in after)
 
 
@@ -59,7 +59,7 @@ def test_each_partition_goes_to_one_subscriber(assignor, counts, members, then, 
         st.frozensets(st.builds(TopicIdPartition, st.sampled_from("abcd"), st.integers(0, 9))),
     ),
 )
-def test_what_two_had_before_goes_to_one(assignor, counts, members, had):
+def test_a_partition_that_two_had_goes_to_one(assignor, counts, members, had):
     targets = ASSIGNORS[assignor](members, counts, had)
     owned = Counter(partition for partitions in targets.values() for partition in partitions)
     assert owned == Counter((topic, n) for topic, count in counts.items() for n in range(count))
@@ -73,7 +73,7 @@ def test_uniform_is_balanced_and_moves_no_more_than_it_must(counts, members, the
     assert max(loads(after).values()) - min(loads(after).values()) <= 1
     total = sum(counts.values())
     quota, extra = divmod(total, len(then))
-    # Everybody keeps what it had, up to its share; the larger shares go to who had most.
+    # Every member keeps its partitions, up to its share; the larger shares go to members that had most.
     had = sorted((len(before.get(member, ())) for member in then), reverse=True)
     must_move = sum(max(0, count - quota - (rank < extra)) for rank, count in enumerate(had))
     assert moved(before, after) == must_move
@@ -108,7 +108,7 @@ def test_range_gives_equal_topics_in_equal_ways(count, members, then):
     assert max(loads(after).values()) - min(loads(after).values()) <= 2
 
 
-def test_range_keeps_the_order_of_who_was_there():
+def test_range_keeps_the_order_of_existing_members():
     counts = {"a": 6}
     topics = frozenset("a")
     before = range_(dict.fromkeys(["x", "y", "z"], topics), counts, {})
@@ -122,7 +122,7 @@ def test_range_keeps_the_order_of_who_was_there():
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_nobody_and_nothing(assignor):
+def test_no_members_and_no_topics(assignor):
     assign = ASSIGNORS[assignor]
     assert assign({}, {"a": 3}, {}) == {}
     assert assign({"m": frozenset()}, {"a": 3}, {}) == {"m": frozenset()}

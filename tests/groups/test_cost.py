@@ -1,4 +1,4 @@
-"""What a large group costs its coordinator: 100 members and 1,000 partitions."""
+"""The cost of a large group for its coordinator: 100 members and 1,000 partitions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_joins_one_by_one_with_all_that_moves(large, capsys):
     assert grow_ms < 5_000
 
 
-def test_a_heartbeat_without_news_is_cheap(large, capsys):
+def test_a_heartbeat_without_an_update_is_cheap(large, capsys):
     coordinator, consumers = large
     for consumer in consumers:
         consumer.join()

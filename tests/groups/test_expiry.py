@@ -1,4 +1,4 @@
-"""What time does: offsets and groups that nobody uses are forgotten, in bounded portions."""
+"""Expiry: unused offsets and groups are removed, in bounded portions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_offsets_without_membership_expire_one_by_one():
     assert not coordinator.machine.groups
 
 
-def test_what_a_transaction_may_yet_change_does_not_expire():
+def test_offsets_pending_in_a_transaction_do_not_expire():
     coordinator = Coordinator(SHORT, t=3)
     coordinator.commit({T0: 1})
     coordinator.commit({T0: 2}, producer_id=TXN)

@@ -1,4 +1,6 @@
-"""Any history of groups, as a state machine: never two owners (R38), and the log tells everything."""
+"""Random histories of groups, as a state machine: never two owners (R38), and the log determines the
+state.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ EXPELLED = (UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError)
 
 def machine():
     class Groups(RuleBasedStateMachine):
-        """Consumers that know what the protocol told them, on a network that repeats, delays and loses."""
+        """Consumers that follow the protocol, on a network that repeats, delays and loses messages."""
 
         @initialize(assignor=st.sampled_from([None, "range"]))
         def begin(self, assignor):
@@ -88,7 +90,7 @@ def machine():
             assert is_known or request.member_epoch == 0
             answer = decision.reply
             if not has_update:
-                # It may be held: deciding it does no more than to let the member's epoch follow.
+                # The heartbeat may be held: deciding it only lets the member's epoch follow.
                 assert answer.member_epoch == consumer.epoch or len(decision.records) == 1
                 assert not decision.records or answer.member_epoch != consumer.epoch
                 if answer.assignment is not None:
@@ -102,7 +104,7 @@ def machine():
                 consumer.is_behind = True
 
         def decide(self, request):
-            """What is decided, which changes nothing: so deciding again comes to the same."""
+            """Decide twice: deciding changes nothing, so both decisions are equal."""
             world = self.world
             before = copy.deepcopy(world.machine.durable())
             decision = world.machine.decide(request, Caller("app", "host"), world.now, world.topics)
@@ -138,11 +140,11 @@ def machine():
         @precondition(lambda self: self.sent)
         @rule(data=st.data())
         def deliver_again(self, data):
-            """Whatever was sent may come once more, however late."""
+            """Any request may be delivered again, however late."""
             request = data.draw(st.sampled_from(self.sent))
             owner = next((c for c in self.consumers.values() if c.member_id == request.member_id), None)
             if request.member_epoch < 0 and owner is not None:
-                return  # a consumer does not live on under the member id that it left with
+                return  # a consumer does not continue under the member id that it left with
             with contextlib.suppress(BrokerError):
                 self.world.ask(request)
 
@@ -211,7 +213,7 @@ def machine():
             for consumer in self.consumers.values():
                 member = group and group.members.get(consumer.member_id)
                 if not member or consumer.epoch < max(1, member.current.previous_epoch):
-                    continue  # expelled: whatever it sends is refused
+                    continue  # expelled: all its requests are refused
                 assert consumer.owned <= member.current.assigned | member.current.revoking
                 reading.update(consumer.owned)
             assert all(count == 1 for count in reading.values())
@@ -231,10 +233,12 @@ def machine():
             assert targets == Counter(wanted)
 
         def teardown(self):
-            """The network heals, everybody lives on: the group becomes stable, all is owned once."""
+            """The network heals, and all consumers continue: the group becomes stable, and each partition
+            has one owner.
+            """
             if not hasattr(self, "world"):
                 return
-            for _ in range(2):  # whoever does not live on is expelled
+            for _ in range(2):  # dead consumers are expelled
                 self.world.advance(30_000)
                 self.everybody_joins()
             self.everybody_joins()
@@ -270,7 +274,7 @@ def machine():
 
 
 def quiet(consumer):
-    """The heartbeat of a member that only lives on."""
+    """Return the heartbeat of a member without changes."""
     return consumer.request()._replace(owned=None, subscribed_topics=None, subscribed_pattern=None)
 
 

@@ -1,4 +1,4 @@
-"""KIP-848 as members see it: one test for each rule."""
+"""KIP-848 as members see it, one test per rule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_r38_a_partition_waits_for_its_owner(coordinator, consumer):
     first.beat()
     assert len(first.assigned) == 2
     second.beat()
-    assert not second.assigned  # told, but not given back
+    assert not second.assigned  # revoked, but not released
     assert coordinator.state == "Reconciling"
     states = {member.member_id: member.state for member in coordinator.describe().members}
     assert states == {"m1": "Unrevoked", "m2": "Unreleased"}
@@ -64,15 +64,15 @@ def test_r38_needs_its_rule(consumer, mutant):
 
 
 def test_r38_a_give_back_that_was_sent_before_the_member_knew_does_not_count(coordinator, consumer):
-    """A late duplicate of "I hold nothing" is no word about partitions that were given since."""
+    """A late duplicate of an empty ``owned`` does not release partitions that were assigned since."""
     first = consumer("m1")
-    early = first.request()  # at this epoch it holds nothing yet
+    early = first.request()  # at this epoch it owns nothing yet
     assert early.owned == []
     first.beat()
     first.settle()
     first.beat()
     second = consumer("m2")
-    first.beat()  # is told to give one back, and has not
+    first.beat()  # one partition is revoked, and not released yet
     for _ in range(2):
         coordinator.ask(early)
         second.beat()
@@ -126,7 +126,7 @@ def test_other_epochs_are_fenced(coordinator, consumer):
     assert coordinator.describe().group_epoch == 2
 
 
-def test_an_earlier_epoch_with_what_it_never_had_is_fenced(coordinator, consumer):
+def test_an_earlier_epoch_with_partitions_it_never_had_is_fenced(coordinator, consumer):
     first = consumer("m1")
     consumer("m2")
     first.beat(is_lost=True)
@@ -145,13 +145,13 @@ def test_an_expelled_member_is_unknown(coordinator, consumer, mutant):
     first.beat()
 
 
-def test_a_join_that_comes_twice_is_no_way_back_for_who_was_expelled(coordinator, consumer):
+def test_a_repeated_join_does_not_bring_an_expelled_member_back(coordinator, consumer):
     first = consumer("m1")
     first.settle()
     first.beat()
     join = first.request(0)
     coordinator.advance(45_000)
-    coordinator.ask(join)  # a late duplicate: a new life, of which the old one knows nothing
+    coordinator.ask(join)  # a late duplicate starts the member again, without the knowledge of its process
     with pytest.raises(FencedMemberEpochError):
         first.beat()
 
@@ -186,7 +186,7 @@ def test_a_member_that_does_not_give_back_is_expelled(coordinator, consumer):
     assert len(second.assigned) == 3
 
 
-def test_a_new_coordinator_gives_everybody_a_whole_session(coordinator, consumer):
+def test_a_new_coordinator_starts_all_sessions_again(coordinator, consumer):
     first = consumer("m1")
     coordinator.advance(40_000)
     coordinator.reload()
@@ -213,7 +213,7 @@ def test_leaving_frees_at_once(coordinator, consumer):
 # --- static members
 
 
-def test_a_static_member_comes_back_to_what_it_had(coordinator, consumer):
+def test_a_static_member_returns_to_its_partitions(coordinator, consumer):
     first, second = consumer("m1", instance_id="one"), consumer("m2", instance_id="two")
     settle(first, second)
     owned, epoch = first.owned, second.epoch
@@ -239,12 +239,12 @@ def test_a_static_member_that_stays_away_is_expelled(coordinator, consumer):
     assert second.numbers == [0, 1, 2]
 
 
-def test_what_was_a_static_members_is_free_for_a_new_target(coordinator, consumer):
+def test_partitions_of_a_static_member_are_free_for_a_new_target(coordinator, consumer):
     first = consumer("m1", instance_id="one")
     settle(first)
     first.leave(-2)
     second = consumer("m2")
-    assert len(second.assigned) == 1  # at once: the one that is away holds nothing
+    assert len(second.assigned) == 1  # at once: the member that is away owns nothing
     again = consumer("m3", instance_id="one")
     assert len(again.assigned) == 2
 
@@ -293,7 +293,7 @@ def test_a_pattern_that_is_none_is_refused(consumer, pattern):
         consumer("m1", pattern=pattern)
 
 
-def test_a_topic_that_grows_or_is_made_anew_is_assigned_anew(coordinator, consumer):
+def test_a_topic_that_grows_or_is_created_again_is_assigned_again(coordinator, consumer):
     first = consumer("m1")
     settle(first)
     coordinator.set_topics(t=5)
@@ -347,7 +347,7 @@ def test_most_votes_choose_the_assignor(coordinator, consumer):
         ({"assignor": "sticky"}, UnsupportedAssignorError),
     ],
 )
-def test_a_join_that_makes_no_sense_is_refused(coordinator, changes, error):
+def test_an_invalid_join_is_refused(coordinator, changes, error):
     request = Consumer(coordinator, "m1", "t").request()
     with pytest.raises(error):
         coordinator.ask(request._replace(**changes))
@@ -362,10 +362,10 @@ def test_a_group_has_a_greatest_size():
         Consumer(coordinator, "m9", "t").join()
 
 
-# --- news
+# --- updates
 
 
-def test_a_heartbeat_has_no_news_when_nothing_is_new(coordinator, consumer):
+def test_a_heartbeat_without_an_update_is_held(coordinator, consumer):
     first, second = consumer("m1"), consumer("m2")
     settle(first, second)
     for member in (first, second):
@@ -374,7 +374,7 @@ def test_a_heartbeat_has_no_news_when_nothing_is_new(coordinator, consumer):
         decision = coordinator.machine.decide(request, ("", ""), coordinator.now, coordinator.topics)
         assert decision.reply.assignment is None
     coordinator.advance(45_000)
-    assert coordinator.machine.has_update(first.request())  # it was expelled, which it should know
+    assert coordinator.machine.has_update(first.request())  # it was expelled, and must receive that
 
 
 def test_a_statement_is_news_once(coordinator, consumer):
@@ -382,9 +382,9 @@ def test_a_statement_is_news_once(coordinator, consumer):
     request = first.request()
     assert request.owned == []
     assert coordinator.machine.has_update(request)
-    assert coordinator.ask(request).assignment  # it holds less than it may
+    assert coordinator.ask(request).assignment  # it states less than its assignment
     assert not coordinator.machine.has_update(request)
-    assert coordinator.ask(request).assignment  # until it says that it holds it
+    assert coordinator.ask(request).assignment  # until it states all of it
 
 
 def test_the_journal_keeps_the_last_64_causes(coordinator, consumer):

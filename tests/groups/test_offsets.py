@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is kept, what is told (R35, R39, R40)."""
+"""Committed offsets: permission, storage and reads (R35, R39, R40)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_r39_a_replaced_instance_does_not_commit(coordinator, consumer):
         coordinator.commit({T0: 1}, member_id="m1", epoch=1, instance_id="one")
 
 
-def test_what_can_not_be_kept_is_refused_alone(coordinator):
+def test_an_invalid_offset_is_refused_alone(coordinator):
     codes = coordinator.commit({T0: 1, ("t", 3): 1, ("u", 0): 1, T1: -1})
     assert codes == [
         OK,
@@ -95,7 +95,7 @@ def test_what_can_not_be_kept_is_refused_alone(coordinator):
         coordinator.commit({T0: 1}, group_id="")
 
 
-def test_an_offset_of_a_topic_that_was_made_anew_is_void(coordinator):
+def test_an_offset_of_a_topic_that_was_created_again_is_void(coordinator):
     coordinator.commit({T0: 1})
     coordinator.set_topics(t=(3, 1))
     assert coordinator.committed() == {}
@@ -172,7 +172,7 @@ def test_a_decision_in_a_transaction_names_its_producer(coordinator):
     assert [producer_id for producer_id, _ in coordinator.log] == [TXN]
 
 
-def test_what_stands_later_in_the_log_counts(coordinator):
+def test_the_later_offset_in_the_log_counts(coordinator):
     coordinator.commit({T0: 5}, producer_id=TXN)
     coordinator.commit({T0: 9})
     assert coordinator.committed(T0, require_stable=True) == {T0: (9, OK)}  # nothing can change that
@@ -188,8 +188,8 @@ STEPS = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(STEPS)
-def test_markers_in_any_order_come_to_what_compaction_keeps(steps):
-    """A compacted log has, of each key, the last record that was committed, and no markers."""
+def test_markers_in_any_order_have_the_result_of_compaction(steps):
+    """A compacted log has the last committed record of each key, and no markers."""
     pending, effective, log = PendingOffsets(), {}, []
     ended = {}
 

@@ -1,4 +1,4 @@
-"""The records of __consumer_offsets: their bytes are frozen, and what is not known is refused."""
+"""The records of __consumer_offsets: their bytes are frozen, and unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_garbage_gives_the_one_error_or_none(key, value):
         GroupMachine().replay(StateRecord(key, value), Instant(0, 0))
 
 
-def test_tombstones_of_what_is_not_there_are_passed_over():
+def test_tombstones_of_unknown_keys_are_skipped():
     machine = GroupMachine()
     for record, *_ in EXAMPLES.values():
         machine.replay(StateRecord(record.key, None), Instant(0, 0))
@@ -109,7 +109,7 @@ def test_tombstones_of_what_is_not_there_are_passed_over():
 
 
 def test_a_member_is_gone_when_nothing_of_it_is_left():
-    """A compacted log may begin in the middle of a member's life."""
+    """A compacted log may begin within the records of a member."""
     machine = GroupMachine()
     records = [EXAMPLES[name][0] for name in ("target", "current", "subscription")]
     machine.replay(records[0], Instant(0, 0))

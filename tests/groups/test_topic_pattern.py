@@ -1,4 +1,4 @@
-"""Patterns match what Python's own expressions match, in linear time."""
+"""Patterns match the same names as Python's own expressions, in linear time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATTERNS = st.recursive(
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(PATTERNS, st.lists(NAMES, min_size=1, max_size=8))
-def test_a_pattern_matches_what_re_matches(pattern, names):
+def test_a_pattern_matches_the_same_names_as_re(pattern, names):
     compiled, expected = TopicPattern(pattern), re.compile(pattern)
     for name in names:
         assert compiled.matches(name) == (expected.fullmatch(name) is not None)
@@ -40,7 +40,7 @@ def test_a_pattern_matches_what_re_matches(pattern, names):
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(st.text(st.sampled_from("ab|()[]{}*+?^$\\.-1,d:"), max_size=10), NAMES)
-def test_what_is_taken_means_the_same_to_re(pattern, name):
+def test_an_accepted_pattern_means_the_same_to_re(pattern, name):
     try:
         compiled = TopicPattern(pattern)
     except InvalidRegularExpressionError:
@@ -72,7 +72,7 @@ def test_what_is_taken_means_the_same_to_re(pattern, name):
         ("x" * 250, "at most 249"),
     ],
 )
-def test_what_is_refused_says_why(pattern, what):
+def test_a_refusal_names_its_reason(pattern, what):
     with pytest.raises(InvalidRegularExpressionError, match=what):
         TopicPattern(pattern)
 

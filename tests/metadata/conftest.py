@@ -1,4 +1,4 @@
-"""Shared by the metadata tests: making images by the road that the product uses."""
+"""Shared by the metadata tests: images made by commands, as in the product."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kafkalite.protocol.messages.cluster import (
 
 
 class Metadata:
-    """An image and the commands that change it, as the controller node would run them, one entry each."""
+    """An image and commands that change it, as the controller node runs them, one entry each."""
 
     def __init__(
         self, brokers: int = 1, *, seed: int = 1, settings: ControllerSettings | None = None
@@ -104,7 +104,7 @@ class Metadata:
         damaged: list[DamagedReplica] | None = None,
         rack: str | None = None,
     ) -> Any:
-        """A new process of the broker; a clean one has the marker of the epoch before."""
+        """Register a new process of the broker; a clean one has the marker of the last epoch."""
         self.incarnations += 1
         return self.submit(
             RegisterBrokerRequest(
@@ -120,7 +120,7 @@ class Metadata:
         )
 
     def join(self, node_id: int, **how: Any) -> Any:
-        """A new process that is live at once, as the only node's is."""
+        """Register a new process that is live at once, as that of a single node."""
         settings = self.settings
         self.settings = replace(settings, is_single_node=True)
         try:
@@ -143,7 +143,7 @@ class Metadata:
     def proposal(
         self, isr: Iterable[int], name: str = "orders", number: int = 0, **changes: Any
     ) -> AlterPartitionRequest:
-        """What the partition's leader would send to have ``isr`` in sync."""
+        """Return the request of the partition's leader to have ``isr`` in sync."""
         state = self.state(name, number)
         isr = list(isr)
         epochs = [

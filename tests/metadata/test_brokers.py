@@ -1,4 +1,4 @@
-"""Brokers register, come alive, die, shut down and lose replicas: what becomes of their partitions."""
+"""Registration, fencing, shutdown and lost replicas of brokers, and their effects on partitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kill(cluster, *node_ids):
         cluster.fence(node_id)
 
 
-def test_r20_a_registered_broker_is_fenced_until_it_shows_that_it_knows(new_metadata):
+def test_r20_a_registered_broker_is_fenced_until_it_has_replayed_its_registration(new_metadata):
     metadata = new_metadata(brokers=0)
     reply = metadata.register(1)
     assert reply.broker_epoch == reply.metadata_offset == metadata.image.metadata_offset == 1
@@ -59,14 +59,14 @@ def test_the_only_node_is_live_as_soon_as_it_is_registered(new_metadata):
     assert epochs(metadata.state()) == (state.leader_epoch + 1, state.partition_epoch + 1)
 
 
-def test_r20_the_same_process_asking_again_is_told_the_same(cluster):
+def test_r20_a_repeated_registration_gets_the_same_response(cluster):
     reply = cluster.register(2, incarnation="a" * 32)
     image = cluster.image
     assert cluster.register(2, incarnation="a" * 32) == reply
     assert cluster.image is image
 
 
-def test_r20_a_registration_ends_what_the_earlier_process_led_in_the_same_entry(cluster):
+def test_r20_a_registration_ends_the_earlier_leaderships_in_the_same_entry(cluster):
     before = cluster.state()
     assert before.leader == 1
     earlier = cluster.epoch(1)
@@ -96,7 +96,7 @@ def test_r20_without_the_rule_the_earlier_process_would_go_on_leading(cluster, m
     ],
     ids=["clean", "synced", "unclean", "clean, other disk", "synced, other disk"],
 )
-def test_r20_who_may_have_lost_its_tail_is_not_eligible(cluster, how, eligible):
+def test_r20_a_replica_that_may_have_lost_its_tail_is_not_eligible(cluster, how, eligible):
     kill(cluster, 3, 2)
     assert roles(cluster.state()) == (1, (1,), (2,), ())
     cluster.register(2, **how)
@@ -107,7 +107,7 @@ def test_r20_who_may_have_lost_its_tail_is_not_eligible(cluster, how, eligible):
     assert state.last_known_elr == remembered
 
 
-def test_r20_a_topic_that_counts_what_the_page_cache_has_believes_only_clean_stops(cluster):
+def test_r20_a_topic_with_page_cache_durability_needs_clean_stops(cluster):
     cluster.alter("topic", "orders", {"durability": "page-cache"})
     kill(cluster, 3, 2)
     cluster.register(2, synced=True)
@@ -136,12 +136,12 @@ def test_r20_without_the_rule_it_would_lead_with_records_missing(cluster, mutant
 def test_r20_a_marker_of_another_session_is_none(cluster):
     kill(cluster, 3, 2)
     request = cluster.image.brokers[2]
-    cluster.register(2)  # unclean: forgets
+    cluster.register(2)  # unclean: the replica is not eligible
     assert cluster.state().last_known_elr == (2,)
     assert cluster.epoch(2) > request.broker_epoch
 
 
-def test_the_only_replica_stays_eligible_for_nobody_could_hold_more(new_metadata):
+def test_the_only_replica_stays_eligible(new_metadata):
     metadata = new_metadata(brokers=0)
     metadata.register(1)
     metadata.unfence(1)
@@ -150,7 +150,7 @@ def test_the_only_replica_stays_eligible_for_nobody_could_hold_more(new_metadata
     assert roles(metadata.state()) == (NO_LEADER, (), (1,), ())
     metadata.unfence(1)
     assert roles(metadata.state()) == (1, (1,), (), ())
-    # On another disk nothing is left: that is for people to decide.
+    # With another disk nothing is left: an operator has to decide.
     metadata.register(1, directory="f" * 32)
     metadata.unfence(1)
     assert roles(metadata.state()) == (NO_LEADER, (), (), ())
@@ -193,15 +193,15 @@ def test_r16_leavers_below_min_insync_replicas_stay_eligible_and_the_isr_may_bec
     assert roles(cluster.state()) == (1, (1,), (2,), ())
     kill(cluster, 1)
     assert roles(cluster.state()) == (NO_LEADER, (), (1, 2), ())
-    # 3 left while the others could still commit: it must not lead, whoever else is dead.
+    # 3 left while the others could still commit: it must not lead, even if all others are dead.
     cluster.unfence(3)
     assert roles(cluster.state()) == (NO_LEADER, (), (1, 2), ())
-    # An eligible one becomes the whole ISR.
+    # An eligible replica becomes the only ISR member.
     cluster.unfence(2)
     assert roles(cluster.state()) == (2, (2,), (1,), ())
 
 
-def test_r16_with_enough_in_sync_nobody_else_is_believed(cluster):
+def test_r16_with_enough_in_sync_no_other_replica_is_eligible(cluster):
     kill(cluster, 3, 2)
     cluster.unfence(2)
     assert cluster.state().elr == (2,)
@@ -237,7 +237,7 @@ def test_r20_of_an_earlier_process_nothing_is_done(cluster, command):
     assert cluster.image is image
 
 
-def test_what_is_so_already_is_not_written(cluster):
+def test_an_unchanged_value_is_not_written(cluster):
     image = cluster.image
     cluster.unfence(1)
     assert cluster.image is image
@@ -259,7 +259,7 @@ def test_a_broker_that_shuts_down_hands_over_and_gets_nothing_new(cluster):
         for state in cluster.image.topics[topic].partitions:
             assert state.leader != node_id
             assert node_id not in state.isr
-    # Nobody else can lead this one: it goes on to the last, and the broker may go all the same.
+    # No other broker can lead this one: it leads until it stops, and may stop.
     assert roles(cluster.state("alone")) == (node_id, (node_id,), (), ())
     assert may_shut_down(cluster.image, node_id)
     refused = cluster.create("more", factor=3).topics[0]
@@ -274,7 +274,7 @@ def test_a_broker_that_shuts_down_hands_over_and_gets_nothing_new(cluster):
     assert not cluster.image.brokers[node_id].is_shutting_down
 
 
-def test_a_shutdown_goes_on_when_another_replica_has_come_into_sync(cluster):
+def test_a_shutdown_continues_when_another_replica_is_in_sync(cluster):
     kill(cluster, 2, 3)
     cluster.begin_shutdown(1)
     assert roles(cluster.state()) == (1, (1,), (3,), ())
@@ -309,7 +309,7 @@ def test_r22_a_broker_comes_alive_when_it_has_replayed_its_registration(cluster,
     assert heartbeat_change(cluster.image, heartbeat(cluster, 1, 0)) == change
 
 
-def test_a_heartbeat_that_wants_to_go_begins_a_shutdown_and_only_continues_it_when_needed(cluster):
+def test_a_heartbeat_begins_a_shutdown_and_continues_it_only_if_needed(cluster):
     request = heartbeat(cluster, 1, wants_shutdown=True)
     assert heartbeat_change(cluster.image, request) == [BeginShutdown(1, cluster.epoch(1))]
     cluster.begin_shutdown(1)
@@ -318,7 +318,7 @@ def test_a_heartbeat_that_wants_to_go_begins_a_shutdown_and_only_continues_it_wh
     assert heartbeat_change(cluster.image, request) == []
 
 
-def test_a_damaged_replica_is_told_with_every_heartbeat_and_written_once(cluster):
+def test_a_damaged_replica_is_in_every_heartbeat_and_written_once(cluster):
     damaged = [*cluster.damaged(("orders", 0)), DamagedReplica("f" * 32, 0)]
     request = heartbeat(cluster, 1, damaged=damaged)
     (change,) = heartbeat_change(cluster.image, request)
@@ -352,7 +352,7 @@ def test_producer_ids_are_given_out_once(cluster):
     assert cluster.image is image
 
 
-def test_placement_counts_what_brokers_have_and_passes_over_fenced_ones(cluster):
+def test_placement_counts_loads_and_skips_fenced_brokers(cluster):
     for number in range(5):
         cluster.create(f"t{number}", factor=1)
     leads = {node_id: load.preferred_leaders for node_id, load in cluster.image.loads.items()}

@@ -1,4 +1,4 @@
-"""Any history of a cluster, as a state machine: what holds after every step (I10)."""
+"""Random histories of a cluster, as a state machine, with its invariants after every step (I10)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def machine(new_metadata):
                     assert len(isr) < minimum or not (elr or last)
                     if name not in self.excused:
                         assert len(isr | elr | last) >= minimum
-                    # Nobody waits for a leader who could be one.
+                    # No partition lacks a leader while a replica could lead it.
                     if state.leader == -1:
                         assert not isr & live
                         assert isr or not elr & live

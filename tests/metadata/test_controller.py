@@ -1,4 +1,4 @@
-"""The controller's decisions: what each command does, and Kafka's code for what it may not."""
+"""The controller's decisions: the effect of each command, and Kafka's error code for each refusal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_request_is_one_entry(metadata):
     assert len({topic.topic_id for topic in metadata.image.topics.values()}) == 3
 
 
-def test_what_the_creator_left_open_comes_from_the_broker(new_metadata):
+def test_missing_choices_come_from_the_broker(new_metadata):
     settings = ControllerSettings(num_partitions=4, default_replication_factor=2)
     metadata = new_metadata(brokers=3, settings=settings)
     result = only(metadata.create("orders", partitions=-1, factor=-1))
@@ -262,7 +262,7 @@ def test_altering_only_validated_changes_nothing(metadata):
         ("topic", "a", "log.retention.ms", ErrorCode.INVALID_CONFIG, "unknown option"),
     ],
 )
-def test_configs_of_what_cannot_have_them_are_refused(metadata, resource_type, name, key, code, message):
+def test_configs_of_unknown_resources_are_refused(metadata, resource_type, name, key, code, message):
     metadata.create("a")
     result = only(metadata.alter(resource_type, name, {key: "1"}))
     assert result.error_code == code
@@ -289,7 +289,7 @@ def test_every_registration_has_a_larger_epoch(metadata):
 def test_two_registrations_in_one_entry_differ(metadata):
     image = metadata.image
     metadata.join(1)
-    # As the controller node decides a group: on what the first will have done, at the offset before it.
+    # As the controller node decides a group: on the result of the first command, at the offset before it.
     metadata.image = type(image)(image.metadata_offset, {}, {}, {}, metadata.image.brokers)
     first = metadata.image.brokers[1].broker_epoch
     assert metadata.join(1).broker_epoch == first + 1

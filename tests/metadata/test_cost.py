@@ -1,4 +1,4 @@
-"""What the death and return of a broker with 3,000 partitions cost the controller and everybody else."""
+"""The cost of the death and return of a broker with 3,000 partitions, for the controller and all brokers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_MS = 200
 
 
 def cpu_ms(call):
-    """The call's own cost: collecting what other tests of this process left alive is none of it."""
+    """Return the call's own cost, without garbage collection of other tests' objects."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Replaying records on images, and what a broker has to do about it."""
+"""Replay of records on images, and the resulting work of a broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_topic_stands_under_its_name_and_its_id():
     assert image.metadata_offset == 1
 
 
-def test_the_partition_lookup_knows_what_is_not_there():
+def test_the_partition_lookup_returns_none_for_unknown_partitions():
     image = image_of(*ORDERS)
     assert image.partition("orders", 1) == image.topics["orders"].partitions[1]
     assert image.partition("orders", 2) is None
@@ -131,14 +131,14 @@ def test_high_watermarks_go_with_their_topic_and_with_zero():
     assert after.high_watermarks == {}
 
 
-def test_a_snapshot_takes_back_what_it_does_not_say():
+def test_a_snapshot_reverts_everything_it_omits():
     before = image_of(BROKER, *ORDERS, HighWatermarksRecord(((A, 0, 5),)), ProducerIdsRecord(1_000))
     after = Delta.to_snapshot(before, image_of(*ORDERS).to_records()).apply(9)
     assert (after.high_watermarks, after.next_producer_id, after.brokers) == ({}, 0, {})
     assert after.loads == before.loads
 
 
-def test_followers_are_the_replicas_led_elsewhere_or_by_nobody():
+def test_followers_are_the_replicas_with_another_leader_or_none():
     records = [TopicRecord(A, "t"), partition(A, 0, leader=1, replicas=(1, 2))]
     delta = Delta(EMPTY).replay_all(records)
     before = delta.apply(1)
@@ -219,7 +219,7 @@ def test_configs_of_a_new_topic_are_no_change_of_configs():
     assert delta.local_changes(1).configs_changed == ()
 
 
-def test_a_snapshot_removes_what_it_does_not_name():
+def test_a_snapshot_removes_everything_it_omits():
     before = image_of(
         *ORDERS,
         TopicRecord(B, "kept"),

@@ -1,4 +1,4 @@
-"""ISR proposals, elections, balance and high watermarks: what is accepted, and what a refusal leaves."""
+"""ISR proposals, elections, balancing and high watermarks: acceptances, and the effects of refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_r13_an_accepted_proposal_is_the_isr_and_moves_the_partition_epoch(clust
     assert (answer.error_code, answer.isr, answer.partition_epoch) == (0, [1, 2], before.partition_epoch + 1)
     assert (after.isr, after.partition_epoch) == ((1, 2), answer.partition_epoch)
     assert after.leader_epoch == before.leader_epoch == answer.leader_epoch
-    # Whatever order it was sent in: that of the replicas.
+    # Stored in the order of the replicas, whatever the order of the request.
     cluster.propose([3, 2, 1])
     assert cluster.state().isr == (1, 2, 3)
 
@@ -43,7 +43,7 @@ def test_r13_the_partition_epoch_is_compared(cluster, mutant):
     assert cluster.submit(old).partitions[0].error_code == 0
 
 
-def test_r13_only_the_leader_in_its_epoch_is_heard(cluster):
+def test_r13_only_the_leader_in_its_epoch_may_propose(cluster):
     old = cluster.proposal([1, 2])
     cluster.fence(1)
     cluster.unfence(1)
@@ -56,7 +56,7 @@ def test_r13_only_the_leader_in_its_epoch_is_heard(cluster):
     assert cluster.image is image
 
 
-def test_r13_an_earlier_process_of_the_leader_is_not_heard(cluster):
+def test_r13_an_earlier_process_of_the_leader_is_refused(cluster):
     image = cluster.image
     assert cluster.propose([1, 2], broker_epoch=0).error_code == ErrorCode.STALE_BROKER_EPOCH
     unknown = cluster.submit(AlterPartitionRequest(9, 1, []))
@@ -64,7 +64,7 @@ def test_r13_an_earlier_process_of_the_leader_is_not_heard(cluster):
     assert cluster.image is image
 
 
-def test_what_is_not_there_cannot_be_changed(cluster):
+def test_an_unknown_resource_cannot_be_changed(cluster):
     answer = cluster.propose([1], topic_id="f" * 32)
     assert (answer.error_code, answer.partition_epoch) == (ErrorCode.UNKNOWN_TOPIC_ID, -1)
     for number in (1, -1):
@@ -93,7 +93,7 @@ def test_r14_a_refusal_on_the_merits_is_durable(cluster, how, code, message, mut
     assert after.partition_epoch == answer.partition_epoch == before.partition_epoch + 1
     assert roles(after) == roles(before)
     assert after.leader_epoch == before.leader_epoch
-    # A copy that comes later finds another epoch, though what was wrong may be right by now.
+    # A delayed copy has an old epoch, and is refused although its content is valid now.
     cluster.unfence(3)
     image = cluster.image
     assert cluster.submit(proposal).partitions[0].error_code == ErrorCode.INVALID_UPDATE_VERSION
@@ -122,13 +122,13 @@ def test_r13_members_that_stay_need_no_epoch(cluster):
     assert cluster.propose([1, 2], isr_broker_epochs=[-1, -1]).error_code == 0
 
 
-def test_r12_who_shuts_down_does_not_join(cluster):
+def test_r12_a_broker_that_shuts_down_does_not_join_an_isr(cluster):
     cluster.begin_shutdown(3)
     assert cluster.state().isr == (1, 2)
     assert cluster.propose([1, 2, 3]).error_code == ErrorCode.INELIGIBLE_REPLICA
 
 
-def test_r14_a_proposal_of_what_holds_already_is_written_too(cluster):
+def test_r14_a_proposal_without_a_change_is_written_too(cluster):
     before = cluster.state().partition_epoch
     assert cluster.propose([1, 2, 3]).partition_epoch == before + 1
 
@@ -183,7 +183,9 @@ def test_r16_a_minimum_that_is_still_not_met_leaves_the_eligible_ones(cluster):
 
 
 def test_r16_the_controllers_own_minimum_is_written_to_new_topics(new_metadata):
-    """A leader goes by its own broker's default, the controller by what the topic says: it must be one."""
+    """A leader uses its own broker's default, the controller the topic's config: both must be the same
+    number.
+    """
     settings = ControllerSettings(topic_defaults={"min.insync.replicas": 2, "retention.ms": 5})
     metadata = new_metadata(brokers=3, settings=settings)
     metadata.create("a", factor=3)
@@ -228,7 +230,7 @@ def test_asked_for_all_only_those_are_answered_that_needed_it(cluster):
     assert cluster.elect().partitions == []
 
 
-def test_elections_of_what_is_not_there_and_twice_are_refused(cluster):
+def test_elections_of_unknown_and_repeated_partitions_are_refused(cluster):
     answers = cluster.elect(("orders", 0), ("orders", 0), ("orders", 7), ("none", 0)).partitions
     assert [answer.error_code for answer in answers] == [
         ErrorCode.ELECTION_NOT_NEEDED,
@@ -247,7 +249,7 @@ def leaderless(cluster):
     assert roles(cluster.state()) == (NO_LEADER, (), (), (1, 2))
 
 
-def test_an_unclean_election_happens_only_when_asked_and_prefers_who_held_all_once(cluster):
+def test_an_unclean_election_needs_a_request_and_prefers_formerly_eligible_replicas(cluster):
     cluster.checkpoint(100)
     leaderless(cluster)
     (answer,) = cluster.elect(("orders", 0), unclean=True).partitions
@@ -258,7 +260,7 @@ def test_an_unclean_election_happens_only_when_asked_and_prefers_who_held_all_on
     (answer,) = cluster.elect(unclean=True).partitions
     assert (answer.error_code, answer.leader_id) == (0, 2)
     assert roles(cluster.state()) == (2, (2,), (), (1,))
-    assert cluster.image.high_watermarks == {}  # what was committed may be gone
+    assert cluster.image.high_watermarks == {}  # committed records may be lost
     (answer,) = cluster.elect(("orders", 0), unclean=True).partitions
     assert answer.error_code == ErrorCode.ELECTION_NOT_NEEDED
 
@@ -277,7 +279,7 @@ def test_a_topic_may_allow_unclean_elections(cluster):
     cluster.unfence(3)
     cluster.alter("topic", "orders", {"unclean.leader.election.enable": "true"})
     assert roles(cluster.state()) == (3, (3,), (), (1, 2))
-    # As in Kafka: who lives leads, though 3 could come back with more.
+    # As in Kafka: a live replica leads, although 3 might return with more records.
     cluster.fence(3)
     assert roles(cluster.state()) == (NO_LEADER, (), (3,), (1, 2))
     cluster.unfence(1)
@@ -312,7 +314,7 @@ def test_leaders_come_back_where_too_many_are_astray(new_metadata):
     of_one = [number for number, state in enumerate(states) if state.replicas[0] == 1]
     metadata.fence(1)
     metadata.unfence(1)
-    assert metadata.submit(BalanceLeaders()) == 0  # nothing of it is in sync yet
+    assert metadata.submit(BalanceLeaders()) == 0  # it is not in sync with any partition yet
     for number in range(9):
         metadata.propose([1, 2, 3], number=number)
     metadata.elect(("orders", of_one[0]))
@@ -356,7 +358,7 @@ def test_the_high_watermarks_of_a_request_are_one_record(cluster):
     assert cluster.image.high_watermarks == {(topic_id, 0): 20}
 
 
-def test_a_checkpoint_of_what_is_not_there_is_passed_over(cluster):
+def test_a_checkpoint_of_an_unknown_partition_is_skipped(cluster):
     image = cluster.image
     gone = [PartitionHighWatermark("f" * 32, 0, 0, 5), PartitionHighWatermark("f" * 32, -1, 0, 5)]
     topic_id = cluster.image.topics["orders"].topic_id

@@ -68,7 +68,7 @@ def test_followers_of_one_leader_differ_from_turn_to_turn():
     assert placed == [(1, 2), (2, 3), (3, 1), (1, 3), (2, 1), (3, 2)]
 
 
-def test_what_is_left_over_goes_to_the_brokers_with_the_least():
+def test_the_remainder_goes_to_the_brokers_with_the_least():
     brokers = [broker(node_id) for node_id in (1, 2, 3)]
     loads = {1: BrokerLoad(5, 9), 2: BrokerLoad(4, 9), 3: BrokerLoad(0, 1)}
     assert [replicas[0] for replicas in place(brokers, 5, 1, loads=loads)] == [3, 2, 1, 3, 2]

@@ -39,7 +39,7 @@ def run(metadata, command):
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(commands, max_size=25))
-def test_an_image_is_what_its_records_say(new_metadata, history):
+def test_an_image_equals_its_records(new_metadata, history):
     metadata = new_metadata(brokers=2)
     for command in history:
         run(metadata, command)

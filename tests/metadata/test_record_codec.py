@@ -58,7 +58,7 @@ OLD = [
 
 
 @pytest.mark.parametrize(("array", "record"), OLD)
-def test_a_record_of_an_older_version_is_read_as_what_it_meant(array, record):
+def test_a_record_of_an_older_version_keeps_its_meaning(array, record):
     """Data directories of one node, written before there were several, keep their state."""
     assert record_codec.from_bytes(msgpack.packb([array])) == [record]
     again = record_codec.from_bytes(record_codec.to_bytes([record]))
@@ -115,7 +115,7 @@ def test_garbage_is_a_storage_error_or_records(data):
 
 
 @pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 2], [99, 3]])
-def test_a_newer_type_or_version_is_refused_with_what_to_do(array):
+def test_a_newer_type_or_version_is_refused_with_a_hint(array):
     with pytest.raises(StorageError, match=r"is unknown.*newer kafkalite"):
         record_codec.from_arrays([array])
 
@@ -150,7 +150,7 @@ def test_wrong_fields_are_refused(array):
         record_codec.from_arrays([array])
 
 
-def test_what_is_no_array_of_records_is_refused():
+def test_a_value_that_is_no_array_of_records_is_refused():
     with pytest.raises(StorageError, match="must be an array, found dict"):
         record_codec.from_bytes(msgpack.packb({}))
     with pytest.raises(StorageError, match="not valid msgpack"):

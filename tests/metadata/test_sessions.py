@@ -28,7 +28,7 @@ def first_expiry(sessions, until_ms, *, since_ms=0):
     return None
 
 
-def test_r23_a_session_lives_for_its_timeout_from_the_last_heartbeat():
+def test_r23_a_session_lasts_its_timeout_from_the_last_heartbeat():
     sessions = sessions_at(0, 1, 2)
     sessions.on_heartbeat(2, 7, 41, 1_000)
     assert first_expiry(sessions, 9_000) == (TIMEOUT_MS, [(1, 7)])
@@ -51,7 +51,7 @@ def test_a_closed_connection_never_lengthens_it():
     assert first_expiry(sessions, 9_000) == (TIMEOUT_MS, [(1, 7)])
 
 
-def test_a_heartbeat_in_the_grace_makes_it_whole():
+def test_a_heartbeat_in_the_grace_period_renews_the_session():
     sessions = sessions_at(0, 1)
     sessions.on_disconnect(1, 100)
     sessions.on_heartbeat(1, 7, 41, 400)
@@ -59,7 +59,7 @@ def test_a_heartbeat_in_the_grace_makes_it_whole():
     assert first_expiry(sessions, 9_000) == (400 + TIMEOUT_MS, [(1, 7)])
 
 
-def test_who_is_expected_has_a_short_time_to_show_itself():
+def test_an_expected_broker_has_a_grace_period():
     sessions = BrokerSessions(TIMEOUT_MS)
     sessions.expect(1, 7, 0)
     sessions.expect(1, 7, 500)  # asked at every check; the first one counts
@@ -80,7 +80,7 @@ def test_only_the_process_of_that_epoch_is_alive():
     assert not sessions.is_alive(1, 7, TIMEOUT_MS)
 
 
-def test_a_controller_that_stood_still_fences_nobody_for_what_it_did_not_hear():
+def test_a_controller_that_was_paused_fences_no_broker_for_that_time():
     sessions = sessions_at(0, 1)
     assert sessions.expired(100) == []
     stopped_ms = 60_000
@@ -98,7 +98,7 @@ def test_a_controller_that_is_not_active_any_more_forgets_them():
     assert sessions.expired(50_000) == []
 
 
-def test_what_all_have_replayed_is_known():
+def test_replayed_offsets_are_compared():
     sessions = sessions_at(0, 1, 2)
     assert sessions.have_replayed(frozenset({1, 2}), 40)
     assert not sessions.have_replayed(frozenset({1, 2}), 41)

@@ -128,7 +128,7 @@ def test_the_largest_broker_default_is_allowed_for_the_topic(name):
         ("min.insync.replicas", "0", "from 1"),
     ],
 )
-def test_a_refused_value_says_key_value_and_what_is_allowed(name, value, allowed):
+def test_an_error_names_key_value_and_allowed_values(name, value, allowed):
     with pytest.raises(ConfigError) as caught:
         parse_topic_config(name, value)
     assert name in str(caught.value)
@@ -136,7 +136,7 @@ def test_a_refused_value_says_key_value_and_what_is_allowed(name, value, allowed
     assert allowed in str(caught.value)
 
 
-def test_a_brokers_default_says_as_much():
+def test_a_brokers_default_has_the_same_meaning():
     with pytest.raises(ConfigError, match=r"compression\.type is 'zstd'.*keeps batches as they were sent"):
         parse_broker_config("compression.type", "zstd")
 

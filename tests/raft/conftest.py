@@ -1,4 +1,4 @@
-"""Shared by the raft tests: a disk that loses power, executors under control, and a log two nodes share."""
+"""Shared by the raft tests: a disk that loses power, controlled executors, and a log that two nodes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Inode:
         self.durable = b""
 
     def after_power_loss(self, rng: random.Random) -> Inode:
-        """Of what was not synced, any sectors may have reached the disk, and any size."""
+        """Any of the unsynced sectors may have reached the disk, and the size may be the old or the new
+        one.
+        """
         after = Inode()
         size = rng.choice([len(self.durable), len(self.data)])
         old, new = self.durable.ljust(size, b"\0"), bytes(self.data).ljust(size, b"\0")
@@ -175,7 +177,7 @@ class HeldExecutor(Executor):
 
 
 class Machine:
-    """A state machine that remembers what it was told."""
+    """A state machine that records its calls."""
 
     def __init__(self) -> None:
         self.loaded: tuple[int, list[Any]] | None = None
@@ -209,10 +211,10 @@ class Machine:
 
 
 class SharedLog:
-    """A consensus log with several members that all believe to lead, as a deposed leader does.
+    """A consensus log whose members all believe to lead, as a deposed leader does.
 
-    An entry takes a place in the log first; whether it is void is found when it is delivered, by the same
-    comparison on every member. Every member gets the entries when the test says so.
+    An entry gets its place in the log first. Whether it is void is decided when it is delivered, by the
+    same comparison on every member. The test decides when a member receives an entry.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -223,7 +225,9 @@ class SharedLog:
     def append(self, after_offset: int, records: Iterable[Any]) -> asyncio.Future[int]:
         outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.entries.append((self.next_offset, after_offset, tuple(records), outcome))
-        self.next_offset += self.rng.choice([1, 1, 2, 5])  # other entries of the consensus layer lie between
+        self.next_offset += self.rng.choice(
+            [1, 1, 2, 5]
+        )  # other entries of the consensus layer are in between
         return outcome
 
 

@@ -1,4 +1,4 @@
-"""The active controller: who is alive, who may register, who may go; and how the next one takes over."""
+"""The active controller: sessions, registration, controlled shutdown, and the next controller."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Controllers:
-    """Two controllers on one log, of which the test says who leads, and the brokers' side of heartbeats."""
+    """Two controllers on one log, whose leader the test chooses, and the heartbeats of brokers."""
 
     def __init__(self, kit, settings=SETTINGS):
         self.clock = Clock()
@@ -173,7 +173,7 @@ async def test_r23_a_silent_broker_is_fenced_and_the_others_are_not(controllers)
     await controllers.pass_time(200, *others)
     assert controllers.fenced() == {leader}
     assert controllers.state().leader in others
-    # It was only slow: its next heartbeat brings it back, to follow.
+    # It was only slow: its next heartbeat makes it live again, as a follower.
     assert not (await controllers.heartbeat(leader)).is_fenced
     assert controllers.fenced() == set()
 
@@ -202,16 +202,16 @@ async def test_r22_a_broker_is_unfenced_when_it_has_replayed_its_registration(co
     assert not (await controllers.heartbeat(1, reply.metadata_offset)).is_fenced
 
 
-async def test_r20_a_second_process_is_refused_only_while_the_first_is_heard(controllers):
+async def test_r20_a_second_process_is_refused_only_while_the_first_is_alive(controllers):
     epoch = controllers.image.brokers[2].broker_epoch
     refused = await controllers.register(2)
     assert refused.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
     assert "another live process is broker 2" in refused.error_message
-    # Killed and started again at once: the connection has closed.
+    # Killed and restarted at once: the connection has closed.
     controllers.active.on_disconnect(2)
     reply = await controllers.register(2)
     assert reply.broker_epoch > epoch
-    # Power cut: nobody closed the connection, but the session runs out.
+    # Power cut: the connection stays open, but the session expires.
     await controllers.heartbeat(2)
     await controllers.pass_time(2_900, 1, 3)
     assert (await controllers.register(2)).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
@@ -219,7 +219,7 @@ async def test_r20_a_second_process_is_refused_only_while_the_first_is_heard(con
     assert (await controllers.register(2)).error_code == 0
 
 
-async def test_r20_the_first_process_hears_that_it_is_not_the_broker_any_more(controllers):
+async def test_r20_the_first_process_receives_a_stale_broker_epoch(controllers):
     epoch = controllers.image.brokers[2].broker_epoch
     controllers.active.on_disconnect(2)
     await controllers.register(2)
@@ -228,7 +228,7 @@ async def test_r20_the_first_process_hears_that_it_is_not_the_broker_any_more(co
     assert (await controllers.heartbeat(9, epoch=1)).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
 
 
-async def test_a_broker_may_go_when_all_others_know_who_leads_now(controllers):
+async def test_a_broker_may_stop_when_all_others_have_the_new_leaders(controllers):
     leader = controllers.state().leader
     others = sorted({1, 2, 3} - {leader})
     offset = controllers.image.metadata_offset
@@ -244,7 +244,7 @@ async def test_a_broker_may_go_when_all_others_know_who_leads_now(controllers):
     answer = await controllers.heartbeat(leader, wants_shutdown=True)
     assert (answer.is_fenced, answer.may_shut_down) == (True, True)
     assert controllers.fenced() == {leader}
-    # The next process does not wait for a session of the one that has gone.
+    # The next process does not wait for the session of the one that has stopped.
     assert (await controllers.register(leader)).error_code == 0
 
 
@@ -265,14 +265,14 @@ async def test_a_fenced_broker_may_go_at_once(controllers):
     assert (answer.is_fenced, answer.may_shut_down) == (True, True)
 
 
-async def test_the_next_controller_gives_everybody_time_to_find_it(controllers):
+async def test_the_next_controller_gives_brokers_time_to_find_it(controllers):
     controllers.lead(2)
     await settle()
     assert controllers.active is controllers.nodes[1]
     await controllers.pass_time(100)
     assert not (await controllers.heartbeat(1)).is_fenced
     await controllers.pass_time(FIRST_HEARTBEAT_GRACE_MS - 100)
-    assert controllers.fenced() == set()  # 1 led the controllers, and was heard
+    assert controllers.fenced() == set()  # 1 was the controller, and its broker sent heartbeats
     await controllers.heartbeat(1)
     await controllers.pass_time(200)
     assert controllers.fenced() == {2, 3}
@@ -289,7 +289,7 @@ async def test_the_broker_beside_the_controller_that_fell_silent_gets_less_time(
     assert controllers.fenced() == {1}
 
 
-async def test_only_the_active_controller_hears_heartbeats_and_judges(controllers):
+async def test_only_the_active_controller_takes_heartbeats(controllers):
     passive = controllers.nodes[1]
     request = BrokerHeartbeatRequest(1, controllers.image.brokers[1].broker_epoch, 0, False, [])
     with pytest.raises(NotControllerError, match="the controller is node 1"):
@@ -321,7 +321,7 @@ async def test_r19_a_new_leader_decides_only_when_it_has_caught_up(controllers):
     assert node.is_active
 
 
-async def test_a_leader_that_is_deposed_before_it_has_caught_up_refuses_what_waits(controllers):
+async def test_a_leader_deposed_before_it_has_caught_up_refuses_waiting_commands(controllers):
     controllers.members[1].gate.clear()
     controllers.lead(2)
     node = controllers.nodes[1]
@@ -342,7 +342,7 @@ async def test_a_leader_that_cannot_go_on_stops_trying(controllers):
         controllers.members[1].gate.clear()
         controllers.members[1].read_index_errors.append(error)
         controllers.lead(2)
-        controllers.members[1].leader_id = 1  # it has not been told yet
+        controllers.members[1].leader_id = 1  # it does not know the new leader yet
         controllers.members[1].gate.set()
         await settle()
         assert not controllers.nodes[1].is_active
@@ -356,7 +356,7 @@ async def test_a_leader_that_cannot_go_on_stops_trying(controllers):
 async def test_r19_a_deposed_leader_does_not_send_a_broker_away(controllers):
     old = controllers.members[0]
     epoch = controllers.image.brokers[1].broker_epoch
-    old.gate.clear()  # no majority answers it any more
+    old.gate.clear()  # no majority responds to it
     request = BrokerHeartbeatRequest(1, epoch + 50, 0, False, [])  # registered with the new leader meanwhile
     heard = asyncio.create_task(controllers.nodes[0].heartbeat(request))
     await settle()
@@ -406,7 +406,7 @@ async def test_balancing_can_be_left_to_people(kit):
     await controllers.stop()
 
 
-async def test_a_single_node_needs_no_heartbeats_and_answers_them_all_the_same():
+async def test_a_single_node_needs_no_heartbeats_but_responds_to_them():
     clock = Clock()
     node = ControllerNode(SingleQuorum(), 1, clock, seeded_rng(1), SETTINGS)
     await node.start()
@@ -420,7 +420,7 @@ async def test_a_single_node_needs_no_heartbeats_and_answers_them_all_the_same()
     beat = BrokerHeartbeatRequest(1, reply.broker_epoch, 0, False, [])
     answer = await node.heartbeat(beat)
     assert (answer.error_code, answer.is_fenced, answer.may_shut_down) == (0, False, False)
-    # Started again at once: there is no session to wait for.
+    # Restarted at once: there is no session to wait for.
     again = await node.submit(request._replace(incarnation_id="c" * 32))
     assert again.error_code == 0 and again.broker_epoch > reply.broker_epoch
     leaving = BrokerHeartbeatRequest(1, again.broker_epoch, 0, True, [])

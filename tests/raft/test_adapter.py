@@ -1,4 +1,4 @@
-"""The adapter works with one version of the library, and nothing of its pickle is left."""
+"""The adapter works with one version of the library, and disables its pickle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_another_version_is_refused(monkeypatch):
         adapter.check_library()
 
 
-def test_a_library_without_what_is_overridden_is_refused(monkeypatch):
+def test_a_library_without_an_overridden_method_is_refused(monkeypatch):
     monkeypatch.delattr(adapter.SyncObj, "_SyncObj__applyLogEntries")
     with pytest.raises(adapter.WrongLibraryError, match="applyLogEntries"):
         adapter.check_library()
@@ -42,7 +42,7 @@ def test_a_command_that_the_library_would_unpickle_ends_the_node():
     assert "is of unknown kind" in str(world.up[1].failure)
 
 
-def test_a_no_op_is_what_the_library_says_it_is():
+def test_a_no_op_has_the_librarys_number():
     assert pysyncobj.syncobj._COMMAND_TYPE.NO_OP == NO_OP
     assert pysyncobj.syncobj._COMMAND_TYPE.REGULAR == 0
 
@@ -56,7 +56,7 @@ def test_the_librarys_warning_of_truncation_is_not_logged(caplog):
     assert [record.message for record in caplog.records] == ["something else"]
 
 
-def test_after_a_sleep_a_voter_first_reads_what_has_come():
+def test_after_a_sleep_a_voter_first_reads_pending_messages():
     world = World(3, seeded_rng(1))
     world.found()
     world.clock[0] += 10**6
@@ -65,7 +65,7 @@ def test_after_a_sleep_a_voter_first_reads_what_has_come():
     assert world.up[2].leader == (1, 1)
 
 
-def test_a_leader_that_slept_first_reads_what_has_come():
+def test_a_leader_that_slept_first_reads_pending_messages():
     world = World(3, seeded_rng(1))
     world.found()
     world.clock[0] += world.settings.fetch_timeout_ms / 1000 + 1
@@ -87,7 +87,7 @@ def test_a_leader_that_no_majority_answers_steps_down():
     assert world.up[1].leader == (None, 1)
 
 
-def test_a_stale_leader_and_a_stale_candidate_hear_of_the_newer_term():
+def test_a_stale_leader_and_a_stale_candidate_receive_the_newer_term():
     world = World(3, seeded_rng(1))
     world.found()
     world.isolate(1)

@@ -67,7 +67,7 @@ async def test_a_reply_comes_when_the_image_shows_it():
     await node.stop()
 
 
-async def test_publishers_are_told_of_every_image_in_order():
+async def test_publishers_receive_every_image_in_order():
     node = node_on(SingleQuorum())
     seen = []
     node.publishers.append(lambda delta, image: seen.append(("first", delta.before, image)))
@@ -192,7 +192,7 @@ async def test_a_command_cancelled_before_its_turn_is_not_done():
     await node.stop()
 
 
-async def test_a_full_disk_fails_the_commands_and_the_node_goes_on(disk, kit):
+async def test_a_full_disk_fails_the_commands_and_the_node_continues(disk, kit):
     node = await single(SingleQuorum(disk, "meta", executor=kit.InlineExecutor()))
     disk.full = True
     with pytest.raises(DiskFullError):
@@ -203,7 +203,7 @@ async def test_a_full_disk_fails_the_commands_and_the_node_goes_on(disk, kit):
     await node.stop()
 
 
-async def test_a_failed_disk_ends_the_node_and_says_so(disk, kit):
+async def test_a_failed_disk_stops_the_node_with_its_error(disk, kit):
     node = await single(SingleQuorum(disk, "meta", executor=kit.InlineExecutor()))
     watching = asyncio.create_task(node.watch())
     waiting = asyncio.create_task(node.wait_for_offset(99))
@@ -245,7 +245,7 @@ async def test_a_node_answers_only_while_it_is_up():
         await node.submit(create("a"))
 
 
-async def test_stopping_answers_what_was_submitted(disk, kit):
+async def test_stopping_completes_submitted_commands(disk, kit):
     node = await single(SingleQuorum(disk, "meta"))
     submitted = [asyncio.create_task(node.submit(create(f"t{number}"))) for number in range(5)]
     await asyncio.sleep(0)
@@ -268,7 +268,7 @@ async def test_the_queue_is_bounded(monkeypatch):
     await node.stop()
 
 
-async def test_a_node_that_does_not_lead_says_who_does(kit):
+async def test_a_node_that_does_not_lead_names_the_leader(kit):
     member = kit.Member(kit.SharedLog(random.Random(1)), 1)
     member.leader_id = 2
     node = node_on(member)
@@ -300,7 +300,7 @@ async def test_a_stale_decision_is_made_again_on_the_newer_image(kit):
 
 async def test_r18_a_reply_waits_for_this_nodes_image_and_not_only_for_the_commit(kit):
     class CommittedElsewhere(kit.Member):
-        """Commits at once; the entry comes back to this node when it is delivered."""
+        """Commits at once; the entry reaches this node when it is delivered."""
 
         async def commit(self, records, after_offset):
             outcome = self._log.append(after_offset, records)
@@ -361,7 +361,7 @@ def test_no_decision_takes_effect_on_a_state_it_was_not_made_for(kit, history, s
         log = kit.SharedLog(random.Random(seed))
         members = [kit.Member(log, node_id) for node_id in (1, 2, 3)]
         nodes = [node_on(member, member.leader_id) for member in members]
-        images = {}  # by offset: whoever gets there has the same
+        images = {}  # by offset: equal on all nodes
         for node in nodes:
             node.publishers.append(
                 lambda delta, image: images.setdefault(image.metadata_offset, []).append(image)
@@ -405,7 +405,7 @@ def test_no_decision_takes_effect_on_a_state_it_was_not_made_for(kit, history, s
                 previous = offset
         for same in images.values():
             assert all(image == same[0] for image in same)
-        # What was answered is what happened: as many creates as deletes, or one more.
+        # Replies match effects: as many creates as deletes, or one more.
         for name in "abc":
             results = [
                 (kind, task.result().topics[0].error_code) for kind, what, task in done if what == name

@@ -1,4 +1,4 @@
-"""The controller on a whole file system: what was answered survives, in memory and on the real disk."""
+"""The controller on a complete file system: acknowledged changes survive, in memory and on the real disk."""
 
 from __future__ import annotations
 

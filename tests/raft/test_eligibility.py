@@ -1,4 +1,4 @@
-"""Who may vote: founders, and nobody who might have forgotten a promise."""
+"""Which nodes may vote: bootstrap voters, and no node that might have forgotten a promise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_must_be_new(eligibility):
     assert answer(eligibility, 3) == VOTERS
 
 
-def test_an_answer_of_an_earlier_round_says_nothing(eligibility):
+def test_a_response_of_an_earlier_round_does_not_count(eligibility):
     answer(eligibility, 2)
     eligibility.new_round()
     assert answer(eligibility, 3) is None
@@ -41,7 +41,7 @@ def test_an_answer_of_an_earlier_round_says_nothing(eligibility):
     assert answer(eligibility, 2) == VOTERS
 
 
-def test_who_is_new_no_more_is_not_counted(eligibility):
+def test_a_directory_that_is_no_longer_new_does_not_count(eligibility):
     answer(eligibility, 2)
     answer(eligibility, 2, is_new=False)
     assert answer(eligibility, 3) is None
@@ -52,12 +52,12 @@ def test_a_node_with_a_log_founds_nothing(eligibility):
     assert answer(eligibility, 3, is_log_shared=False) is None
 
 
-def test_a_founders_word_counts_in_any_round_and_for_this_directory_only(eligibility):
+def test_a_bootstrap_voters_word_counts_in_any_round_for_this_directory_only(eligibility):
     assert answer(eligibility, 2, seq=0, is_new=False, bootstrap_voters={**VOTERS, 1: b"other"}) is None
     assert answer(eligibility, 2, seq=0, is_new=False, bootstrap_voters=VOTERS, is_log_shared=False) == VOTERS
 
 
-def test_a_founder_of_a_cluster_of_others_is_none_here(eligibility):
+def test_a_bootstrap_voter_of_another_cluster_is_none_here(eligibility):
     assert answer(eligibility, 2, bootstrap_voters={**VOTERS, 4: b"four"}) is None
 
 
@@ -95,9 +95,9 @@ def test_a_cluster_does_not_begin_before_all_its_voters_are_there():
     assert world.leaders() == [(1, 1)]
 
 
-def test_a_founder_that_missed_the_founding_votes_with_its_first_link():
+def test_a_bootstrap_voter_that_missed_the_bootstrap_votes_with_its_first_link():
     world = World(3, seeded_rng(1))
-    for _ in range(2):  # ask and be answered, but let the news of the founding be lost to node 3
+    for _ in range(2):  # all respond, but node 3 does not receive the result of the bootstrap
         world.settle(rounds=1)
     for i in (1, 2):
         world.forget(i, 3)
@@ -109,8 +109,8 @@ def test_a_founder_that_missed_the_founding_votes_with_its_first_link():
     assert voters(world) == [1, 2, 3]
 
 
-def test_two_new_disks_of_three_wait_for_ever():
-    """What they had acknowledged may be lost: no majority is left that could know."""
+def test_two_new_disks_of_three_wait_forever():
+    """Their acknowledged entries may be lost, and no majority is left that has them."""
     world = World(3, seeded_rng(1))
     world.found()
     for i in (2, 3):

@@ -30,7 +30,7 @@ def reopened(disk):
 
 
 def filled():
-    """Five entries behind the first, each synced on its own."""
+    """Return a log with five entries after the first, each synced on its own."""
     disk, journal = created()
     for index in range(2, 7):
         journal.add(b"\x00%d" % index, index, 1)
@@ -42,7 +42,7 @@ def damaged(disk, data):
     return MemoryFileSystem.from_tree({**disk.tree(), LOG: data})
 
 
-def test_what_was_synced_comes_back():
+def test_synced_changes_are_read_back():
     disk, journal = filled()
     journal.setCurrentTerm(4, 2)
     journal.set_eligibility(is_voter=True, bootstrap_voters={1: b"a", 2: b"b"})
@@ -108,7 +108,7 @@ def test_a_change_without_sense_is_refused(change):
         reopened(damaged(disk, disk.read_bytes(LOG) + frame([change])))
 
 
-def test_only_what_contradicts_is_cut():
+def test_only_conflicting_entries_are_truncated():
     disk, journal = filled()
     journal.deleteEntriesFrom(2)
     journal.add(b"\x00other", 4, 1)  # the same term: the same entry
@@ -124,7 +124,7 @@ def test_only_what_contradicts_is_cut():
         journal.add(b"\x00no", 9, 3)
 
 
-def test_compaction_keeps_the_tail_and_what_was_promised():
+def test_compaction_keeps_the_tail_the_term_and_the_vote():
     disk, journal = filled()
     journal.setCurrentTerm(3, 2)
     journal.set_eligibility(is_voter=True, bootstrap_voters={1: b"a"})
@@ -140,7 +140,7 @@ def test_compaction_keeps_the_tail_and_what_was_promised():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_power_may_be_lost_anywhere(seed):
-    """Whatever a sync, a term or a compaction had made durable is there after any power loss."""
+    """Entries, terms and compactions that were made durable survive any power loss."""
     rng = random.Random(seed)
     disk, journal = created()
     promised = list(journal[:])

@@ -1,4 +1,4 @@
-"""Raft's messages as bytes: what keeps to its schema comes back, everything else is refused."""
+"""Raft's messages as bytes: a message that conforms to its schema is read back, all others are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["type"])
-def test_a_message_comes_back(message):
+def test_a_message_is_read_back(message):
     assert decode(encode(message)) == message
 
 
@@ -129,7 +129,7 @@ class Wire:
         self.sent.append(message)
 
 
-def test_strangers_and_nonsense_are_dropped(caplog):
+def test_messages_of_other_nodes_and_malformed_ones_are_dropped(caplog):
     ears = Ears()
     transport = ears.transport()
     for data in (b"", b"\xc1", pickle.dumps(Bomb()), msgpack.packb({"type": "status"}), msgpack.packb([99])):
@@ -143,7 +143,7 @@ def test_strangers_and_nonsense_are_dropped(caplog):
     assert ears.heard == [(2, MESSAGES[5])]
 
 
-def test_a_new_link_replaces_the_old_one_and_a_late_detach_says_nothing():
+def test_a_new_link_replaces_the_old_one_and_a_late_detach_is_ignored():
     ears, old, new = Ears(), Wire(), Wire()
     transport = ears.transport()
     assert not transport.send(2, MESSAGES[5])

@@ -65,7 +65,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_they_have_what_was_acknowledged(tmp_path):
+def test_killed_at_any_moment_they_keep_acknowledged_commits(tmp_path):
     acked = -1
     for _ in range(4):
         child = subprocess.Popen(

@@ -49,7 +49,7 @@ class Wire:
 
 
 class Cluster:
-    """Voters joined by wires in memory. Each has a disk that outlives it."""
+    """Voters connected by wires in memory. Their disks outlive them."""
 
     def __init__(self, kit, *, count=3, settings=FAST, runner: Callable = InlineRunner) -> None:
         self.kit, self.settings, self.make_runner = kit, settings, runner
@@ -147,7 +147,7 @@ async def test_a_commit_is_applied_everywhere_and_answered_behind_it(make, kit):
         assert all(machine.failure is None for machine in cluster.machines.values())
 
 
-async def test_machines_hear_everything_on_the_brokers_loop(kit):
+async def test_machines_are_called_on_the_brokers_loop(kit):
     threads = set()
 
     class Listening(kit.Machine):
@@ -256,7 +256,7 @@ async def test_a_commit_without_a_majority_ends_with_an_unknown_outcome(kit):
             await leader.read_index()
 
 
-async def test_a_read_sees_what_was_acknowledged(make, kit):
+async def test_a_read_sees_acknowledged_commits(make, kit):
     async with make() as cluster:
         leader = await cluster.leader()
         assert await leader.read_index() == 0
@@ -444,7 +444,7 @@ async def test_an_entry_that_cannot_be_replayed_ends_the_quorum(make, kit):
         assert successor._machine.names == ["t1"]
 
 
-async def test_stopping_releases_who_waits(kit):
+async def test_stopping_fails_waiting_commits(kit):
     async with Cluster(kit) as cluster:
         leader = await cluster.leader()
         waiting = asyncio.create_task(leader.wait_beyond(leader.offset, 60_000))
@@ -466,7 +466,7 @@ async def test_a_change_that_is_too_large_is_refused(kit):
         assert await leader.commit([ConfigRecord("topic", "t", "k", "x" * 4_000_000)], 0) > 0
 
 
-async def test_entries_for_those_who_follow_from_outside(kit):
+async def test_entries_for_observers(kit):
     settings = RaftSettings(election_timeout_ms=200, heartbeat_ms=40, recent_bytes=400)
     async with Cluster(kit, count=1, settings=settings) as cluster:
         leader = await cluster.leader()
@@ -490,7 +490,7 @@ async def test_entries_for_those_who_follow_from_outside(kit):
         assert len(record_codec.from_bytes(state.entries[0][1])) == 20
 
 
-async def test_the_status_tells_who_is_where(kit):
+async def test_the_status_shows_leader_and_voters(kit):
     async with Cluster(kit) as cluster:
         leader = await cluster.leader()
         await cluster.all_at(await leader.commit(kit.topic(0), 0))
@@ -510,7 +510,7 @@ async def test_the_status_tells_who_is_where(kit):
 
 
 def source(quorum):
-    """FetchMetadata, as a voter answers it."""
+    """Return a FetchMetadata function that a voter serves."""
 
     async def fetch(request):
         await quorum.wait_beyond(request.after_offset, request.max_wait_ms)
@@ -534,7 +534,7 @@ async def observing(fetch, machine):
         await observer.stop()
 
 
-async def test_an_observer_has_what_is_committed(kit):
+async def test_an_observer_applies_committed_entries(kit):
     settings = RaftSettings(election_timeout_ms=200, heartbeat_ms=40, recent_bytes=300)
     async with Cluster(kit, count=1, settings=settings) as cluster:
         leader = await cluster.leader()
@@ -554,7 +554,7 @@ async def test_an_observer_has_what_is_committed(kit):
                 await observer.commit(kit.topic(9), observer.offset)
 
 
-async def test_an_observer_goes_on_after_failures_and_ignores_a_voter_that_is_behind(kit):
+async def test_an_observer_continues_after_failures_and_ignores_a_voter_that_is_behind(kit):
     records = record_codec.to_bytes(kit.topic(1))
     more = record_codec.to_bytes(kit.topic(2))
     answers = [

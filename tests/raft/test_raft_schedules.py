@@ -1,4 +1,4 @@
-"""Every schedule by which Raft as shipped lost data, against our voters; each rule taken out is noticed."""
+"""Every schedule by which Raft as shipped lost data, against our voters; the loss of each rule is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Raft runs: inline in order, or on a thread that ends when told."""
+"""Where Raft runs: inline in order, or in a thread until it is stopped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_thread_runs_calls_in_order_on_its_own_loop():
     runner.call(pytest.fail, "nobody is there")
 
 
-async def test_what_is_left_on_the_thread_is_cancelled():
+async def test_tasks_left_on_the_thread_are_cancelled():
     runner, ended = ThreadRunner(), threading.Event()
     runner.start()
 

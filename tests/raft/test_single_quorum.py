@@ -83,7 +83,7 @@ async def test_a_quorum_drives_one_machine(quorum, kit):
         quorum.attach(kit.Machine())
 
 
-async def test_a_restart_replays_what_was_committed(disk, kit):
+async def test_a_restart_replays_committed_entries(disk, kit):
     quorum = SingleQuorum(disk, "meta")  # the loop's own executor: real threads
     await started(quorum, kit)
     for number in range(3):
@@ -142,7 +142,7 @@ async def test_commits_that_arrive_during_a_sync_share_the_next_one(disk, kit):
     await quorum.stop()
 
 
-async def test_stopping_waits_for_what_was_begun(disk, kit):
+async def test_stopping_waits_for_pending_commits(disk, kit):
     executor = kit.HeldExecutor()
     quorum = SingleQuorum(disk, "meta", executor=executor)
     machine = kit.Machine()
@@ -180,12 +180,12 @@ async def test_a_cancelled_commit_takes_effect_all_the_same(disk, kit):
     await quorum.stop()
 
 
-async def test_a_full_disk_refuses_and_the_quorum_goes_on_when_there_is_space(disk, kit):
+async def test_a_full_disk_refuses_commits_until_there_is_space(disk, kit):
     quorum = SingleQuorum(disk, "meta", executor=kit.InlineExecutor())
     machine = await started(quorum, kit)
     await quorum.commit(kit.topic(0), 0)
     disk.full = True
-    # The second was decided on the first, which is not going to be.
+    # The second was decided on the first, which fails.
     results = await asyncio.gather(
         quorum.commit(kit.topic(1), FIRST), quorum.commit(kit.topic(2), FIRST + 1), return_exceptions=True
     )
@@ -303,7 +303,7 @@ def test_the_bytes_are_those_of_a_voter(disk, kit):
     assert disk.read_bytes(LOG) == frame(header) + frame([[1, 1, 0, b"\x01"], entry])
 
 
-def test_a_snapshot_is_of_the_last_entry_and_no_other(disk, kit):
+def test_a_snapshot_is_of_the_last_entry(disk, kit):
     log, _ = opened(disk)
     log.append([(2, kit.topic(1)), (3, kit.topic(2))])
     for offset in (2, 4):

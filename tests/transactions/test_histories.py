@@ -1,7 +1,8 @@
-"""Random histories of a coordinator, its producers, a group's writers and the logs they write to (R31-R34).
+"""Random histories of a coordinator, its producers, a group's writers and their logs (R31-R34).
 
-Everything that travels may come late, twice or never; the coordinator may change at any moment, and read the
-whole log or a compacted one. The data logs keep the leaders' rules (R27, R28, R31): see ``DataLog``.
+Every message may come late, twice or never; the coordinator may change at any moment, and read the
+complete log or a compacted one. The data logs follow the leaders' rules (R27, R28, R31): see
+``DataLog``.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class DataLog:
         self.batches.append(batch)
 
     def mark(self, producer_id: int, epoch: int) -> int | None:
-        """The epoch of the transaction that the marker ends."""
+        """Return the epoch of the transaction that the marker ends."""
         if epoch <= self.epochs.get(producer_id, -1) and "R31-no-epoch-bump" not in mutants.ACTIVE:
             return None
         self.epochs[producer_id] = epoch
@@ -107,7 +108,7 @@ class DataLog:
 
 
 class Writer:
-    """A producer, or a group's writer, as it knows itself."""
+    """A producer, or a group's writer, with the identity that it received."""
 
     def __init__(self, name: str, identity: tuple[int, int], member: str = "", batch_id: int = -1) -> None:
         self.name, self.identity, self.member, self.batch_id = name, identity, member, batch_id
@@ -131,7 +132,7 @@ class Writer:
 
 
 class World:
-    """All of it, with what must hold asserted at every step."""
+    """All parties, with the invariants asserted at every step."""
 
     def __init__(self) -> None:
         self.machine = self.new_machine()
@@ -141,15 +142,15 @@ class World:
         self.spare_id = 100
         self.tag = 0
         self.writers: list[Writer] = []
-        self.finished: list[Writer] = []  # writers of a group whose driver has heard of them
+        self.finished: list[Writer] = []  # writers of a group whose driver has their results
         self.sent_batches: list[Batch] = []
         self.verified: list[Batch] = []  # by the leader; appended later, if at all
         self.requests: list[Any] = []
         self.markers: list[tuple[str, int, int, bool, TxnPartition]] = []
-        self.fates: dict[tuple[int, int], set[bool]] = {}  # by what markers the transaction was ended
+        self.fates: dict[tuple[int, int], set[bool]] = {}  # the outcomes in the markers of each transaction
         self.decisions: dict[tuple[int, int], bool] = {}
-        self.promised: dict[tuple[int, int], set[Batch]] = {}  # told as committed
-        self.dropped: set[tuple[int, int]] = set()  # told as aborted
+        self.promised: dict[tuple[int, int], set[Batch]] = {}  # reported as committed
+        self.dropped: set[tuple[int, int]] = set()  # reported as aborted
         self.members: dict[int, set[tuple[int, int]]] = {}  # batch -> every identity that joined it
         self.results: dict[int, list[str]] = {}
 
@@ -189,7 +190,7 @@ class World:
             group = table.groups.get(item.name)
             if item.last_batch_id == NO_BATCH:
                 assert group is not None and group.is_retired and not group.writers, "it may come back"
-                self.results.clear()  # the name is a new application's
+                self.results.clear()  # the name belongs to a new application
             elif group is not None and item.retired_ms >= 0:
                 assert item[:3] == group.result[:3] and not group.is_retired
                 assert not group.ongoing(1_000), "retired at work"
@@ -349,7 +350,7 @@ class World:
         self.writers = [one for one in self.writers if one is not writer]
 
     def finish(self, batch_id: int, winners: list[Writer]) -> Any:
-        """The driver decides: these writers, which have written everything."""
+        """The driver decides for these writers, which have written everything."""
         named = [TxnWinner(one.member, *one.identity) for one in winners]
         request = EndTxnGroupRequest("app", batch_id, named)
         self.requests.append(request)
@@ -380,7 +381,7 @@ class World:
             assert self.fates.get(identity, {False}) == {False}, f"{identity} was told as aborted"
 
     def heal(self) -> None:
-        """Nothing is lost any more: every transaction ends, and every record has its fate."""
+        """No more messages are lost: every transaction ends, and every record is committed or aborted."""
         for _ in range(3):
             self.write_markers()
             self.now_ms += TIMEOUT_MS
@@ -403,7 +404,7 @@ numbers = st.integers(0, 30)
 
 
 class Histories(RuleBasedStateMachine):
-    """What is picked is the number modulo what there is."""
+    """A number picks an item by its remainder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -456,7 +457,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def verified_batch_comes_late(self, number: int) -> None:
-        """Whatever has happened between the coordinator's answer to the leader and the append."""
+        """Anything may happen between the coordinator's response to the leader and the append."""
         batch = self.pick(self.world.verified, number)
         if batch is not None:
             with suppress(BrokerError):
@@ -489,7 +490,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def append_fails(self, number: int) -> None:
-        """What was decided and not appended has changed nothing."""
+        """A decision that is not appended changes nothing."""
         request = self.pick(self.world.requests, number)
         if isinstance(request, JoinTxnGroupRequest | EndTxnRequest):
             request = WithReservedId(request, 1)
@@ -506,7 +507,7 @@ class Histories(RuleBasedStateMachine):
         is_answered=flags,
     )
     def transact(self, number: int, to: list[TxnPartition], is_commit: bool, is_answered: bool) -> None:
-        """A whole transaction of a producer, all but its markers."""
+        """Run a transaction of a producer, without its markers."""
         writer = self.pick([one for one in self.world.writers if one.batch_id < 0], number)
         writer = writer or self.world.start("t0")
         if writer is not None:
@@ -521,7 +522,7 @@ class Histories(RuleBasedStateMachine):
         lost=st.integers(0, 2),
     )
     def work_as_a_team(self, batch_id: int, to: list[list[TxnPartition]], lost: int) -> None:
-        """Members write; the driver decides on some of them, unless it stops before."""
+        """Writers write; the driver decides on some of them, unless it stops before."""
         team = []
         for member, partitions in zip("abc", to, strict=False):
             writer = self.world.join(batch_id, member)
@@ -654,7 +655,7 @@ def a_producer_that_was_away_for_too_long(world: World) -> None:
 
 
 def a_driver_that_comes_back_when_all_is_forgotten(world: World) -> None:
-    """It does not know whether its last batch was committed, and has it written again."""
+    """It does not know whether its last batch was committed, and writes it again."""
     writer = world.join(0, "a")
     assert writer is not None
     world.finish(0, [writer])
@@ -688,7 +689,7 @@ def test_a_schedule_does_no_harm_while_the_rules_are_in_force(name: str) -> None
 
 
 @pytest.mark.parametrize("mutant", SCHEDULES, indirect=True)
-def test_a_schedule_breaks_what_lacks_its_rule(mutant: str) -> None:
+def test_a_schedule_finds_the_loss_of_its_rule(mutant: str) -> None:
     world = World()
     with pytest.raises(AssertionError):
         SCHEDULES[mutant](world)

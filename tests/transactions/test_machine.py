@@ -1,4 +1,4 @@
-"""What a transaction coordinator answers (R31, R32, R34), request by request."""
+"""The responses of a transaction coordinator (R31, R32, R34), request by request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CALLER = Caller("tests", "127.0.0.1")
 
 
 class Driver:
-    """A machine whose decisions are taken at once."""
+    """A machine whose decisions are committed at once."""
 
     def __init__(self) -> None:
         self.log: list[StateRecord] = []
@@ -177,7 +177,7 @@ class TestBeginning:
         driver.init()
         command = InitProducerId("t", 60_000, 7, 0)
         assert driver.ask(command)[2:] == (7, 1)
-        assert driver.ask(command)[2:] == (7, 1)  # the answer was lost
+        assert driver.ask(command)[2:] == (7, 1)  # the response was lost
         driver.add(7, 1, ORDERS)
         with pytest.raises(ProducerFencedError):
             driver.ask(command)
@@ -204,13 +204,13 @@ class TestBeginning:
         with pytest.raises(InvalidRequestError, match="application id"):
             driver.ask(JoinTxnGroupRequest(name, 0, "a", 1))
 
-    def test_without_an_id_to_give_the_caller_comes_back(self, driver: Driver) -> None:
+    def test_without_a_reserved_id_the_caller_must_retry(self, driver: Driver) -> None:
         with pytest.raises(CoordinatorNotAvailableError):
             driver.init(spare_id=-1)
         with pytest.raises(CoordinatorNotAvailableError):
             driver.ask(JoinTxnGroupRequest("app", 0, "a", 1))
 
-    def test_what_is_no_request_of_it(self, driver: Driver) -> None:
+    def test_an_unknown_command_raises(self, driver: Driver) -> None:
         with pytest.raises(TypeError, match="does not handle str"):
             driver.ask("a string")
 
@@ -264,7 +264,7 @@ class TestEnding:
     def test_the_answer_has_the_next_identity(self, driver: Driver, is_commit: bool) -> None:
         driver.init()
         driver.add(7, 0, ORDERS)
-        for _ in range(3):  # answers get lost
+        for _ in range(3):  # responses are lost
             assert driver.end(7, 0, is_commit=is_commit) == (7, 1)
         assert driver.machine.pending_markers() == [PendingMarker("t", 7, 1, is_commit, (ORDERS,))]
         with pytest.raises(InvalidTxnStateError, match="committed before" if is_commit else "aborted before"):
@@ -319,13 +319,13 @@ class TestEnding:
         driver.mark()
         assert driver.state() == "CompleteCommit"
 
-    def test_a_new_coordinator_goes_on(self, driver: Driver) -> None:  # R36
+    def test_a_new_coordinator_continues(self, driver: Driver) -> None:  # R36
         driver.init()
         driver.add(7, 0, ORDERS, STOCK)
         driver.end(7, 0)
         driver.ask(MarkersWritten("t", 7, 1, (STOCK,)))
         driver.reload()
-        # it writes all the markers again: those that stand are not written twice (R33)
+        # it writes all markers again: existing ones are not written twice (R33)
         assert driver.machine.pending_markers() == [PendingMarker("t", 7, 1, True, (ORDERS, STOCK))]
         assert driver.end(7, 0) == (7, 1)
         driver.mark()
@@ -406,7 +406,7 @@ class TestTime:
         assert driver.tick() == 1
         assert driver.tick() == 0
         assert driver.machine.pending_markers() == [PendingMarker("t", 7, 1, False, (ORDERS, STOCK))]
-        for _ in range(2):  # the producer that was away is fenced, whatever it wants
+        for _ in range(2):  # the producer that was away is fenced, whatever it requests
             for is_commit in (True, False):
                 with pytest.raises(ProducerFencedError):
                     driver.end(7, 0, is_commit=is_commit)
@@ -429,7 +429,7 @@ class TestTime:
         driver.now_ms += 1_000
         assert driver.tick() == 1
 
-    def test_a_new_coordinator_knows_how_long_it_has_lasted(self, driver: Driver) -> None:
+    def test_a_new_coordinator_counts_the_time_since_the_start(self, driver: Driver) -> None:
         driver.init(timeout_ms=1_000)
         driver.add(7, 0, ORDERS)
         driver.wall_ms += 400
@@ -470,7 +470,7 @@ class TestTime:
         driver.pass_time(60_000)
         assert 0 < driver.tick() <= 10
 
-    def test_names_that_nobody_uses_are_forgotten(self, driver: Driver) -> None:
+    def test_unused_names_expire(self, driver: Driver) -> None:
         driver.init("t")
         driver.init("open", 8)
         driver.add(8, 0, ORDERS, name="open")
@@ -552,8 +552,10 @@ class TestRetirement:
             driver.log = sorted(compacted.values(), key=lambda record: record.key)  # the result first
             driver.reload()
 
-    def test_a_commit_that_comes_back_later_decides_nothing(self, driver: Driver) -> None:
-        """A driver that slept for eight days repeats its call: nothing is known, and nothing is committed."""
+    def test_a_commit_repeated_after_expiration_decides_nothing(self, driver: Driver) -> None:
+        """A driver that was paused for eight days repeats its call: the batch is unknown, and nothing is
+        committed.
+        """
         driver.mark()
         driver.retire()
         driver.pass_time(1_000_000)
@@ -570,7 +572,7 @@ class TestRetirement:
         driver.retire()
         before = driver.machine.durable_state()
         driver.pass_time(1_000)
-        assert driver.retire() == 0  # its answer was lost
+        assert driver.retire() == 0  # its response was lost
         assert driver.machine.durable_state() == before
         assert driver.finish(0) == EndTxnGroupResponse(0, None, 0, ["a"], True, True)
         late = driver.ask(WithReservedId(JoinTxnGroupRequest("app", 0, "c", 1_000), 9))
@@ -583,7 +585,7 @@ class TestRetirement:
         assert driver.machine.next_deadline_ms() == 60_000  # that of the writer
         driver.pass_time(60_000)
         driver.tick()
-        assert driver.machine.next_deadline_ms() == 1_060_000  # decided nothing: it is over as before
+        assert driver.machine.next_deadline_ms() == 1_060_000  # decided nothing: it is retired as before
         winner = driver.join("c", 9, batch_id=1)
         driver.finish(1, winner)
         for _ in range(3):
@@ -594,7 +596,7 @@ class TestRetirement:
         driver.reload()
         assert driver.finish(1) == EndTxnGroupResponse(0, None, 1, ["c"], True, True)
 
-    def test_what_is_at_work_is_not_retired(self, driver: Driver) -> None:
+    def test_a_group_in_use_is_not_retired(self, driver: Driver) -> None:
         driver.join("c", 9, batch_id=1, timeout_ms=1_000)
         with pytest.raises(InvalidTxnStateError, match="in use"):
             driver.retire()
@@ -602,7 +604,7 @@ class TestRetirement:
         driver.tick()
         assert driver.retire() == 0
 
-    def test_what_has_decided_nothing_is_not_retired(self) -> None:
+    def test_a_group_without_a_decision_is_not_retired(self) -> None:
         driver = Driver()
         with pytest.raises(TransactionalIdNotFoundError):
             driver.retire()
@@ -705,7 +707,7 @@ class TestGroups:
             driver.finish(0, a, b)
         assert driver.finish(0, again, b).winners == ["a", "b"]
 
-    def test_the_same_name_again_begins_anew(self, driver: Driver) -> None:
+    def test_the_same_name_starts_again(self, driver: Driver) -> None:
         a = driver.join("a", 7)
         driver.add(7, 0, ORDERS, name="app")
         again = driver.join("a", 8)
@@ -729,7 +731,7 @@ class TestGroups:
         assert driver.join("b", 8, batch_id=1) == TxnWinner("b", 8, 0)
         driver.mark()
         assert driver.join("c", 9, batch_id=1) == TxnWinner("c", 7, 1)
-        with pytest.raises(InvalidProducerEpochError):  # a late batch of the writer before
+        with pytest.raises(InvalidProducerEpochError):  # a late batch of the former writer
             driver.add(7, 0, STOCK, name="app")
         driver.add(7, 1, ORDERS, name="app")
         assert driver.machine.transaction_count == 2

@@ -1,4 +1,4 @@
-"""The records of ``__transaction_state``: what is written is read, and nothing else is."""
+"""The records of ``__transaction_state``: they are read back, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_result_is_read_back(result: GroupResult) -> None:
     assert parse_record(StateRecord(record.key, None)) == forgotten
 
 
-def test_the_bytes_are_what_they_were() -> None:
-    """A change here is a change of what is on disks: it needs a new version."""
+def test_the_bytes_are_frozen() -> None:
+    """A change here changes the format on disk: it needs a new version."""
     orders = frozenset(TxnPartition("orders", number) for number in (0, 1, 2, 7))
     transaction = Transaction("t", 5000, 3, TransactionState.ONGOING, 60_000, 1_000, 2_000, orders)
     assert [msgpack.unpackb(part) for part in transaction_record(transaction)] == [
@@ -120,7 +120,7 @@ KEY = msgpack.packb([1, "t"])
         (msgpack.packb([2, "t"]), msgpack.packb([2, 4, [], 3_000])),
     ],
 )
-def test_what_no_version_wrote_is_refused(key: bytes, value: bytes | None) -> None:
+def test_a_malformed_record_is_refused(key: bytes, value: bytes | None) -> None:
     with pytest.raises(StorageError, match="transaction log can't be read"):
         parse_record(StateRecord(key, value))
 

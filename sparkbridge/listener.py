@@ -26,13 +26,13 @@ class BatchProgress:
     run_id: str
     name: str | None
     batch_id: int
-    timestamp: str  # : of its start, ISO 8601
+    timestamp: str  #: of its start, ISO 8601
     row_count: int
-    rows_per_second: float  # : processed, over the duration of the batch
-    durations_ms: Mapping[str, int]  # : by Spark's names: triggerExecution, addBatch, ...
-    positions: Positions = field(default_factory=dict)  # : of the query, in topics of kafkalite
-    ends: Positions = field(default_factory=dict)  # : of the topics when the query last looked
-    late_count: int = 0  # : rows dropped by the watermark, as Spark counts them: after a first grouping
+    rows_per_second: float  #: processed, over the duration of the batch
+    durations_ms: Mapping[str, int]  #: by Spark's names: triggerExecution, addBatch, ...
+    positions: Positions = field(default_factory=dict)  #: of the query, in topics of kafkalite
+    ends: Positions = field(default_factory=dict)  #: of the topics when the query last looked
+    late_count: int = 0  #: rows dropped by the watermark, as Spark counts them: after a first grouping
 
     @property
     def lag(self) -> int:

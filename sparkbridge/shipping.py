@@ -19,9 +19,9 @@ from typing import Any, Final
 from sparkbridge.errors import SparkBridgeError
 
 PACKAGES: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
-# : Not needed by tasks and stream readers.
+#: Not needed by tasks and stream readers.
 LEFT_OUT: Final = frozenset({"__pycache__", "testing", "cli", "broker", "raft"})
-# : Where Spark's process for stream readers looks, below the root of the added files.
+#: Where Spark's process for stream readers looks, below the root of the added files.
 STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 

@@ -36,10 +36,10 @@ _NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
 class Session:
     """The volatile state of a member. A new coordinator starts all of it again."""
 
-    last_seen_ms: int  # : monotonic: the last request or response
-    revoke_deadline_ms: int | None = None  # : monotonic: by when it must release the partitions to revoke
+    last_seen_ms: int  #: monotonic: the last request or response
+    revoke_deadline_ms: int | None = None  #: monotonic: by when it must release the partitions to revoke
     named_epoch: int = 0  #: the highest epoch it has named
-    stated: Partitions | None = None  # : the partitions that it last stated; None: none stated yet
+    stated: Partitions | None = None  #: the partitions that it last stated; None: none stated yet
 
 
 class Group:
@@ -57,7 +57,7 @@ class Group:
         self.sessions: dict[str, Session] = {}
         self.instances: dict[str, str] = {}
         self.owners: dict[TopicIdPartition, str] = {}
-        self.names: dict[str, str] = {}  # : topic id -> name, including deleted topics that are still owned
+        self.names: dict[str, str] = {}  #: topic id -> name, including deleted topics that are still owned
         self.offsets = Offsets()
         self._events: dict[int, GroupEvent] = {}
 

@@ -50,7 +50,7 @@ class GroupMachine:
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         self.settings = settings or GroupSettings()
-        self.groups: dict[str, Group] = {}  # : without those that are ``is_gone``
+        self.groups: dict[str, Group] = {}  #: without those that are ``is_gone``
         self._pending = PendingOffsets()
         patterns = Patterns()
         self._heartbeats = HeartbeatRules(self.groups, self.settings, patterns)

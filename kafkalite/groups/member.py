@@ -44,10 +44,10 @@ class CurrentAssignment(NamedTuple):
     ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
     """
 
-    member_epoch: int  # : the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
-    previous_epoch: int  # : the oldest it may still name: its first, or the last that it named
+    member_epoch: int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
+    previous_epoch: int  #: the oldest it may still name: its first, or the last that it named
     assigned: Partitions
-    revoking: Partitions  # : to be released, not yet confirmed
+    revoking: Partitions  #: to be released, not yet confirmed
 
 
 NOTHING_HELD: Final = CurrentAssignment(0, 0, NO_PARTITIONS, NO_PARTITIONS)
@@ -57,7 +57,7 @@ class Member(NamedTuple):
     """The durable state of a member."""
 
     subscription: Subscription
-    target: Partitions  # : its assignment once all others have released it
+    target: Partitions  #: its assignment once all others have released it
     current: CurrentAssignment
 
     @property

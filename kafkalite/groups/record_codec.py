@@ -55,7 +55,7 @@ class GroupState(NamedTuple):
     emptied_ms: int  #: wall clock; NO_TIMESTAMP while it has members
     topics: Mapping[
         str, tuple[str, int]
-    ]  # : the topics of the assignment: name -> (topic id, partition count)
+    ]  #: the topics of the assignment: name -> (topic id, partition count)
 
 
 class OffsetValue(NamedTuple):

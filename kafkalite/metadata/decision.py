@@ -28,12 +28,12 @@ class Decision(NamedTuple):
 class ControllerSettings:
     """The settings of the active controller."""
 
-    num_partitions: int = 1  # : of a topic created without a number
+    num_partitions: int = 1  #: of a topic created without a number
     default_replication_factor: int = 1
     topic_defaults: Mapping[str, Any] = field(default_factory=dict)  #: typed, by topic option name
-    node_id: int = -1  # : its overrides in the image are the broker's configuration
-    is_single_node: bool = False  # : controller and only broker in one process: no heartbeats
-    session_timeout_ms: int = 3_000  # : a broker that is silent for longer is fenced
+    node_id: int = -1  #: its overrides in the image are the broker's configuration
+    is_single_node: bool = False  #: controller and only broker in one process: no heartbeats
+    session_timeout_ms: int = 3_000  #: a broker that is silent for longer is fenced
     auto_leader_rebalance: bool = True
     imbalance_check_interval_ms: int = 300_000
     imbalance_per_broker_percentage: int = 10

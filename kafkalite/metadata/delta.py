@@ -60,12 +60,12 @@ class LocalChanges:
     and in ``created`` with its new one.
     """
 
-    deleted: tuple[LocalPartition, ...] = ()  # : replicas removed from this broker; state is the last one
+    deleted: tuple[LocalPartition, ...] = ()  #: replicas removed from this broker; state is the last one
     created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
-    leaders: tuple[LocalPartition, ...] = ()  # : led by this broker, and new or with a changed state
-    followers: tuple[LocalPartition, ...] = ()  # : a replica here with another leader or none; new or changed
-    configs_changed: tuple[str, ...] = ()  # : existing topics whose overrides changed
-    broker_configs_changed: bool = False  # : this broker's own overrides, which affect every topic
+    leaders: tuple[LocalPartition, ...] = ()  #: led by this broker, and new or with a changed state
+    followers: tuple[LocalPartition, ...] = ()  #: a replica here with another leader or none; new or changed
+    configs_changed: tuple[str, ...] = ()  #: existing topics whose overrides changed
+    broker_configs_changed: bool = False  #: this broker's own overrides, which affect every topic
 
     def __bool__(self) -> bool:
         return bool(
@@ -94,7 +94,7 @@ class Delta:
 
     def __init__(self, image: ClusterImage) -> None:
         self.before = image
-        self.after: ClusterImage | None = None  # : the image that ``apply`` made, None before it
+        self.after: ClusterImage | None = None  #: the image that ``apply`` made, None before it
         self._topics: dict[str, _TopicEdit | None] = {}  # by topic id; None: removed
         self._ids: dict[str, str | None] = {}  # by name, if the name has another id, or none, now
         self._configs: dict[Resource, dict[str, str]] = {}  # all new overrides of a resource

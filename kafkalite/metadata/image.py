@@ -67,8 +67,8 @@ class BrokerState:
     incarnation_id: str = ""
     directory_id: str = ""
     registration_offset: int = 0  #: every image at this offset or beyond holds this registration (R22)
-    is_fenced: bool = False  # : not known to be alive: no leadership, no ISR membership
-    is_shutting_down: bool = False  # : alive, but about to stop: gets no new role
+    is_fenced: bool = False  #: not known to be alive: no leadership, no ISR membership
+    is_shutting_down: bool = False  #: alive, but about to stop: gets no new role
 
     @property
     def is_live(self) -> bool:
@@ -91,15 +91,15 @@ class ClusterImage:
     exists.
     """
 
-    metadata_offset: int = 0  # : of the last entry included; 0 before the first
+    metadata_offset: int = 0  #: of the last entry included; 0 before the first
     topics: Mapping[str, TopicImage] = field(default_factory=dict)  #: by name
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
-    # : (topic id, partition) → checkpointed exclusive end of the committed records; no entry for 0
+    #: (topic id, partition) → checkpointed exclusive end of the committed records; no entry for 0
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    next_producer_id: int = 0  # : all lower ids are given out
-    loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  # : derived from the topics
+    next_producer_id: int = 0  #: all lower ids are given out
+    loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """Return the topic's overrides, name → text; empty without any."""

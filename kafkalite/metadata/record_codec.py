@@ -42,7 +42,7 @@ class RecordType(enum.IntEnum):
     PRODUCER_IDS = 8
 
 
-# : The class of each type, and its newest version, which is the one that is written.
+#: The class of each type, and its newest version, which is the one that is written.
 _LAYOUTS: Final[dict[RecordType, tuple[type, int]]] = {
     RecordType.TOPIC: (TopicRecord, 0),
     RecordType.REMOVE_TOPIC: (RemoveTopicRecord, 0),

@@ -62,9 +62,9 @@ class BrokerRegistrationRecord:
     broker_epoch: int  #: grows with every registration of this node
     addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; the first is the main one
     rack: str | None
-    registered_ms: int  # : wall clock, informational only
-    incarnation_id: str = ""  # : of the process; "" if unknown
-    directory_id: str = ""  # : of the data directory; "" if unknown
+    registered_ms: int  #: wall clock, informational only
+    incarnation_id: str = ""  #: of the process; "" if unknown
+    directory_id: str = ""  #: of the data directory; "" if unknown
     registration_offset: int = 0  #: every state at this offset or beyond holds this record (R22)
     is_fenced: bool = False
     is_shutting_down: bool = False
@@ -75,7 +75,7 @@ class BrokerChangeRecord:
     """A registered broker has come alive, died, or begun to shut down. Its registration does not change."""
 
     node_id: int
-    broker_epoch: int  # : of the registration that it refers to
+    broker_epoch: int  #: of the registration that it refers to
     is_fenced: bool
     is_shutting_down: bool
 

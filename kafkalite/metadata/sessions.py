@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# : Longer than the heartbeat interval, so that a broker that only lost its connection is not fenced.
+#: Longer than the heartbeat interval, so that a broker that only lost its connection is not fenced.
 DISCONNECT_GRACE_MS: Final = 600
-# : Of a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
+#: Of a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
 FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
-# : A check that is this late means that this process was paused, and that heartbeats wait unread.
+#: A check that is this late means that this process was paused, and that heartbeats wait unread.
 LATE_CHECK_MS: Final = 1_000
 
 
@@ -23,8 +23,8 @@ LATE_CHECK_MS: Final = 1_000
 class _Session:
     broker_epoch: int
     deadline_ms: int
-    metadata_offset: int  # : that the broker has replayed; -1 before the first heartbeat
-    is_connected: bool  # : it has sent a heartbeat, and its connection has not closed since
+    metadata_offset: int  #: that the broker has replayed; -1 before the first heartbeat
+    is_connected: bool  #: it has sent a heartbeat, and its connection has not closed since
 
 
 class BrokerSessions:

@@ -79,7 +79,7 @@ def _is_bootstrap_voters(value: Any) -> bool:
 
 _Field = tuple[str, Callable[[Any], bool]]
 
-# : The first field of a message is its kind. Never give a number a second meaning.
+#: The first field of a message is its kind. Never give a number a second meaning.
 _SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
     1: (
         "append",

@@ -37,7 +37,7 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        self.refused_count = 0  # : malformed messages, and messages or links of nodes that are no voters
+        self.refused_count = 0  #: malformed messages, and messages or links of nodes that are no voters
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._on_attached = on_attached

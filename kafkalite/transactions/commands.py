@@ -13,9 +13,9 @@ class InitProducerId(NamedTuple):
 
     transactional_id: str  #: or the application id of a transaction group
     timeout_ms: int
-    producer_id: int = NO_PRODUCER_ID  # : the caller's own, if it only needs the next epoch (KIP-360)
+    producer_id: int = NO_PRODUCER_ID  #: the caller's own, if it only needs the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
-    reserved_producer_id: int = NO_PRODUCER_ID  # : a reserved id; discarded if not needed
+    reserved_producer_id: int = NO_PRODUCER_ID  #: a reserved id; discarded if not needed
 
 
 class WithReservedId(NamedTuple):
@@ -30,7 +30,7 @@ class MarkersWritten(NamedTuple):
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  # : of the marker
+    producer_epoch: int  #: of the marker
     partitions: tuple[TxnPartition, ...]
 
 
@@ -39,6 +39,6 @@ class PendingMarker(NamedTuple):
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  # : of the marker: the one after that of the transaction's batches (R31)
+    producer_epoch: int  #: of the marker: the one after that of the transaction's batches (R31)
     is_commit: bool
     partitions: tuple[TxnPartition, ...]

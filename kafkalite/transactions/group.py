@@ -39,12 +39,12 @@ class TransactionGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.last_batch_id = NO_BATCH  # : decided, and so are all lower ones
+        self.last_batch_id = NO_BATCH  #: decided, and so are all lower ones
         self.last_winners: tuple[str, ...] = ()
-        self.retired_ms = NO_TIMESTAMP  # : wall clock; no batch is allowed since then
+        self.retired_ms = NO_TIMESTAMP  #: wall clock; no batch is allowed since then
         self.writers: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
-        self.free: dict[int, None] = {}  # : ids to be reused, the longest unused first
+        self.free: dict[int, None] = {}  #: ids to be reused, the longest unused first
         self._attempts: dict[tuple[str, int], int] = {}  # (writer, batch) -> producer id of the Ongoing one
 
     @property

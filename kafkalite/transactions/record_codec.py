@@ -62,7 +62,7 @@ class GroupResult(NamedTuple):
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
-    retired_ms: int = NO_TIMESTAMP  # : wall clock; no batch follows the last one since then
+    retired_ms: int = NO_TIMESTAMP  #: wall clock; no batch follows the last one since then
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:

@@ -35,12 +35,12 @@ class TransactionTable:
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
-        # : of each prepared one, the partitions that may lack its marker. The next coordinator starts with
+        #: of each prepared one, the partitions that may lack its marker. The next coordinator starts with
         # all : of them and writes the markers again, which changes nothing (R33)
         self.pending: dict[Key, PendingMarker] = {}
         self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
         self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated entries
-        # : expiration of those not open, and of retired groups as a whole; the longest idle first
+        #: expiration of those not open, and of retired groups as a whole; the longest idle first
         self._idle: dict[Key, int] = {}
 
     # --- reading -----------------------------------------------------------------------------------

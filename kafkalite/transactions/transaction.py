@@ -84,10 +84,10 @@ class Transaction(NamedTuple):
     start_ms: int  #: wall clock; NO_TIMESTAMP when none is open
     update_ms: int  #: wall clock, of the last record
     partitions: frozenset[TxnPartition] = frozenset()  #: that get a marker
-    # : the producer that made the decision or requested the identity: a repeated request of it gets the same
-    # : response. NO_IDENTITY if another party decided: then the producer is fenced
+    #: the producer that made the decision or requested the identity: a repeated request of it gets the same
+    #: response. NO_IDENTITY if another party decided: then the producer is fenced
     ended: Identity = NO_IDENTITY
-    next_producer_id: int = NO_PRODUCER_ID  # : after the last epoch: the id whose epoch 0 is next
+    next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: the id whose epoch 0 is next
     writer_name: str = NO_WRITER
     batch_id: int = NO_BATCH
 

@@ -22,7 +22,7 @@ from proof.mutants import effects, without
 
 CHUNK: Final = 25
 
-# : The core model covers the rules of replication and of idempotent producers.
+#: The core model covers the rules of replication and of idempotent producers.
 COVERED: Final = tuple(
     name
     for name in effects()

@@ -18,7 +18,7 @@ TOPIC_ID: Final = "a" * 32
 TP: Final = TopicPartition("t", 0)
 DIRECTORY: Final = "/data/log"
 
-# : The content of one offset: (leader epoch, value, producer id, sequence, position in its batch).
+#: The content of one offset: (leader epoch, value, producer id, sequence, position in its batch).
 Entry = tuple[int, int, int, int, int]
 
 

@@ -28,7 +28,7 @@ from kafkalite.model import Acks, TopicPartition
 
 Outcome = Literal["ok", "fail", "info"]
 
-MAX_REPORTED: Final = 20  # : of each anomaly; the others are counted
+MAX_REPORTED: Final = 20  #: of each anomaly; the others are counted
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Send:
 class Poll:
     """Records of one partition that a consumer received together."""
 
-    session: str  # : one consumer object between two seeks: within it offsets only grow
+    session: str  #: one consumer object between two seeks: within it offsets only grow
     topic: str
     partition: int
     at_ms: int
@@ -83,7 +83,7 @@ class History:
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
         self.finals: dict[TopicPartition, list[tuple[int, str]]] = {}
-        # : The first offset of each partition at the final read: records below may have been deleted by then.
+        #: The first offset of each partition at the final read: records below may have been deleted by then.
         self.starts: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class _Index:
             assert send.value not in self.sends, f"{send.value!r} was sent twice: the workload is broken"
             self.sends[send.value] = send
         self.final: dict[TopicPartition, dict[int, str]] = {}
-        # : The highest offset of each partition that was read.
+        #: The highest offset of each partition that was read.
         self.highest: dict[TopicPartition, int] = {}
         self.seen: dict[TopicPartition, dict[int, str]] = {}
         self.read_values: dict[TopicPartition, set[str]] = {}

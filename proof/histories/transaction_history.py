@@ -19,8 +19,8 @@ from typing import Final
 
 from proof.histories.history import MAX_REPORTED, Anomaly
 
-OPEN: Final = "open"  # : no commit was requested: at the end that is the same as aborted
-UNKNOWN: Final = "unknown"  # : a commit was requested, and its response is unknown
+OPEN: Final = "open"  #: no commit was requested: at the end that is the same as aborted
+UNKNOWN: Final = "unknown"  #: a commit was requested, and its response is unknown
 COMMITTED: Final = "committed"
 ABORTED: Final = "aborted"
 
@@ -36,7 +36,7 @@ class Written:
     name: str
     values: list[str] = field(default_factory=list)
     outcome: str = UNKNOWN
-    is_zombie: bool = False  # : another producer had already been initialized with its transactional id
+    is_zombie: bool = False  #: another producer had already been initialized with its transactional id
 
 
 @dataclass
@@ -51,9 +51,9 @@ class TransactionHistory:
     transactions: list[Written] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     final: list[str] | None = None
-    places: dict[Place, str] = field(default_factory=dict)  # : of ``reads``, where known
+    places: dict[Place, str] = field(default_factory=dict)  #: of ``reads``, where known
     final_places: Mapping[Place, str] | None = None
-    early: list[Anomaly] = field(default_factory=list)  # : found at the time of a read
+    early: list[Anomaly] = field(default_factory=list)  #: found at the time of a read
     _writers: dict[str, Written] = field(default_factory=dict)
 
     def begin(self, client: str, name: str, outcome: str = UNKNOWN) -> Written:
@@ -146,7 +146,7 @@ class TransformHistory:
 
     #: {(topic, partition): offsets of the input, ascending}
     inputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    # : The outputs of one output partition in order, each as (topic, partition, offset) of its input.
+    #: The outputs of one output partition in order, each as (topic, partition, offset) of its input.
     outputs: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
 

@@ -33,7 +33,7 @@ from proof.processes.workload import Workload
 
 TOPIC: Final = "ledger"
 PARTITIONS: Final = 3
-# : After the end of a fault, all replicas must be in sync and all partitions served within this time.
+#: After the end of a fault, all replicas must be in sync and all partitions served within this time.
 HEALING_LIMIT_S: Final = 60.0
 
 Fault = Callable[[ProcessCluster, Rng], Awaitable[str]]
@@ -165,9 +165,9 @@ class Round:
     fault: str
     what: str
     whole_s: float  #: from the end of the fault until every replica was in sync
-    served_s: float  # : and until every partition had acknowledged a new record
-    pause_s: float  # : the longest time in which some partition acknowledged nothing
-    acknowledged: int  # : since the start
+    served_s: float  #: and until every partition had acknowledged a new record
+    pause_s: float  #: the longest time in which some partition acknowledged nothing
+    acknowledged: int  #: since the start
 
 
 @dataclass(slots=True)

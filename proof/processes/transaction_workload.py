@@ -117,9 +117,9 @@ class TransactionWorkload:
         transactors: int = 2,
     ) -> None:
         self.history = TransactionHistory()
-        self.fed: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)  # : acknowledged records, by partition
+        self.fed: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)  #: acknowledged records, by partition
         self.jobs = [JobProcess(f"job-{number}", directory, bootstrap_servers) for number in range(jobs)]
-        self.refused: Counter[str] = Counter()  # : errors that transactors were refused with
+        self.refused: Counter[str] = Counter()  #: errors that transactors were refused with
         self._servers = bootstrap_servers
         self._rng = rng
         self._transactors = [f"transactor-{number}" for number in range(transactors)]

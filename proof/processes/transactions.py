@@ -36,9 +36,9 @@ from proof.processes.transaction_workload import LEDGER, PARTITIONS, Transaction
 from proof.processes.transform_job import GROUP, INPUT, OUTPUT, SETTINGS
 
 SESSION_S: Final = 1.5
-# : A job that was replaced must be refused within this time, if it has anything to do.
+#: A job that was replaced must be refused within this time, if it has anything to do.
 REFUSAL_LIMIT_S: Final = 5
-# : Dead members are expelled quickly, and the open transactions of dead producers end soon.
+#: Dead members are expelled quickly, and the open transactions of dead producers end soon.
 CLUSTER_SETTINGS: Final[dict[str, Any]] = {
     "group.consumer.session.timeout.ms": int(SESSION_S * 1000),
     "group.consumer.heartbeat.interval.ms": 300,
@@ -148,12 +148,12 @@ FAULTS: Final[Mapping[str, Fault]] = {
 class TransactionReport:
     rounds: list[tuple[str, float]] = field(
         default_factory=list
-    )  # : the fault, and the seconds until all was served again
-    committed: int = 0  # : transactions whose producers received the acknowledgement
+    )  #: the fault, and the seconds until all was served again
+    committed: int = 0  #: transactions whose producers received the acknowledgement
     transformed: int = 0  #: records of the jobs' output
     refused: Counter[str] = field(
         default_factory=Counter
-    )  # : errors that ended a run of a job or of a producer
+    )  #: errors that ended a run of a job or of a producer
     anomalies: list[Anomaly] = field(default_factory=list)
 
 

@@ -19,9 +19,9 @@ from kafkalite.errors import BufferFullError, KafkaliteError
 from kafkalite.model import TopicPartition
 from proof.histories.history import History, Poll, Send
 
-# : The most unacknowledged sends of one producer.
+#: The most unacknowledged sends of one producer.
 WINDOW: Final = 64
-# : Between two sends of one producer: enough load to matter, not enough to starve the servers.
+#: Between two sends of one producer: enough load to matter, not enough to starve the servers.
 _PAUSE_S: Final = 0.001
 _POLL_MS: Final = 200
 _PADDING_MARK: Final = b"#"
@@ -70,7 +70,7 @@ class Workload:
         self._acknowledged = asyncio.Event()
         self.last_acknowledged_s: dict[
             int, float
-        ] = {}  # : by partition: the time at which its last acknowledged send began
+        ] = {}  #: by partition: the time at which its last acknowledged send began
         self._last_answer_s: dict[int, float] = {}
         self._longest_pause_s = 0.0
 

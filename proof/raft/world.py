@@ -23,7 +23,7 @@ from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 DIRECTORY: Final = "meta"
-# : No timer expires for hours: for schedules.
+#: No timer expires for hours: for schedules.
 STILL: Final = RaftSettings(
     election_timeout_ms=5_000_000, fetch_timeout_ms=10**9, heartbeat_ms=1_000_000, snapshot_min_bytes=10**9
 )
@@ -105,15 +105,15 @@ class Member:
     def __init__(self, world: World, node_id: int) -> None:
         self.world = world
         self.node_id = node_id
-        self.values: list[tuple[int, str]] = []  # : (offset, value) of the applied entries
+        self.values: list[tuple[int, str]] = []  #: (offset, value) of the applied entries
         self.snapshot_values: list[str] = []
         self.offset = 0
         self.index = 0
         self.leader: tuple[int | None, int] = (None, 0)
         self.failure: BaseException | None = None
         self.queued = 0  # proposals since the last tick
-        self.seen_to = 0  # : the entries that the fuzzer has compared
-        self.fresh_snapshot = False  # : whether there is a snapshot that it has not compared
+        self.seen_to = 0  #: the entries that the fuzzer has compared
+        self.fresh_snapshot = False  #: whether there is a snapshot that it has not compared
         self.runner = HandRunner(world.clock)
         self.node = RaftNode(
             world.disks[node_id],
@@ -251,7 +251,7 @@ class World:
         self.failures: list[tuple[int, BaseException]] = []
         self.outcomes: dict[str, Outcome | None] = {}
         self.decided_on: dict[str, int] = {}
-        self.acked: dict[str, int] = {}  # : {value: offset} of the acknowledged proposals
+        self.acked: dict[str, int] = {}  #: {value: offset} of the acknowledged proposals
         for i in self.ids:
             self.start(i)
         if is_linked:

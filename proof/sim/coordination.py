@@ -49,17 +49,17 @@ class Coordination:
         self.workload = workload
         self.nodes = nodes
         self.transactions = TransactionHistory()
-        self.processed: set[tuple[str, int, int]] = set()  # : the records that the readers' group received
+        self.processed: set[tuple[str, int, int]] = set()  #: the records that the readers' group received
         self.output_partitions = 2
         self.ledger_partitions = 2
         self.is_over = False
         self.on_decided: Callable[[], None] = lambda: (
             None
-        )  # : called when a client receives the acknowledgement of a commit
+        )  #: called when a client receives the acknowledgement of a commit
         self._epochs: dict[TopicPartition, int] = {}  # the epoch of each partition's latest coordinator
-        # : Committed values that never decrease: offsets, epochs of groups and of members.
+        #: Committed values that never decrease: offsets, epochs of groups and of members.
         self._reached: dict[tuple[Any, ...], int] = {}
-        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  # : as the clients believe
+        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  #: as the clients believe
         self.clients: list[Client] = make_clients(self, workload)
 
     @property

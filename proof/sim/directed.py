@@ -25,7 +25,7 @@ from proof.sim.workload import CLIENT_SETTINGS
 
 KEY: Final = TopicPartition("t", 0)
 GROUP_ID: Final = "g"
-TIMEOUT_MS: Final = 2_000  # : of transactions and of requests
+TIMEOUT_MS: Final = 2_000  #: of transactions and of requests
 _READ: Final = OffsetFetchRequest(GROUP_ID, "", -1, False, None)
 
 
@@ -159,7 +159,7 @@ class _Writer:
         self.partition = partition
         self.has_written = asyncio.Event()
         self.may_commit = asyncio.Event()
-        self.is_told: bool | None = None  # : None: no response yet
+        self.is_told: bool | None = None  #: None: no response yet
 
     async def run(self) -> None:
         async with _producer(self.stage, "writer") as producer:

@@ -54,7 +54,7 @@ class _Ownership(RebalanceListener):
     def __init__(self, coordination: Coordination, client: str) -> None:
         self._coordination = coordination
         self._client = client
-        self.session = 0  # : grows with each assignment: reading then starts at the committed offset
+        self.session = 0  #: grows with each assignment: reading then starts at the committed offset
         self.consumer: Consumer | None = None
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:

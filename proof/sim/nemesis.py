@@ -36,7 +36,7 @@ class Nemesis:
         self.clients: Sequence[Client] = workload.clients
         self.rng = simulation.rng("nemesis")
         self.on_fault: Callable[[], None] = lambda: None
-        # : Returns the node that leads a partition, or the active controller; None if there is none.
+        #: Returns the node that leads a partition, or the active controller; None if there is none.
         self.find_leader: Callable[[], SimNode | None] = lambda: None
         self.find_controller: Callable[[], SimNode | None] = lambda: None
         self._tasks: dict[asyncio.Task[None], None] = {}

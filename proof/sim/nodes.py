@@ -33,10 +33,10 @@ class SimNode:
         self.host: Host = simulation.host(f"{'b' if is_broker else 'k'}{node_id}")
         self.settings = dict(settings)
         self.broker: Broker | None = None
-        self.state = "down"  # : or starting, running, stopping
+        self.state = "down"  #: or starting, running, stopping
         self.is_excused = False
         self.start_count = 0
-        self.is_rejoining = False  # : with an empty disk that the others have to fill again
+        self.is_rejoining = False  #: with an empty disk that the others have to fill again
         self.failure: BaseException | None = None
 
     def __repr__(self) -> str:

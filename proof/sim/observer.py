@@ -60,7 +60,7 @@ class Observer:
         self._seen: dict[tuple[int, Key], _Seen] = {}
         self._batches: dict[tuple[Key, int, int], tuple[int, int]] = {}  # I3: (crc, next offset)
         self._leaders: dict[tuple[Key, int], int] = {}  # I5
-        # : I6: {base offset: (leader epoch, crc, next offset)} of all batches that were below a high
+        #: I6: {base offset: (leader epoch, crc, next offset)} of all batches that were below a high
         # watermark.
         self._committed: dict[Key, dict[int, tuple[int, int, int]]] = {}
         self._committed_end: dict[Key, int] = {}
@@ -69,7 +69,7 @@ class Observer:
         self._image = ClusterImage()
         self._images: dict[int, tuple[int, str]] = {}
         self._entries: dict[int, str] = {}  # I11: metadata offset -> image digest
-        self.compacted_topics: Sequence[str] = ()  # : topics whose logs are compacted during the run
+        self.compacted_topics: Sequence[str] = ()  #: topics whose logs are compacted during the run
         self._compacted = CompactedLogs()
         self.check_count = 0
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kafkalite.rng import Rng
 from proof.sim.workload import Load
 
-# : Every kind of fault: its name is a method of the nemesis. (weight, whether a single broker can have it)
+#: Every kind of fault: its name is a method of the nemesis. (weight, whether a single broker can have it)
 FAULTS: Final[dict[str, tuple[int, bool]]] = {
     "kill": (4, True),
     "kill_all": (1, False),
@@ -44,22 +44,22 @@ class Plan:
 
     seed: int
     brokers: int = 3
-    controllers: int = 0  # : separate nodes; 0: the brokers are the controllers
+    controllers: int = 0  #: separate nodes; 0: the brokers are the controllers
     partitions: int = 2
     replication_factor: int = 3
     min_insync_replicas: int = 2
     durability: str = "fsync"
-    faults: dict[str, int] = field(default_factory=dict)  # : {name: weight}
-    power_losses: int = 1_000  # : the most power losses, in all
-    disk_losses: int = 0  # : the most disks that are replaced
-    mean_gap_s: float = 1.5  # : between the starts of two faults
+    faults: dict[str, int] = field(default_factory=dict)  #: {name: weight}
+    power_losses: int = 1_000  #: the most power losses, in all
+    disk_losses: int = 0  #: the most disks that are replaced
+    mean_gap_s: float = 1.5  #: between the starts of two faults
     mean_fault_s: float = 2.0
     fault_phase_s: float = 15.0
     broker_settings: dict[str, Any] = field(default_factory=dict)
     topic_configs: dict[str, str] = field(default_factory=dict)
-    admin_pause_s: float = 0.0  # : the mean between two actions of an administrator; 0: there is none
+    admin_pause_s: float = 0.0  #: the mean between two actions of an administrator; 0: there is none
     load: Load = field(default_factory=Load)
-    compacts: bool = False  # : whether internal topics have small segments and are compacted often
+    compacts: bool = False  #: whether internal topics have small segments and are compacted often
     delay_s: float = 0.0003
     jitter_s: float = 0.0003
     spike_rate: float = 0.0

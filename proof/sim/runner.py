@@ -26,7 +26,7 @@ REGRESSION_SEEDS: Final = Path(__file__).with_name("regression_seeds.txt")
 STORY_LINES: Final = 120
 SEEDS_PER_PROCESS: Final = 50
 
-# : Paths that a long enough run must take; otherwise it proves nothing about them.
+#: Paths that a long enough run must take; otherwise it proves nothing about them.
 PROBES: Final[tuple[str, ...]] = (
     "truncation",
     "isr-shrink",
@@ -37,10 +37,10 @@ PROBES: Final[tuple[str, ...]] = (
     "kill",
     "power-loss",
 )
-# : From this many seeds on, a probe that never fired is a failure.
+#: From this many seeds on, a probe that never fired is a failure.
 PROBES_FROM_SEEDS: Final = 40
 
-# : The same for groups and transactions, which not every seed has.
+#: The same for groups and transactions, which not every seed has.
 COORDINATION_PROBES: Final = (
     "rebalance",
     "member-expelled",

@@ -40,7 +40,7 @@ AFTERMATH_S: Final = 1.0
 END_DEADLINE_S: Final = 20.0
 PROBE_DEADLINE_S: Final = 10.0
 READ_DEADLINE_S: Final = 30.0
-GROUPS_DEADLINE_S: Final = 20.0  # : covers sessions, transaction timeouts and the backlog
+GROUPS_DEADLINE_S: Final = 20.0  #: covers sessions, transaction timeouts and the backlog
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Outcome:
     brokers: int
     violation: str | None = None
     mutant: str | None = None
-    kind: str = ""  # : safety, liveness, crash
+    kind: str = ""  #: safety, liveness, crash
     check: str = ""
     trace_hash: str = ""
     virtual_ms: int = 0
@@ -63,7 +63,7 @@ class Outcome:
     sends: int = 0
     acknowledged: int = 0
     polls: int = 0
-    healing_ms: int = 0  # : from the end of all faults until every replica was in sync again
+    healing_ms: int = 0  #: from the end of all faults until every replica was in sync again
     probes: dict[str, int] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
 

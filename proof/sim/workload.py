@@ -21,7 +21,7 @@ from kafkalite.testing.sim.host import Host
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.histories.history import History, Poll, Send
 
-# : Short timeouts, for runs that take seconds of virtual time.
+#: Short timeouts, for runs that take seconds of virtual time.
 CLIENT_SETTINGS: Final[dict[str, Any]] = {
     "request_timeout_ms": 2_000,
     "default_api_timeout_ms": 8_000,
@@ -32,7 +32,7 @@ CLIENT_SETTINGS: Final[dict[str, Any]] = {
     "reconnect_backoff_max_ms": 300,
     "metadata_max_age_ms": 5_000,
 }
-# : The names of topics that are created and deleted begin with this; they have no records.
+#: The names of topics that are created and deleted begin with this; they have no records.
 SIDE_TOPIC: Final = "side-"
 DELIVERY_TIMEOUT_MS: Final = 6_000
 RESTART_S: Final = 0.3
@@ -44,17 +44,17 @@ class Load:
 
     producers: int = 2
     consumers: int = 2
-    pause_s: float = 0.08  # : the mean between two bursts of a producer
-    burst: int = 4  # : the most records of a burst
+    pause_s: float = 0.08  #: the mean between two bursts of a producer
+    burst: int = 4  #: the most records of a burst
     value_bytes: int = 40
-    deletes_records: bool = False  # : whether an administrator deletes records now and then
-    changes_min_isr: bool = False  # : whether an administrator sets min.insync.replicas to 1 and to 2
+    deletes_records: bool = False  #: whether an administrator deletes records now and then
+    changes_min_isr: bool = False  #: whether an administrator sets min.insync.replicas to 1 and to 2
     group_readers: int = 0  #: members of one consumer group
-    transformers: int = 0  # : of an exactly-once job: consume, produce and commit in one transaction
-    transactors: int = 0  # : producers of transactions, some of which are fenced
+    transformers: int = 0  #: of an exactly-once job: consume, produce and commit in one transaction
+    transactors: int = 0  #: producers of transactions, some of which are fenced
     batch_teams: int = 0  #: writers of transaction groups
-    watchers: int = 0  # : members of a group that reads topics which are created and deleted
-    committed_readers: int = 0  # : of what all of these write
+    watchers: int = 0  #: members of a group that reads topics which are created and deleted
+    committed_readers: int = 0  #: of what all of these write
     producer_settings: dict[str, Any] = field(default_factory=dict)
     consumer_settings: dict[str, Any] = field(default_factory=dict)
 
@@ -252,7 +252,7 @@ class Workload:
         self.is_over = False
         self.on_ok: Callable[[Send], None] = lambda send: None
         self.others: list[Client] = []
-        self.coordinator_keys: list[TopicPartition] = []  # : of internal topics, once they exist
+        self.coordinator_keys: list[TopicPartition] = []  #: of internal topics, once they exist
         self.producers = [ProducerClient(self, f"p{number}") for number in range(1, load.producers + 1)]
         self.consumers = [ConsumerClient(self, f"c{number}") for number in range(1, load.consumers + 1)]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# : A line of a driver's output that begins with this is a response.
+#: A line of a driver's output that begins with this is a response.
 ANSWER: Final = "ANSWER "
-# : The place and the value of the input record. ``expected_value`` is the same in Python.
+#: The place and the value of the input record. ``expected_value`` is the same in Python.
 TRANSFORM: Final = (
     "key",
     "concat(string(partition), '/', string(offset), ':', upper(string(value))) as value",

@@ -31,7 +31,7 @@ class Driver:
         self._settings = dict(settings)
         self._environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
-        self._application_id = ""  # : known once the session has started
+        self._application_id = ""  #: known once the session has started
 
     async def start(self) -> None:
         """Start the process. It accepts orders at once, and is quicker after some time."""

@@ -48,10 +48,10 @@ from sparkbridge.local import fast_start
 
 IN_PARTITIONS: Final = 2
 OUT_PARTITIONS: Final = 3
-HISTORY: Final = 60  # : records of a partition that a start at latest must not read
-FIRST: Final = 40  # : of a partition, between the choice of the start and the first batch
+HISTORY: Final = 60  #: records of a partition that a start at latest must not read
+FIRST: Final = 40  #: of a partition, between the choice of the start and the first batch
 PER_TRIGGER: Final = 90
-# : Batches after the last point.
+#: Batches after the last point.
 SPARE_BATCHES: Final = 4
 HEALING_LIMIT_S: Final = 60.0
 OPEN_LIMIT_S: Final = 15.0

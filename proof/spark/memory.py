@@ -35,7 +35,7 @@ from sparkbridge.local import fast_start
 
 PARTITIONS: Final = 2
 SAMPLE_S: Final = 0.1
-# : The JVM is not measured.
+#: The JVM is not measured.
 SETTINGS: Final = {"spark.master": "local[2]", "spark.log.level": "OFF", "spark.driver.memory": "1g"}
 LIMIT_S: Final = 900.0
 _CHUNK: Final = 10_000
@@ -57,7 +57,7 @@ class Usage:
     """The memory of the Python processes, in MiB."""
 
     peak: dict[int, float] = field(default_factory=dict)  #: by process
-    samples: list[tuple[float, float, float]] = field(default_factory=list)  # : (seconds, largest, total)
+    samples: list[tuple[float, float, float]] = field(default_factory=list)  #: (seconds, largest, total)
     input: Content = EMPTY
     output: Content = EMPTY
     copy_s: float = 0.0

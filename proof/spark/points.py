@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkalite.errors import KafkaliteError
 
-# : Where a process is killed or a task fails, in the order of one batch.
+#: Where a process is killed or a task fails, in the order of one batch.
 POINTS: Final[Mapping[str, str]] = {
     "latest-start": "driver JVM, first batch of a query that starts at latest",
     "planned": "driver JVM, offsets logged and ranges planned, no task begun",
@@ -32,11 +32,11 @@ POINTS: Final[Mapping[str, str]] = {
     "before-commit": "driver JVM, shares written, nothing decided",
     "after-commit": "driver JVM, batch decided, not in Spark's commit log",
 }
-# : These kill the driver.
+#: These kill the driver.
 KILLS_DRIVER: Final = frozenset({"latest-start", "planned", "before-commit", "after-commit"})
-# : These end the query, but not the driver.
+#: These end the query, but not the driver.
 KILLS_QUERY: Final = frozenset({"stream-reader-killed"})
-# : These are done from outside: the point requests them, and waits until they are done.
+#: These are done from outside: the point requests them, and waits until they are done.
 KILLS_BROKER: Final = frozenset({"leader-killed", "coordinator-killed"})
 
 DIRECTORY_OPTION: Final = "faults.directory"

@@ -14,12 +14,12 @@ from proof.spark.points import KILLS_DRIVER, KILLS_QUERY, POINTS
 
 LOCAL: Final = "local[2,4]"
 LOCAL_CLUSTER: Final = "local-cluster[2,1,1024]"
-# : Stopped from outside at any moment, and restarted from its checkpoint.
+#: Stopped from outside at any moment, and restarted from its checkpoint.
 STOPPED: Final = "restart"
-# : A restart with a different minPartitions.
+#: A restart with a different minPartitions.
 SPLIT: Final = "min-partitions"
 ALL: Final = (*POINTS, STOPPED, SPLIT)
-# : Points at which Spark does not pass the batch.
+#: Points at which Spark does not pass the batch.
 PLANNING: Final = frozenset({"planned", "stream-reader-killed"})
 MIN_PARTITIONS: Final = 5
 
@@ -30,7 +30,7 @@ class Run(NamedTuple):
     master: str
     min_partitions: int | None
     plan: Mapping[str, int]
-    until: str | int  # : as in ``copy_job.run``
+    until: str | int  #: as in ``copy_job.run``
     ends_driver: bool
     ends_query: bool
 

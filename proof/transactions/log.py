@@ -35,7 +35,7 @@ from proof.core.parts import ViolationError
 NODES: Final = (1, 2)
 PRODUCERS: Final = (7, 8, 9)
 STEPS: Final = 250
-TRIES: Final = 200  # : the most seeds to find a mutant with
+TRIES: Final = 200  #: the most seeds to find a mutant with
 HEALING_ROUNDS: Final = 60
 _TOPIC_ID: Final = "c" * 32
 _DIRECTORY: Final = f"/data/{_TOPIC_ID}-0"
@@ -447,7 +447,7 @@ def _any_seed() -> str | None:
     return next(filter(None, map(run_txn_log_seed, range(1, TRIES))), None)
 
 
-# : {mutant: schedule}: random seeds find them quickly.
+#: {mutant: schedule}: random seeds find them quickly.
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = dict.fromkeys(
     (
         "R31-marker-epoch-ignored",

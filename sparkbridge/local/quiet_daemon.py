@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark import daemon
 
-HUNG_UP = 1  # : a worker's result that ends its process
+HUNG_UP = 1  #: a worker's result that ends its process
 
 
 def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RECORDS_PER_READ: Final = 10_000
-_READ_PAUSE_MS: Final = 100  # : a partition may end with control records, which are not returned
+_READ_PAUSE_MS: Final = 100  #: a partition may end with control records, which are not returned
 _SHOWN: Final = 3
 
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# : The pause between two requests for a query's progress.
+#: The pause between two requests for a query's progress.
 _POLL_SECONDS: Final = 0.1
 
 
 class ShownRows(NamedTuple):
     """The first rows of one batch, for the console: as Spark writes them in text, and as JSON objects."""
 
-    query: str  # : the name of its tally
+    query: str  #: the name of its tally
     batch_id: int
     columns: Sequence[str]
     rows: Sequence[Sequence[str | None]]

@@ -20,7 +20,7 @@ from sparkbridge.pipelines.section import Problem
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive letter does not match
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
-FILE_NAME: Final = "pipeline.toml"  # : of a pipeline that is named by its directory
+FILE_NAME: Final = "pipeline.toml"  #: of a pipeline that is named by its directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ class Tally:
     batches: int = 0
     rows: int = 0
     busy_ms: int = 0
-    late: int = 0  # : rows dropped by the watermark, counted after a first grouping
-    last: BatchProgress | None = None  # : also of a trigger without data
+    late: int = 0  #: rows dropped by the watermark, counted after a first grouping
+    last: BatchProgress | None = None  #: also of a trigger without data
 
     def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
         """Count and return the new batches. ``progresses`` are in order, and may include known ones."""

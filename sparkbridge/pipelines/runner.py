@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_QUERY_LOGGER: Final = "SQLQueryContextLogger"  # : pyspark's logger of errors in queries
+_QUERY_LOGGER: Final = "SQLQueryContextLogger"  #: pyspark's logger of errors in queries
 
 
 def _nothing(*_: Any) -> None:

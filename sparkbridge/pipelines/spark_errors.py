@@ -28,7 +28,7 @@ _WRAPPERS: Final = (
 _FRAME: Final = re.compile(r'^\s*File "([^"<>]+)", line (\d+)', re.MULTILINE)
 _OF_THE_JVM: Final = ("py4j.", "org.", "java.", "scala.", "com.")
 _WRONG_QUERY: Final = frozenset({"AnalysisException", "ParseException"})
-USER_MODULE: Final = "kafkalite_pipeline_"  # : prefix of the module name of a pipeline's Python file
+USER_MODULE: Final = "kafkalite_pipeline_"  #: prefix of the module name of a pipeline's Python file
 _JAVA: Final = re.compile(
     r"^(?:Caused by)?: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)", re.MULTILINE
 )

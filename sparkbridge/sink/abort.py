@@ -19,9 +19,9 @@ from kafkalite.errors import KafkaliteError, TransactionalIdNotFoundError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import Written, attempt_writer, driver_config
 
-# : The timeout of an abort. The next commit or the transaction timeout aborts the remaining transactions.
+#: The timeout of an abort. The next commit or the transaction timeout aborts the remaining transactions.
 ABORT_TIMEOUT_MS: Final = 10_000
-# : An attempt may join while others are looked for.
+#: An attempt may join while others are looked for.
 MAX_LOOKS: Final = 3
 MARK_DIGITS: Final = 16
 

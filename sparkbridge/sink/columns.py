@@ -18,9 +18,9 @@ from kafkalite.records.arrow_keys import partitions_of_keys
 from kafkalite.records.partitioners import partition_for_key
 from sparkbridge.sink.schema import SinkColumns
 
-# : The size of a batch without its records: the header and the lengths of its columns.
+#: The size of a batch without its records: the header and the lengths of its columns.
 BATCH_BYTES: Final = 160
-# : The size of a record header without its name and value.
+#: The size of a record header without its name and value.
 HEADER_BYTES: Final = 12
 NO_PARTITION: Final = -1  # of records without a key, until the partition of their batch is chosen
 

@@ -29,12 +29,12 @@ from sparkbridge.errors import SinkCommitError
 from sparkbridge.local.worker_garbage import spare_collections
 from sparkbridge.options import SinkOptions
 
-# : How long a commit waits for its markers. It is decided before that; the markers make it visible.
+#: How long a commit waits for its markers. It is decided before that; the markers make it visible.
 COMPLETE_WAIT_MS: Final = 10_000
-# : The timeout of a commit, including failovers of the coordinator.
+#: The timeout of a commit, including failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
 
-# : The pause between two attempts to reach a broker.
+#: The pause between two attempts to reach a broker.
 REACH_PAUSE_S: Final = 0.2
 
 logger = logging.getLogger("sparkbridge")
@@ -46,7 +46,7 @@ class Written(WriterCommitMessage):
 
     sink_id: str
     batch_id: int
-    query_id: str  # : of the stream, to detect a sink that two queries use; "" in a batch job
+    query_id: str  #: of the stream, to detect a sink that two queries use; "" in a batch job
     rows: int
     prepared: tuple[str, int, int] | None
 

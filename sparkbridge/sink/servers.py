@@ -14,10 +14,10 @@ from kafkalite.errors import ConnectionFailedError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import driver_config, started
 
-# : The module of the process in which Spark makes writers for tasks. Commits run in another process and wait
-# : longer for brokers that restart.
+#: The module of the process in which Spark makes writers for tasks. Commits run in another process and wait
+#: longer for brokers that restart.
 PLANNING_MODULE: Final = "pyspark.sql.worker.write_into_data_source"
-# : The timeout of a job of its own. Other jobs may be batches of a running stream, whose brokers may restart.
+#: The timeout of a job of its own. Other jobs may be batches of a running stream, whose brokers may restart.
 JOB_PATIENCE_MS: Final = 10_000
 
 _reached: set[str] = set()

@@ -48,12 +48,12 @@ from sparkbridge.sink.columns import (
 from sparkbridge.sink.commit import Written, driver_config, older_batch_error, started, writer_name
 from sparkbridge.sink.schema import SinkColumns
 
-# : If the open batches of a task have more bytes of records than this, the largest one is sent.
+#: If the open batches of a task have more bytes of records than this, the largest one is sent.
 MAX_OPEN_BYTES: Final = 32 << 20
-# : The approximate memory of an Arrow slice besides its data, most of it if the slice has few rows.
+#: The approximate memory of an Arrow slice besides its data, most of it if the slice has few rows.
 PIECE_BYTES: Final = 2_048
 SMALL_PIECE_BYTES: Final = 8 * PIECE_BYTES
-# : A topic's max.message.bytes is cached for this time, and until a batch is refused.
+#: A topic's max.message.bytes is cached for this time, and until a batch is refused.
 LIMITS_MAX_AGE_S: Final = 300
 
 
@@ -64,7 +64,7 @@ class TaskIdentity(NamedTuple):
     batch_id: int
     query_id: str
     attempt: str
-    partition: int  # : of Spark's task
+    partition: int  #: of Spark's task
 
 
 def write_task(

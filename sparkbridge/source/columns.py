@@ -63,7 +63,7 @@ class SparkBatchBuilder:
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
         self.row_count = 0
-        self.size_bytes = 0  # : of the gathered batches, decompressed
+        self.size_bytes = 0  #: of the gathered batches, decompressed
         self._schema = schema
         self._pieces: list[Piece] = []
         where = f"{topic}-{partition}"

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from sparkbridge.options import SourceOptions
     from sparkbridge.source.columns import SparkBatchBuilder
 
-# : The size of a fetch, unless one of these settings gives another.
+#: The size of a fetch, unless one of these settings gives another.
 CHUNK_BYTES: Final = 1 * MIB
 _LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
-# : Limits of a RecordBatch, unless one record is larger; the JVM is fastest at 5,000 to 10,000 rows.
+#: Limits of a RecordBatch, unless one record is larger; the JVM is fastest at 5,000 to 10,000 rows.
 TARGET_BYTES: Final = 1 * MIB
 TARGET_ROWS: Final = 10_000
-# : A smaller RecordBatch waits for the next response.
+#: A smaller RecordBatch waits for the next response.
 LEAST_BYTES: Final = 512 * KIB
 
-# : How long the broker may hold a fetch without data.
+#: How long the broker may hold a fetch without data.
 _MAX_WAIT_MS: Final = 500
 _RETRY_PAUSE_S: Final = 0.05
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEADERS_ARRAY: Final = "array<struct<key:string,value:binary>>"
 HEADERS_MAP: Final = "map<string,binary>"
 
-# : Name to allowed types, as Spark writes them; the first is the default.
+#: Name to allowed types, as Spark writes them; the first is the default.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -32,7 +32,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "timestampType": ("int",),
     "headers": (HEADERS_ARRAY, HEADERS_MAP),
 }
-# : Columns that a record may lack.
+#: Columns that a record may lack.
 NULLABLE: Final = ("key", "value", "headers")
 
 

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from sparkbridge.brokers.cluster import SparkCluster
 
-# : The timeout of a commit of group offsets, and the pause after a failed one: it must not block the query.
+#: The timeout of a commit of group offsets, and the pause after a failed one: it must not block the query.
 GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
-# : The pause after data that makes no batch: too little for minOffsetsPerTrigger, or beyond a bound.
+#: The pause after data that makes no batch: too little for minOffsetsPerTrigger, or beyond a bound.
 UNUSABLE_DATA_PAUSE_S: Final = 0.1
 
 OffsetJson = dict[str, Any]

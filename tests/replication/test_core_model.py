@@ -11,7 +11,7 @@ from proof.core.directed import DIRECTED
 from proof.core.model import run_core_seed
 from proof.mutants import without
 
-# : Seeds that have found a bug once, and which bug.
+#: Seeds that have found a bug once, and which bug.
 REGRESSIONS = {
     (2621, True): "a leader's log that starts within a batch could never be followed",
     (3788, False): "the same, met by an empty follower",

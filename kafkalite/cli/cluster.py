@@ -16,7 +16,6 @@ from kafkalite.cli.output import Column, coloured, plural, print_document, print
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
     LIVE,
-    NOBODY,
     ClusterView,
     load_of,
     look,
@@ -24,6 +23,7 @@ from kafkalite.client.admin.cluster_health import (
     problems,
     state_of,
 )
+from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.admin import (
@@ -280,7 +280,7 @@ def quorum_document(quorum: Any) -> dict[str, Any]:
         )
     return {
         "node_id": quorum.node_id,
-        "leader_id": None if quorum.leader_id == NOBODY else quorum.leader_id,
+        "leader_id": None if quorum.leader_id == NO_NODE else quorum.leader_id,
         "term": quorum.term,
         "commit_offset": quorum.commit_offset,
         "applied_offset": quorum.applied_offset,

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import connect
+from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import (
@@ -23,8 +24,6 @@ from kafkalite.protocol.messages.metadata import (
     MetadataResponse,
     PartitionMetadata,
 )
-
-NOBODY: Final = -1
 
 #: The leader considers a controller gone after this silence; controllers send messages many times a second.
 VOTER_SILENCE_MS: Final = 2_000
@@ -158,7 +157,7 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     """Return the quorum as its leader sees it, which knows the others' offsets, or as any node does."""
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
-    if leader_id in {NOBODY, response.node_id} or leader_id not in client.metadata.addresses:
+    if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
         return response
     leaders: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
     return leaders

@@ -28,7 +28,7 @@ class Leader:
     leader_epoch: int
 
 
-_NOBODY: Final = Leader(NO_NODE, NO_EPOCH)
+_NO_LEADER: Final = Leader(NO_NODE, NO_EPOCH)
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class MetadataCache:
             topic.leaders.append(leader)
         else:  # a gap: the partitions between have no known leader
             missing = partition.partition - topic.partition_count
-            topic.leaders.extend([_NOBODY] * missing)
+            topic.leaders.extend([_NO_LEADER] * missing)
             topic.leaders.append(leader)
         self.generation += 1
 
@@ -134,7 +134,7 @@ class MetadataCache:
         name, partition = tp
         topic = self.topics.get(name)
         if topic is None or not 0 <= partition < len(topic.leaders):
-            return _NOBODY
+            return _NO_LEADER
         return topic.leaders[partition]
 
     def partition_count(self, topic: str) -> int | None:

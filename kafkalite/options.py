@@ -171,7 +171,7 @@ class OptionRegistry:
         return parsed
 
 
-_KINDS: Final[dict[type, Kind]] = {
+KINDS: Final[dict[type, Kind]] = {
     bool: "bool",
     int: "int",
     float: "float",
@@ -199,7 +199,7 @@ def option_field(
     """
     option = Option(
         name,
-        kind or _KINDS[type(default)],
+        kind or KINDS[type(default)],
         default,
         doc,
         minimum=minimum,

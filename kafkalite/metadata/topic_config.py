@@ -19,7 +19,7 @@ from kafkalite.limits import (
 )
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.records import BROKER
-from kafkalite.options import Option, OptionRegistry
+from kafkalite.options import KINDS, Option, OptionRegistry
 
 MAX_INT64: Final = 2**63 - 1
 _DAY_MS: Final = 86_400_000
@@ -34,195 +34,167 @@ class Setting(NamedTuple):
     source: Source
 
 
+def _option(
+    name: str,
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float = MAX_INT64,
+    choices: tuple[str, ...] | None = None,
+) -> Option:
+    """Return an option that may change while brokers run, of its default's type. Numbers have a minimum."""
+    upper = None if minimum is None else maximum
+    return Option(
+        name,
+        KINDS[type(default)],
+        default,
+        doc,
+        minimum=minimum,
+        maximum=upper,
+        choices=choices,
+        dynamic=True,
+    )
+
+
 TOPIC_OPTIONS: Final = OptionRegistry(
     [
-        Option(
+        _option(
             "retention.ms",
-            "int",
             7 * _DAY_MS,
             "How long records are kept. A segment is deleted once its youngest record is older. -1 keeps all"
             " for ever.",
             minimum=-1,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "retention.bytes",
-            "int",
             -1,
             "How large a partition may grow before its oldest whole segments are deleted. -1 sets no limit.",
             minimum=-1,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "segment.bytes",
-            "int",
             1024**3,
             "The largest size of a segment file; a batch that does not fit any more starts the next one.",
             minimum=MIN_SEGMENT_BYTES,
             maximum=MAX_SEGMENT_BYTES,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "segment.ms",
-            "int",
             7 * _DAY_MS,
             "The age at which a segment is closed even if it is not full, so that retention can delete it.",
             minimum=1,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "segment.jitter.ms",
-            "int",
             0,
             "A segment is closed up to this much earlier than segment.ms, at random, so that many partitions"
             " do not roll at once.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "index.interval.bytes",
-            "int",
             4096,
             "How many bytes of log lie between two index entries: a read scans at most this much.",
             minimum=0,
             maximum=2**31 - 1,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "segment.index.bytes",
-            "int",
             10 * 1024**2,
             "The largest size of a segment's indexes; a segment whose offset index is full is closed.",
             minimum=8,
             maximum=2**31 - 1,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "cleanup.policy",
-            "string",
             "delete",
             "What happens to old records: delete removes segments by age and size; compact keeps the latest"
             " record of each key; compact,delete does both.",
             choices=("delete", "compact", "compact,delete", "delete,compact"),
-            dynamic=True,
         ),
-        Option(
+        _option(
             "min.cleanable.dirty.ratio",
-            "float",
             0.5,
             "A log is compacted once this part of its closed segments, by bytes, has not been compacted yet.",
             minimum=0,
             maximum=1,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "min.compaction.lag.ms",
-            "int",
             0,
             "How long a record is not compacted for sure. The active segment never is.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "delete.retention.ms",
-            "int",
             _DAY_MS,
             "How long a tombstone, a record without a value, is kept after its first compaction: who reads"
             " the whole log within that time learns of the deletion.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "file.delete.delay.ms",
-            "int",
             60_000,
             "How long the files of a deleted segment stay on disk under a .deleted name.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "max.message.bytes",
-            "int",
             1024**2 + 12,
             "The largest record batch the broker takes, in bytes as sent: compressed, with its header.",
             minimum=RECORD_BATCH_HEADER_BYTES,
             maximum=MAX_PAYLOAD_BYTES,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "message.timestamp.type",
-            "string",
             "CreateTime",
             "Whose clock stamps the records: the producer's (CreateTime) or the broker's (LogAppendTime).",
             choices=("CreateTime", "LogAppendTime"),
-            dynamic=True,
         ),
-        Option(
+        _option(
             "message.timestamp.before.max.ms",
-            "int",
             MAX_INT64,
             "How far before the broker's clock a batch's first timestamp may lie with CreateTime.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "message.timestamp.after.max.ms",
-            "int",
             3_600_000,
             "How far after the broker's clock a batch's largest timestamp may lie with CreateTime.",
             minimum=0,
-            maximum=MAX_INT64,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "compression.type",
-            "string",
             "producer",
             "The codec of stored batches. Only producer can be chosen: the broker keeps the bytes as they"
             " were sent.",
             choices=("producer",),
-            dynamic=True,
         ),
-        Option(
+        _option(
             "min.insync.replicas",
-            "int",
             1,
             "With fewer replicas in sync, acks=all is refused and the high watermark stands still.",
             minimum=1,
             maximum=2**31 - 1,
-            dynamic=True,
         ),
-        Option(
+        _option(
             "unclean.leader.election.enable",
-            "bool",
             False,
             "Whether a replica that may lack committed records may lead when no other can: the partition"
             " is there again, and records may be lost.",
-            dynamic=True,
         ),
-        Option(
+        _option(
             "preallocate",
-            "bool",
             False,
             "Reserve the whole segment on disk when it is opened instead of chunk by chunk.",
-            dynamic=True,
         ),
-        Option(
+        _option(
             "durability",
-            "string",
             "fsync",
             "What an acknowledgement means: fsync counts only what is on the disk, page-cache counts what the"
             " operating system has taken, as Kafka does.",
             choices=("fsync", "page-cache"),
-            dynamic=True,
         ),
     ]
 )

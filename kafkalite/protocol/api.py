@@ -92,143 +92,109 @@ class Api(Struct):
     max_version: int  #: inclusive
 
 
+def _api(key: ApiKey, request: type[Struct], response: type[Struct], max_version: int = 0) -> Api:
+    return Api(key, request, response, 0, max_version)
+
+
 APIS: Final[dict[int, Api]] = {
     api.key: api
     for api in (
-        Api(ApiKey.PRODUCE, data.ProduceRequest, data.ProduceResponse, 0, 0),
-        Api(ApiKey.FETCH, data.FetchRequest, data.FetchResponse, 0, 0),
-        Api(ApiKey.LIST_OFFSETS, data.ListOffsetsRequest, data.ListOffsetsResponse, 0, 0),
-        Api(ApiKey.METADATA, metadata.MetadataRequest, metadata.MetadataResponse, 0, 0),
-        Api(ApiKey.API_VERSIONS, metadata.ApiVersionsRequest, metadata.ApiVersionsResponse, 0, 0),
-        Api(ApiKey.CREATE_TOPICS, admin.CreateTopicsRequest, admin.CreateTopicsResponse, 0, 0),
-        Api(ApiKey.DELETE_TOPICS, admin.DeleteTopicsRequest, admin.DeleteTopicsResponse, 0, 0),
-        Api(ApiKey.DELETE_RECORDS, data.DeleteRecordsRequest, data.DeleteRecordsResponse, 0, 0),
-        Api(
+        _api(ApiKey.PRODUCE, data.ProduceRequest, data.ProduceResponse),
+        _api(ApiKey.FETCH, data.FetchRequest, data.FetchResponse),
+        _api(ApiKey.LIST_OFFSETS, data.ListOffsetsRequest, data.ListOffsetsResponse),
+        _api(ApiKey.METADATA, metadata.MetadataRequest, metadata.MetadataResponse),
+        _api(ApiKey.API_VERSIONS, metadata.ApiVersionsRequest, metadata.ApiVersionsResponse),
+        _api(ApiKey.CREATE_TOPICS, admin.CreateTopicsRequest, admin.CreateTopicsResponse),
+        _api(ApiKey.DELETE_TOPICS, admin.DeleteTopicsRequest, admin.DeleteTopicsResponse),
+        _api(ApiKey.DELETE_RECORDS, data.DeleteRecordsRequest, data.DeleteRecordsResponse),
+        _api(
             ApiKey.OFFSETS_FOR_LEADER_EPOCH,
             data.OffsetsForLeaderEpochRequest,
             data.OffsetsForLeaderEpochResponse,
-            0,
-            0,
         ),
-        Api(ApiKey.DESCRIBE_CONFIGS, admin.DescribeConfigsRequest, admin.DescribeConfigsResponse, 0, 0),
-        Api(ApiKey.DESCRIBE_LOG_DIRS, admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse, 0, 0),
-        Api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse, 0, 0),
-        Api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse, 0, 0),
-        Api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse, 0, 0),
-        Api(
-            ApiKey.CONTROLLED_SHUTDOWN,
-            admin.ControlledShutdownRequest,
-            admin.ControlledShutdownResponse,
-            0,
-            0,
-        ),
-        Api(ApiKey.INIT_PRODUCER_ID, data.InitProducerIdRequest, data.InitProducerIdResponse, 0, 0),
-        Api(ApiKey.ELECT_LEADERS, admin.ElectLeadersRequest, admin.ElectLeadersResponse, 0, 0),
-        Api(ApiKey.DESCRIBE_QUORUM, metadata.DescribeQuorumRequest, metadata.DescribeQuorumResponse, 0, 0),
-        Api(ApiKey.ALTER_PARTITION, cluster.AlterPartitionRequest, cluster.AlterPartitionResponse, 0, 0),
-        Api(ApiKey.ENVELOPE, cluster.EnvelopeRequest, cluster.EnvelopeResponse, 0, 0),
-        Api(ApiKey.BROKER_REGISTRATION, cluster.RegisterBrokerRequest, cluster.RegisterBrokerResponse, 0, 0),
-        Api(ApiKey.BROKER_HEARTBEAT, cluster.BrokerHeartbeatRequest, cluster.BrokerHeartbeatResponse, 0, 0),
-        Api(
+        _api(ApiKey.DESCRIBE_CONFIGS, admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
+        _api(ApiKey.DESCRIBE_LOG_DIRS, admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse),
+        _api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse),
+        _api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse),
+        _api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse),
+        _api(ApiKey.CONTROLLED_SHUTDOWN, admin.ControlledShutdownRequest, admin.ControlledShutdownResponse),
+        _api(ApiKey.INIT_PRODUCER_ID, data.InitProducerIdRequest, data.InitProducerIdResponse),
+        _api(ApiKey.ELECT_LEADERS, admin.ElectLeadersRequest, admin.ElectLeadersResponse),
+        _api(ApiKey.DESCRIBE_QUORUM, metadata.DescribeQuorumRequest, metadata.DescribeQuorumResponse),
+        _api(ApiKey.ALTER_PARTITION, cluster.AlterPartitionRequest, cluster.AlterPartitionResponse),
+        _api(ApiKey.ENVELOPE, cluster.EnvelopeRequest, cluster.EnvelopeResponse),
+        _api(ApiKey.BROKER_REGISTRATION, cluster.RegisterBrokerRequest, cluster.RegisterBrokerResponse),
+        _api(ApiKey.BROKER_HEARTBEAT, cluster.BrokerHeartbeatRequest, cluster.BrokerHeartbeatResponse),
+        _api(
             ApiKey.ALLOCATE_PRODUCER_IDS,
             cluster.AllocateProducerIdsRequest,
             cluster.AllocateProducerIdsResponse,
-            0,
-            0,
         ),
-        Api(ApiKey.CLUSTER_HELLO, cluster.ClusterHelloRequest, cluster.ClusterHelloResponse, 0, 0),
-        Api(ApiKey.CLUSTER_PROOF, cluster.ClusterProofRequest, cluster.ClusterProofResponse, 0, 0),
-        Api(ApiKey.RAFT_MESSAGES, cluster.RaftMessagesRequest, cluster.RaftMessagesResponse, 0, 0),
-        Api(ApiKey.REPLICA_FETCH, cluster.ReplicaFetchRequest, cluster.ReplicaFetchResponse, 0, 0),
-        Api(
+        _api(ApiKey.CLUSTER_HELLO, cluster.ClusterHelloRequest, cluster.ClusterHelloResponse),
+        _api(ApiKey.CLUSTER_PROOF, cluster.ClusterProofRequest, cluster.ClusterProofResponse),
+        _api(ApiKey.RAFT_MESSAGES, cluster.RaftMessagesRequest, cluster.RaftMessagesResponse),
+        _api(ApiKey.REPLICA_FETCH, cluster.ReplicaFetchRequest, cluster.ReplicaFetchResponse),
+        _api(
             ApiKey.CHECKPOINT_HIGH_WATERMARKS,
             cluster.CheckpointHighWatermarksRequest,
             cluster.CheckpointHighWatermarksResponse,
-            0,
-            0,
         ),
-        Api(
-            ApiKey.DESCRIBE_METADATA,
-            metadata.DescribeMetadataRequest,
-            metadata.DescribeMetadataResponse,
-            0,
-            0,
-        ),
-        Api(ApiKey.FETCH_METADATA, cluster.FetchMetadataRequest, cluster.FetchMetadataResponse, 0, 0),
-        Api(ApiKey.FIND_COORDINATOR, groups.FindCoordinatorRequest, groups.FindCoordinatorResponse, 0, 0),
-        Api(
+        _api(ApiKey.DESCRIBE_METADATA, metadata.DescribeMetadataRequest, metadata.DescribeMetadataResponse),
+        _api(ApiKey.FETCH_METADATA, cluster.FetchMetadataRequest, cluster.FetchMetadataResponse),
+        _api(ApiKey.FIND_COORDINATOR, groups.FindCoordinatorRequest, groups.FindCoordinatorResponse),
+        _api(
             ApiKey.CONSUMER_GROUP_HEARTBEAT,
             groups.ConsumerGroupHeartbeatRequest,
             groups.ConsumerGroupHeartbeatResponse,
-            0,
-            0,
         ),
-        Api(ApiKey.OFFSET_COMMIT, groups.OffsetCommitRequest, groups.OffsetCommitResponse, 0, 0),
-        Api(ApiKey.OFFSET_FETCH, groups.OffsetFetchRequest, groups.OffsetFetchResponse, 0, 0),
-        Api(ApiKey.OFFSET_DELETE, groups.OffsetDeleteRequest, groups.OffsetDeleteResponse, 0, 0),
-        Api(ApiKey.LIST_GROUPS, groups.ListGroupsRequest, groups.ListGroupsResponse, 0, 0),
-        Api(ApiKey.DESCRIBE_GROUPS, groups.DescribeGroupsRequest, groups.DescribeGroupsResponse, 0, 0),
-        Api(ApiKey.DELETE_GROUPS, groups.DeleteGroupsRequest, groups.DeleteGroupsResponse, 0, 0),
-        Api(ApiKey.TXN_OFFSET_COMMIT, groups.TxnOffsetCommitRequest, groups.TxnOffsetCommitResponse, 0, 0),
-        Api(
+        _api(ApiKey.OFFSET_COMMIT, groups.OffsetCommitRequest, groups.OffsetCommitResponse),
+        _api(ApiKey.OFFSET_FETCH, groups.OffsetFetchRequest, groups.OffsetFetchResponse),
+        _api(ApiKey.OFFSET_DELETE, groups.OffsetDeleteRequest, groups.OffsetDeleteResponse),
+        _api(ApiKey.LIST_GROUPS, groups.ListGroupsRequest, groups.ListGroupsResponse),
+        _api(ApiKey.DESCRIBE_GROUPS, groups.DescribeGroupsRequest, groups.DescribeGroupsResponse),
+        _api(ApiKey.DELETE_GROUPS, groups.DeleteGroupsRequest, groups.DeleteGroupsResponse),
+        _api(ApiKey.TXN_OFFSET_COMMIT, groups.TxnOffsetCommitRequest, groups.TxnOffsetCommitResponse),
+        _api(
             ApiKey.ADD_PARTITIONS_TO_TXN,
             transactions.AddPartitionsToTxnRequest,
             transactions.AddPartitionsToTxnResponse,
-            0,
-            0,
         ),
-        Api(ApiKey.END_TXN, transactions.EndTxnRequest, transactions.EndTxnResponse, 0, 0),
-        Api(
+        _api(ApiKey.END_TXN, transactions.EndTxnRequest, transactions.EndTxnResponse),
+        _api(
             ApiKey.WRITE_TXN_MARKERS,
             transactions.WriteTxnMarkersRequest,
             transactions.WriteTxnMarkersResponse,
-            0,
-            0,
         ),
-        Api(
+        _api(
             ApiKey.LIST_TRANSACTIONS,
             transactions.ListTransactionsRequest,
             transactions.ListTransactionsResponse,
-            0,
-            0,
         ),
-        Api(
+        _api(
             ApiKey.DESCRIBE_TRANSACTIONS,
             transactions.DescribeTransactionsRequest,
             transactions.DescribeTransactionsResponse,
-            0,
-            0,
         ),
-        Api(
+        _api(
             ApiKey.DESCRIBE_PRODUCERS,
             transactions.DescribeProducersRequest,
             transactions.DescribeProducersResponse,
-            0,
-            0,
         ),
-        Api(
+        _api(
             ApiKey.ABORT_TRANSACTION,
             transactions.AbortTransactionRequest,
             transactions.AbortTransactionResponse,
-            0,
-            0,
         ),
-        Api(ApiKey.JOIN_TXN_GROUP, transactions.JoinTxnGroupRequest, transactions.JoinTxnGroupResponse, 0, 0),
-        Api(ApiKey.OFFSETS_FOR_BYTES, data.OffsetsForBytesRequest, data.OffsetsForBytesResponse, 0, 0),
-        Api(ApiKey.END_TXN_GROUP, transactions.EndTxnGroupRequest, transactions.EndTxnGroupResponse, 0, 0),
-        Api(
+        _api(ApiKey.JOIN_TXN_GROUP, transactions.JoinTxnGroupRequest, transactions.JoinTxnGroupResponse),
+        _api(ApiKey.OFFSETS_FOR_BYTES, data.OffsetsForBytesRequest, data.OffsetsForBytesResponse),
+        _api(ApiKey.END_TXN_GROUP, transactions.EndTxnGroupRequest, transactions.EndTxnGroupResponse),
+        _api(
             ApiKey.DESCRIBE_TXN_GROUP,
             transactions.DescribeTxnGroupRequest,
             transactions.DescribeTxnGroupResponse,
-            0,
-            0,
         ),
-        Api(
-            ApiKey.RETIRE_TXN_GROUP,
-            transactions.RetireTxnGroupRequest,
-            transactions.RetireTxnGroupResponse,
-            0,
-            0,
+        _api(
+            ApiKey.RETIRE_TXN_GROUP, transactions.RetireTxnGroupRequest, transactions.RetireTxnGroupResponse
         ),
     )
 }

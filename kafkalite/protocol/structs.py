@@ -1,6 +1,7 @@
-"""The base of every request, response and event: a frozen record that msgpack writes without a conversion.
+"""The bases of requests, responses and events: frozen records that msgpack writes without a conversion.
 
-A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order.
+A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order, those of
+its base first.
 msgpack writes it as the array on the wire, a decoded row becomes a Struct at C speed, and declaring one
 takes microseconds instead of a dataclass's millisecond, which matters to a client that imports forty of
 them.
@@ -22,10 +23,14 @@ class StructType(type):
     """Turns a class body's annotations into the fields of a tuple."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StructType:
-        fields = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))
-        for index, field in enumerate(fields):
+        own = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))
+        inherited: tuple[str, ...] = getattr(bases[0], "_fields", ())
+        for index, field in enumerate(own, len(inherited)):
             assert field not in namespace, f"{name}.{field} has a default; a struct's fields have none"
             namespace[field] = property(itemgetter(index))
+        if inherited:
+            namespace["__new__"] = Struct.__dict__["__new__"]  # not the one compiled for the base
+        fields = inherited + own
         namespace["__slots__"] = ()
         namespace["__match_args__"] = fields
         namespace["_fields"] = fields
@@ -78,6 +83,22 @@ class Struct(tuple[Any, ...], metaclass=StructType):
         raise TypeError(f"{type(self).__name__} has no order")
 
     __le__ = __gt__ = __ge__ = __lt__
+
+
+class ApiResponse(Struct):
+    """The base of every response. With an error code, the whole request has failed."""
+
+    error_code: int
+    error_message: str | None
+
+
+class PartitionResult(Struct):
+    """The base of the results of single partitions."""
+
+    topic: str
+    partition: int
+    error_code: int
+    error_message: str | None
 
 
 def _compile_constructor(cls: type[Struct]) -> Any:

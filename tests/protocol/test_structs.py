@@ -22,6 +22,10 @@ class Other(Struct):
     y: int
 
 
+class Space(Point):
+    z: int
+
+
 class Empty(Struct):
     pass
 
@@ -30,6 +34,15 @@ def test_fields_by_position_and_by_name() -> None:
     assert Point(1, 2) == Point(x=1, y=2) == Point(1, y=2)
     assert Point(1, 2).y == 2
     assert repr(Point(1, 2)) == "Point(x=1, y=2)"
+
+
+def test_the_fields_of_the_base_come_first() -> None:
+    assert Point(1, 2).x == 1
+    assert tuple(Space(1, 2, z=3)) == (1, 2, 3)
+    assert (Space(1, 2, 3).y, Space(1, 2, 3).z) == (2, 3)
+    assert Space(1, 2, 3) != Point(1, 2)
+    with pytest.raises(TypeError):
+        Space(1, 2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("build", [lambda: Point(1), lambda: Point(1, 2, 3), lambda: Point(1, z=2)])  # type: ignore[call-arg]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class NewTopic(Struct):
@@ -27,9 +27,7 @@ class CreatedTopic(Struct):
     replication_factor: int
 
 
-class CreateTopicsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class CreateTopicsResponse(ApiResponse):
     topics: list[CreatedTopic]
 
 
@@ -44,9 +42,7 @@ class TopicResult(Struct):
     error_message: str | None
 
 
-class DeleteTopicsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DeleteTopicsResponse(ApiResponse):
     topics: list[TopicResult]
 
 
@@ -61,9 +57,7 @@ class CreatePartitionsRequest(Struct):
     topics: list[PartitionCount]
 
 
-class CreatePartitionsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class CreatePartitionsResponse(ApiResponse):
     topics: list[TopicResult]
 
 
@@ -92,9 +86,7 @@ class DescribedConfig(Struct):
     entries: list[ConfigEntry]
 
 
-class DescribeConfigsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeConfigsResponse(ApiResponse):
     resources: list[DescribedConfig]
 
 
@@ -119,9 +111,7 @@ class AlteredConfig(Struct):
     error_message: str | None
 
 
-class AlterConfigsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class AlterConfigsResponse(ApiResponse):
     resources: list[AlteredConfig]
 
 
@@ -139,9 +129,7 @@ class LogDirPartition(Struct):
     offline_reason: str | None  #: why the log refuses appends, or None
 
 
-class DescribeLogDirsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeLogDirsResponse(ApiResponse):
     path: str
     partitions: list[LogDirPartition]
 
@@ -165,9 +153,7 @@ class ElectedPartition(Struct):
     leader_id: int
 
 
-class ElectLeadersResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ElectLeadersResponse(ApiResponse):
     partitions: list[ElectedPartition]
 
 
@@ -177,7 +163,5 @@ class ControlledShutdownRequest(Struct):
     node_id: int
 
 
-class ControlledShutdownResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ControlledShutdownResponse(ApiResponse):
     node_id: int  #: of the broker that has begun to shut down

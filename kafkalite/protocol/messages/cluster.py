@@ -5,7 +5,7 @@ They need a connection that has proved to know the cluster's secret (ClusterHell
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class ClusterHelloRequest(Struct):
@@ -16,9 +16,7 @@ class ClusterHelloRequest(Struct):
     nonce: bytes  #: 32 random bytes, never used twice
 
 
-class ClusterHelloResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ClusterHelloResponse(ApiResponse):
     node_id: int
     nonce: bytes
     proof: bytes  #: HMAC-SHA256 of both nonces and both ids in the server's role
@@ -28,9 +26,7 @@ class ClusterProofRequest(Struct):
     proof: bytes  #: the same in the client's role
 
 
-class ClusterProofResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ClusterProofResponse(ApiResponse):
     node_id: int  #: under which the connection is now authenticated
 
 
@@ -40,11 +36,9 @@ class RaftMessagesRequest(Struct):
     lengths_bytes: list[int]
 
 
-class RaftMessagesResponse(Struct):
+class RaftMessagesResponse(ApiResponse):
     """Confirms arrival only: Raft's own responses travel on the other connection."""
 
-    error_code: int
-    error_message: str | None
     received_count: int
 
 
@@ -56,11 +50,9 @@ class EnvelopeRequest(Struct):
     client_id: str | None
 
 
-class EnvelopeResponse(Struct):
+class EnvelopeResponse(ApiResponse):
     """The payload is the encoded body of the response; empty with an error_code."""
 
-    error_code: int
-    error_message: str | None
     metadata_offset: int  #: to be replayed by the forwarding broker before it passes the response on
 
 
@@ -82,9 +74,7 @@ class RegisterBrokerRequest(Struct):
     damaged: list[DamagedReplica]  #: replicas that recovery found damaged (R24)
 
 
-class RegisterBrokerResponse(Struct):
-    error_code: int
-    error_message: str | None
+class RegisterBrokerResponse(ApiResponse):
     broker_epoch: int
     metadata_offset: int  #: of the registration; until it is replayed here the broker takes no role (R22)
 
@@ -97,9 +87,7 @@ class BrokerHeartbeatRequest(Struct):
     damaged: list[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
 
 
-class BrokerHeartbeatResponse(Struct):
-    error_code: int
-    error_message: str | None
+class BrokerHeartbeatResponse(ApiResponse):
     is_fenced: bool
     may_shut_down: bool
 
@@ -134,9 +122,7 @@ class ChangedPartition(Struct):
     partition_epoch: int
 
 
-class AlterPartitionResponse(Struct):
-    error_code: int
-    error_message: str | None
+class AlterPartitionResponse(ApiResponse):
     partitions: list[ChangedPartition]
 
 
@@ -189,9 +175,9 @@ class ReplicaFetchedPartition(Struct):
     length_bytes: int  #: of its batches in the payload
 
 
-class ReplicaFetchResponse(Struct):
-    error_code: int  #: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH: open a new session
-    error_message: str | None
+class ReplicaFetchResponse(ApiResponse):
+    """After FETCH_SESSION_ID_NOT_FOUND and INVALID_FETCH_SESSION_EPOCH the follower opens a new session."""
+
     session_id: int
     partitions: list[ReplicaFetchedPartition]
 
@@ -211,9 +197,7 @@ class CheckpointHighWatermarksRequest(Struct):
     partitions: list[PartitionHighWatermark]
 
 
-class CheckpointHighWatermarksResponse(Struct):
-    error_code: int
-    error_message: str | None
+class CheckpointHighWatermarksResponse(ApiResponse):
     recorded_count: int  #: partitions whose checkpoint changed
 
 
@@ -224,9 +208,7 @@ class AllocateProducerIdsRequest(Struct):
     broker_epoch: int
 
 
-class AllocateProducerIdsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class AllocateProducerIdsResponse(ApiResponse):
     first_producer_id: int
     id_count: int
 
@@ -245,14 +227,12 @@ class MetadataEntry(Struct):
     length_bytes: int
 
 
-class FetchMetadataResponse(Struct):
+class FetchMetadataResponse(ApiResponse):
     """The payload holds the encoded entries back to back.
 
     ``is_snapshot``: the log begins later, and one entry at the snapshot's offset holds the whole state.
     """
 
-    error_code: int
-    error_message: str | None
     leader_id: int  #: -1: none
     committed_offset: int
     is_snapshot: bool

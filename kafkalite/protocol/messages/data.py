@@ -6,7 +6,7 @@ them back to back in the same order.
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, PartitionResult, Struct
 
 
 class ProducePartition(Struct):
@@ -22,19 +22,13 @@ class ProduceRequest(Struct):
     partitions: list[ProducePartition]
 
 
-class ProducedPartition(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class ProducedPartition(PartitionResult):
     base_offset: int  #: of the batch; NO_OFFSET on error
     log_append_time_ms: int  #: NO_TIMESTAMP unless message.timestamp.type is LogAppendTime
     log_start_offset: int
 
 
-class ProduceResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ProduceResponse(ApiResponse):
     partitions: list[ProducedPartition]
 
 
@@ -61,11 +55,7 @@ class AbortedTransaction(Struct):
     first_offset: int
 
 
-class FetchedPartition(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class FetchedPartition(PartitionResult):
     high_watermark: int  #: exclusive
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
@@ -75,9 +65,7 @@ class FetchedPartition(Struct):
     ]  #: with read_committed: those with batches in this response, by first offset
 
 
-class FetchResponse(Struct):
-    error_code: int
-    error_message: str | None
+class FetchResponse(ApiResponse):
     partitions: list[FetchedPartition]
 
 
@@ -93,25 +81,19 @@ class ListOffsetsRequest(Struct):
     partitions: list[ListOffsetsPartition]
 
 
-class ListedOffset(Struct):
+class ListedOffset(PartitionResult):
     """For a timestamp: base offset and max timestamp of the first batch whose max timestamp is not less.
 
     The broker does not unpack batches, so the client finds the exact record in that one. NO_OFFSET if
     every record is older.
     """
 
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
     timestamp_ms: int
     offset: int
     leader_epoch: int
 
 
-class ListOffsetsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ListOffsetsResponse(ApiResponse):
     partitions: list[ListedOffset]
 
 
@@ -129,21 +111,15 @@ class OffsetsForBytesRequest(Struct):
     partitions: list[OffsetsForBytesPartition]
 
 
-class OffsetForBytes(Struct):
+class OffsetForBytes(PartitionResult):
     """The range that ``max_bytes`` of batches cover. Partial batches count fully, the first one always."""
 
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET on error
     size_bytes: int  #: of the batches from start_offset to this end_offset
     total_bytes: int  #: of the batches in the whole range
 
 
-class OffsetsForBytesResponse(Struct):
-    error_code: int
-    error_message: str | None
+class OffsetsForBytesResponse(ApiResponse):
     partitions: list[OffsetForBytes]
 
 
@@ -158,18 +134,12 @@ class OffsetsForLeaderEpochRequest(Struct):
     partitions: list[EpochPartition]
 
 
-class EpochEnd(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class EpochEnd(PartitionResult):
     leader_epoch: int  #: the largest known epoch not above the requested one
     end_offset: int  #: exclusive
 
 
-class OffsetsForLeaderEpochResponse(Struct):
-    error_code: int
-    error_message: str | None
+class OffsetsForLeaderEpochResponse(ApiResponse):
     partitions: list[EpochEnd]
 
 
@@ -184,17 +154,11 @@ class DeleteRecordsRequest(Struct):
     partitions: list[DeleteRecordsPartition]
 
 
-class DeletedRecords(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class DeletedRecords(PartitionResult):
     log_start_offset: int
 
 
-class DeleteRecordsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DeleteRecordsResponse(ApiResponse):
     partitions: list[DeletedRecords]
 
 
@@ -207,8 +171,6 @@ class InitProducerIdRequest(Struct):
     producer_epoch: int
 
 
-class InitProducerIdResponse(Struct):
-    error_code: int
-    error_message: str | None
+class InitProducerIdResponse(ApiResponse):
     producer_id: int
     producer_epoch: int

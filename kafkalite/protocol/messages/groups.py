@@ -6,7 +6,7 @@ The coordinator of a group leads the partition of ``__consumer_offsets`` that th
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class FindCoordinatorRequest(Struct):
@@ -23,9 +23,7 @@ class Coordinator(Struct):
     partition: int  #: of the internal topic
 
 
-class FindCoordinatorResponse(Struct):
-    error_code: int
-    error_message: str | None
+class FindCoordinatorResponse(ApiResponse):
     coordinators: list[Coordinator]
 
 
@@ -57,9 +55,7 @@ class ConsumerGroupHeartbeatRequest(Struct):
     max_wait_ms: int  #: how long the response may wait for a change; 0: respond at once
 
 
-class ConsumerGroupHeartbeatResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ConsumerGroupHeartbeatResponse(ApiResponse):
     member_id: str
     member_epoch: int
     heartbeat_interval_ms: int
@@ -87,9 +83,7 @@ class OffsetCommitRequest(Struct):
     offsets: list[CommittedOffset]
 
 
-class OffsetCommitResponse(Struct):
-    error_code: int
-    error_message: str | None
+class OffsetCommitResponse(ApiResponse):
     offsets: list[CommittedOffset]
 
 
@@ -106,9 +100,7 @@ class OffsetFetchRequest(Struct):
     partitions: list[GroupPartition] | None  #: None: all with a committed offset
 
 
-class OffsetFetchResponse(Struct):
-    error_code: int
-    error_message: str | None
+class OffsetFetchResponse(ApiResponse):
     offsets: list[CommittedOffset]
 
 
@@ -117,9 +109,7 @@ class OffsetDeleteRequest(Struct):
     partitions: list[GroupPartition]
 
 
-class OffsetDeleteResponse(Struct):
-    error_code: int
-    error_message: str | None
+class OffsetDeleteResponse(ApiResponse):
     offsets: list[CommittedOffset]
 
 
@@ -134,11 +124,9 @@ class ListedGroup(Struct):
     member_count: int
 
 
-class ListGroupsResponse(Struct):
+class ListGroupsResponse(ApiResponse):
     """Only the groups coordinated by the broker that responds."""
 
-    error_code: int
-    error_message: str | None
     groups: list[ListedGroup]
 
 
@@ -188,9 +176,7 @@ class DescribedGroup(Struct):
     journal: list[GroupEvent]  #: oldest first
 
 
-class DescribeGroupsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeGroupsResponse(ApiResponse):
     groups: list[DescribedGroup]
 
 
@@ -204,9 +190,7 @@ class DeletedGroup(Struct):
     error_message: str | None
 
 
-class DeleteGroupsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DeleteGroupsResponse(ApiResponse):
     groups: list[DeletedGroup]
 
 
@@ -223,7 +207,5 @@ class TxnOffsetCommitRequest(Struct):
     offsets: list[CommittedOffset]
 
 
-class TxnOffsetCommitResponse(Struct):
-    error_code: int
-    error_message: str | None
+class TxnOffsetCommitResponse(ApiResponse):
     offsets: list[CommittedOffset]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class ApiVersionsRequest(Struct):
@@ -18,9 +18,7 @@ class ApiVersionRange(Struct):
     max_version: int  #: inclusive
 
 
-class ApiVersionsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class ApiVersionsResponse(ApiResponse):
     software_name: str
     software_version: str
     apis: list[ApiVersionRange]
@@ -57,9 +55,7 @@ class TopicMetadata(Struct):
     partitions: list[PartitionMetadata]
 
 
-class MetadataResponse(Struct):
-    error_code: int
-    error_message: str | None
+class MetadataResponse(ApiResponse):
     cluster_id: str
     controller_id: int
     brokers: list[BrokerMetadata]
@@ -80,9 +76,7 @@ class BrokerDescription(Struct):
     registered_ms: int  #: wall clock
 
 
-class DescribeClusterResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeClusterResponse(ApiResponse):
     cluster_id: str
     controller_id: int
     metadata_offset: int
@@ -101,11 +95,9 @@ class QuorumNode(Struct):
     last_contact_ms: int  #: since its last message; -1: none yet
 
 
-class DescribeQuorumResponse(Struct):
+class DescribeQuorumResponse(ApiResponse):
     """The quorum as the responding node sees it; only the leader knows match offsets."""
 
-    error_code: int
-    error_message: str | None
     node_id: int  #: of the node that responds
     leader_id: int  #: -1: none
     term: int
@@ -129,8 +121,6 @@ class MetadataNode(Struct):
     value: str  #: JSON; "" for a directory
 
 
-class DescribeMetadataResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeMetadataResponse(ApiResponse):
     metadata_offset: int
     nodes: list[MetadataNode]  #: ``path`` itself first, then its children, sorted

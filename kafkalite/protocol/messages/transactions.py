@@ -9,7 +9,7 @@ under the application id as its transactional id, and one ``EndTxnGroup`` decide
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import ApiResponse, PartitionResult, Struct
 
 
 class TxnPartition(Struct):
@@ -17,11 +17,8 @@ class TxnPartition(Struct):
     partition: int
 
 
-class TxnPartitionResult(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class TxnPartitionResult(PartitionResult):
+    pass
 
 
 class AddPartitionsToTxnRequest(Struct):
@@ -33,9 +30,7 @@ class AddPartitionsToTxnRequest(Struct):
     partitions: list[TxnPartition]
 
 
-class AddPartitionsToTxnResponse(Struct):
-    error_code: int
-    error_message: str | None
+class AddPartitionsToTxnResponse(ApiResponse):
     partitions: list[TxnPartitionResult]
 
 
@@ -46,11 +41,9 @@ class EndTxnRequest(Struct):
     is_commit: bool
 
 
-class EndTxnResponse(Struct):
+class EndTxnResponse(ApiResponse):
     """Sent when the decision is committed (R32), with the identity of the next transaction (R31)."""
 
-    error_code: int
-    error_message: str | None
     producer_id: int
     producer_epoch: int
 
@@ -74,11 +67,9 @@ class WrittenMarker(Struct):
     partitions: list[TxnPartitionResult]
 
 
-class WriteTxnMarkersResponse(Struct):
+class WriteTxnMarkersResponse(ApiResponse):
     """Sent when the markers are committed and offsets in the transactions have taken effect (R33, R35)."""
 
-    error_code: int
-    error_message: str | None
     markers: list[WrittenMarker]
 
 
@@ -96,11 +87,9 @@ class ListedTransaction(Struct):
     duration_ms: int  #: since the open transaction began; 0 without one
 
 
-class ListTransactionsResponse(Struct):
+class ListTransactionsResponse(ApiResponse):
     """Only the transactions coordinated by the broker that responds."""
 
-    error_code: int
-    error_message: str | None
     transactions: list[ListedTransaction]
 
 
@@ -121,9 +110,7 @@ class DescribedTransaction(Struct):
     coordinator_epoch: int
 
 
-class DescribeTransactionsResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeTransactionsResponse(ApiResponse):
     transactions: list[DescribedTransaction]
 
 
@@ -140,19 +127,13 @@ class ActiveProducer(Struct):
     transaction_start_offset: int  #: NO_OFFSET if none is open
 
 
-class DescribedProducers(Struct):
-    topic: str
-    partition: int
-    error_code: int
-    error_message: str | None
+class DescribedProducers(PartitionResult):
     producers: list[ActiveProducer]
 
 
-class DescribeProducersResponse(Struct):
+class DescribeProducersResponse(ApiResponse):
     """The response of each partition's leader."""
 
-    error_code: int
-    error_message: str | None
     partitions: list[DescribedProducers]
 
 
@@ -165,9 +146,7 @@ class AbortTransactionRequest(Struct):
     start_offset: int  #: from DescribeProducers; nothing is aborted if another transaction is open by now
 
 
-class AbortTransactionResponse(Struct):
-    error_code: int
-    error_message: str | None
+class AbortTransactionResponse(ApiResponse):
     producer_id: int
     producer_epoch: int
 
@@ -181,11 +160,9 @@ class JoinTxnGroupRequest(Struct):
     timeout_ms: int  #: after which the writer's records are aborted if the batch is undecided
 
 
-class JoinTxnGroupResponse(Struct):
+class JoinTxnGroupResponse(ApiResponse):
     """``is_finished``: the batch is already decided, so there is nothing to write and no producer id."""
 
-    error_code: int
-    error_message: str | None
     producer_id: int
     producer_epoch: int
     last_batch_id: int  #: the last decided batch; -1 before any
@@ -206,11 +183,9 @@ class EndTxnGroupRequest(Struct):
     winners: list[TxnWinner]  #: writers whose records are committed; those of all others are aborted
 
 
-class EndTxnGroupResponse(Struct):
+class EndTxnGroupResponse(ApiResponse):
     """The result of the first call for this batch, also when it is repeated."""
 
-    error_code: int
-    error_message: str | None
     batch_id: int
     winners: list[str]  #: names of writers, as the deciding call gave them
     is_repeated: bool
@@ -231,9 +206,7 @@ class TxnGroupMember(Struct):
     partitions: list[TxnPartition]
 
 
-class DescribeTxnGroupResponse(Struct):
-    error_code: int
-    error_message: str | None
+class DescribeTxnGroupResponse(ApiResponse):
     application_id: str
     last_batch_id: int
     last_winners: list[str]
@@ -246,7 +219,5 @@ class RetireTxnGroupRequest(Struct):
     application_id: str
 
 
-class RetireTxnGroupResponse(Struct):
-    error_code: int
-    error_message: str | None
+class RetireTxnGroupResponse(ApiResponse):
     last_batch_id: int

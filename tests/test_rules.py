@@ -51,6 +51,8 @@ def test_modules_and_tests_of_a_rule_exist(rule: str) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
     is_implemented = "Not implemented" not in SECTIONS[rule] and "Not applicable" not in SECTIONS[rule]
     if rule.startswith("R") and is_implemented:
+        modules = [path for path in paths if path.startswith("kafkalite/")]
+        assert [path for path in modules if rule not in _cited((ROOT / path).read_text())] == []
         assert "- code: " in SECTIONS[rule]
         assert "- tests: " in SECTIONS[rule]
 
@@ -59,8 +61,8 @@ def test_every_mutant_is_named_under_its_rule_and_every_named_mutant_exists() ->
     named = {
         mutant: rule
         for rule, section in SECTIONS.items()
-        for line in re.findall(r"^- mutants: .*$", section, re.MULTILINE)
-        for mutant in re.findall(r"`([\w-]+)`", line)
+        for listed in re.findall(r"^- mutants: ([\s\S]*?)(?=\n- |\n\n|\Z)", section, re.MULTILINE)
+        for mutant in re.findall(r"`([\w-]+)`", listed)
     }
     assert sorted(named) == sorted(effects())
     misplaced = {m: rule for m, rule in named.items() if not m.startswith(("RAFT-", f"{rule}-"))}

@@ -12,7 +12,7 @@ Writing is one call: a ``Struct`` is the tuple that is sent. Reading trusts noth
     Reads a larger envelope field by field. Every count is compared with the remaining bytes, divided by the
     smallest size of an element, before anything is allocated, and nothing is unpacked that the struct has no
     field for. A refused envelope has then cost at most what its valid beginning is worth, never what its
-    headers claim (CVE-2026-111108 in Kafka).
+    headers claim (S2, CVE-2026-111108 in Kafka).
 
 Reading raises only RemoteProtocolError, writing only LocalProtocolError.
 """

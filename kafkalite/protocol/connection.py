@@ -7,7 +7,7 @@ The shell owns the socket and does, for each read::
 
 and writes, in order, the buffers that ``send``, ``send_error`` and ``handshake`` return.
 
-Both ends follow these rules:
+Both ends follow these rules (S1, S20):
 
 * The first request is ApiVersions, version 0. Until it arrives, the server applies
   ``limits.MAX_*_BEFORE_HANDSHAKE`` and accepts nothing else. A client sends nothing else before the response.

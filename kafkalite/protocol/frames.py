@@ -12,7 +12,7 @@ A frame is received in at most two places. Small frames gather in a staging buff
 per read. A larger part gets a buffer of exactly its size, which is handed to the transport, so a
 payload arrives without a copy in the memory where it is checked and from which it is written to disk.
 
-Both lengths are checked before a byte of the frame is kept. The exact buffers are zero pages until
+Both lengths are checked before a byte of the frame is kept (S1). The exact buffers are zero pages until
 bytes arrive: a peer that announces 100 MiB and sends nothing costs address space, not memory.
 """
 

@@ -1,4 +1,4 @@
-"""What holds for every test, no task left behind and bounded time; and the requests that many tests send."""
+"""Fixtures for every test (no task left behind, bounded time), and the requests that many tests send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEST_TIMEOUT_SECONDS = 120
 
 @pytest.fixture(autouse=True)
 def _bounded_in_time() -> Iterator[None]:
-    """A test that hangs prints every stack and ends the run, instead of the machine's patience."""
+    """A test that hangs prints every stack and ends the run."""
     faulthandler.dump_traceback_later(TEST_TIMEOUT_SECONDS, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n``, any test to any worker, but all those that share a Spark session to one.
+    """With ``-n``, send any test to any worker, but all those that share a Spark session to one.
 
-    That is xdist_group's job, but xdist 3.8 finds no group under pytest 9.
+    xdist_group would do that, but xdist 3.8 finds no group under pytest 9.
     """
     if config.getvalue("dist") != "load":
         return None
@@ -67,7 +67,7 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A test that runs the command or a server in this process leaves no log configuration behind."""
+    """A test that runs a command or a server in this process leaves no log configuration behind."""
     loggers = (logging.getLogger(), logging.getLogger("kafkalite"))
     before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     yield
@@ -95,7 +95,9 @@ def access_log() -> Path:
 
 @pytest.fixture
 def new_topic() -> Callable[..., Any]:
-    """The request that creates one topic: ``new_topic("t", partitions=2, **{"retention.ms": "1"})``."""
+    """Return a function for the request that creates one topic: ``new_topic("t", partitions=2,
+    **configs)``.
+    """
 
     def make(name: str, partitions: int = 1, **configs: str) -> admin.CreateTopicsRequest:
         return admin.CreateTopicsRequest(1000, False, [admin.NewTopic(name, partitions, 1, configs)])
@@ -105,7 +107,7 @@ def new_topic() -> Callable[..., Any]:
 
 @pytest.fixture
 def batch_of() -> Callable[..., bytearray]:
-    """A record batch of some values, stamped now."""
+    """Return a function for a record batch of some values, with the current timestamp."""
 
     def make(*values: bytes, timestamp_ms: int | None = None, **options: Any) -> bytearray:
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
@@ -116,7 +118,7 @@ def batch_of() -> Callable[..., bytearray]:
 
 @pytest.fixture
 def produce() -> Callable[..., Any]:
-    """The produce request for one batch: ``produce(batch, "t", acks=1)``, to be sent with the batch."""
+    """Return a function for a produce request: ``produce(batch, "t", acks=1)``, to be sent with the batch."""
 
     def make(
         batch: bytes | bytearray,

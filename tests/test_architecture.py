@@ -1,4 +1,6 @@
-"""The shape of the house is tested: floors, purity, tidiness, public names, weight of an import."""
+"""The structure of the source: import contracts, pure modules, tidiness, public names, weight of an
+import.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MODULES = sorted(path for package in (*PACKAGES, "proof") for path in ROOT.glob(
 MAX_FUNCTION_LINES = 90
 MAX_MODULE_LINES = 600  # a longer module carries the reason in a line "# Long because ..."
 
-#: What only tests use, and why it is in the product nevertheless: name of a file's definition, by a prefix.
+# : Names that only tests use, and why they are in the product: {path and name, or a prefix of them: reason}.
 ONLY_TESTS_USE = {
     "kafkalite/broker/broker.py Broker.intercept": "the seam of kafkalite.testing's faults",
     "kafkalite/broker/config.py BrokerConfig.": "options, which are read by their configuration names",
@@ -154,7 +156,7 @@ def test_public_names_of_the_spark_bridge() -> None:
 
 
 def test_no_module_of_the_bridge_hides_a_public_name() -> None:
-    """``sparkbridge.session`` must be the function, whatever was imported before."""
+    """``sparkbridge.session`` must be the function, in any order of imports."""
     modules = {path.stem for path in ROOT.glob("sparkbridge/*.py")}
     assert modules.isdisjoint(sparkbridge.__all__)
 
@@ -195,8 +197,8 @@ def test_importing_the_spark_bridge_pulls_in_nothing_heavy() -> None:
         assert heavy not in loaded
 
 
-def test_what_spark_imports_to_find_the_format_loads_little() -> None:
-    """Every session imports it, whether it uses the format or not."""
+def test_the_module_that_spark_imports_for_the_format_loads_little() -> None:
+    """Every session imports it, even if it does not use the format."""
     loaded = _modules_after("import pyspark.sql.datasource")
     more = _modules_after("import pyspark_kafkalite") - loaded
     assert {name for name in more if "kafkalite" in name or "sparkbridge" in name} == {

@@ -1,4 +1,4 @@
-"""The documents are executed: Python examples run, named files exist, commands of the README work."""
+"""The documents are executed: Python examples run, named files exist, the README's shell session works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _blocks(language: str) -> list[pytest.ParameterSet]:
 
 @pytest.mark.parametrize("code", _blocks("python"))
 def test_python_example_runs(code: str, tmp_path: Path) -> None:
-    """A block with tests in it is run by pytest, any other by Python; warnings are errors."""
+    """A block with tests is run by pytest, any other by Python. Warnings are errors."""
     tree = ast.parse(code)
     is_test = any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
@@ -89,7 +89,7 @@ def test_the_readme_session(tmp_path: Path) -> None:
         session = FENCE.findall((ROOT / "README.md").read_text())
         shell = [code for language, code in session if language == "sh" and "kl fetch" in code]
         assert len(shell) == 1
-        # Keys decide the partition, so the address that is fetched may hold nothing here.
+        # Keys decide the partition, so the fetched address may be empty here.
         for line in shell[0].strip().splitlines():
             command = line.replace("bin/kl", f"{sys.executable} -m kafkalite")
             if "fetch" in command:

@@ -1,4 +1,4 @@
-"""Clusters of real processes; the tests share two cores, so each cluster is small and gone quickly."""
+"""Clusters of real processes. The tests share two cores, so each cluster is small and short-lived."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _quiet_clients() -> Iterator[None]:
-    """Brokers die here on purpose: that clients can't reach them is no news."""
+    """Silence the clients' log: brokers are killed here on purpose."""
     logger = logging.getLogger("kafkalite")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

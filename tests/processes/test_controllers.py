@@ -1,4 +1,4 @@
-"""Controllers that are a quorum of their own: what kl says of them through brokers that are no part of it."""
+"""Separate controllers: kl shows the quorum through any broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def kl(*arguments: str, **environment: str) -> Said:
     return Said(process.returncode or 0, out.decode())
 
 
-async def test_the_quorum_is_seen_through_any_broker_and_its_losses_are_told(tmp_path: Path) -> None:
+async def test_any_broker_shows_the_quorum_and_its_lost_members(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path, brokers=2, controllers=3) as cluster:
         at = {"KL_BOOTSTRAP_SERVERS": cluster.bootstrap_servers}
         assert (await kl("cluster", "status", "--check", **at)).code == 0

@@ -1,4 +1,4 @@
-"""One node's disk is full, or holds a damaged file: the cluster serves on, and is whole again afterwards."""
+"""One node's disk is full, or has a damaged file: the cluster goes on, and is in sync again afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECK_FAILED = 9  #: the exit code of kl log verify
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory that is soon full."""
+    """Yield a small file system in memory."""
     place = tmp_path / "small"
     place.mkdir()
     size = f"size={SMALL_DISK_BYTES}"
@@ -63,7 +63,9 @@ async def assert_nothing_is_lost(load: Workload) -> None:
 async def test_a_full_disk_stops_one_node_from_writing_until_there_is_room_again(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    """ENOSPC is refused before harm is done (R26): what the node leads takes no more and is read on."""
+    """ENOSPC is refused before any damage (R26): the partitions that the node leads can be read, not
+    written.
+    """
     on_small = {3: {"log.dirs": str(small_disk / "node-3")}}
     async with ProcessCluster(
         tmp_path / "nodes", node_settings=on_small, settings={"replica.lag.time.max.ms": 2000}
@@ -111,7 +113,7 @@ async def until_in_sync_only_where_it_leads(cluster: ProcessCluster, node_id: in
 
 
 @pytest.mark.parametrize("thrown_away", ["the partition", "the disk"])
-async def test_damage_is_never_served_and_what_is_thrown_away_comes_back_from_the_others(
+async def test_damage_is_never_served_and_discarded_data_is_replicated_again(
     tmp_path: Path, thrown_away: str
 ) -> None:
     data = tmp_path / "nodes" / "node-2"
@@ -127,14 +129,15 @@ async def test_damage_is_never_served_and_what_is_thrown_away_comes_back_from_th
             await cluster.start_node(2)
             await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
 
-            # What was closed long ago is not read again at a start. Whoever is given it notices.
+            # Segments that were closed long ago are not read at a start. Readers of the records find the
+            # damage.
             async with Admin(cluster.bootstrap_servers) as admin:
                 assert (await admin.elect_leaders([own]))[own] == 2
             with pytest.raises(CorruptBatchError):
                 await read(cluster.bootstrap_servers, own)
             assert await verified(damaged.parent) == CHECK_FAILED
 
-            # The way out: an empty directory. The others fill it, and votes are counted as before.
+            # The remedy is an empty directory: the other nodes fill it, and the node votes as before.
             await cluster.terminate(2)
             shutil.rmtree(data if thrown_away == "the disk" else damaged.parent)
             await cluster.start_node(2)
@@ -147,8 +150,8 @@ async def test_damage_is_never_served_and_what_is_thrown_away_comes_back_from_th
         assert await verified(data / damaged.parent.name) == 0
 
 
-async def test_a_node_without_its_metadata_wants_to_be_told_that_it_is_meant(tmp_path: Path) -> None:
-    """It may have voted already: what it promised is forgotten, so it says so and stops."""
+async def test_a_node_without_its_metadata_refuses_to_start_without_rejoin(tmp_path: Path) -> None:
+    """It may have voted already and has lost that vote, so it refuses to start without the setting."""
     async with ProcessCluster(tmp_path / "nodes") as cluster:
         await create_topic(cluster)
         await cluster.kill(2)
@@ -161,12 +164,12 @@ async def test_a_node_without_its_metadata_wants_to_be_told_that_it_is_meant(tmp
 
         await cluster.start_node(2, "--rejoin")
         await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
-        await cluster.restart(2)  # and from then on as ever
+        await cluster.restart(2)  # without the setting again
         await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
 
 
 async def read(servers: str, partition: TopicPartition) -> None:
-    """From its beginning to its end. Raises what the consumer raises."""
+    """Read a partition from its beginning to its end. Raises the consumer's errors."""
     async with Consumer(bootstrap_servers=servers) as consumer:
         consumer.assign([partition])
         await consumer.seek_to_beginning()
@@ -177,7 +180,7 @@ async def read(servers: str, partition: TopicPartition) -> None:
 
 
 async def verified(directory: Path) -> int:
-    """The exit code of ``kl log verify``."""
+    """Return the exit code of ``kl log verify``."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

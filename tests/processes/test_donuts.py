@@ -12,7 +12,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_story_is_told_to_its_end(repository: Path) -> None:
+def test_the_story_runs_to_its_end(repository: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", repository / "examples" / "donuts" / "run.py"],
         capture_output=True,

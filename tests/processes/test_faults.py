@@ -1,4 +1,4 @@
-"""Real processes are killed, paused and cut apart under load; a checker judges what the clients saw.
+"""Real processes are killed, paused and cut off under load; a checker judges the clients' histories.
 
 A bounded part of ``make faults``: the same plan, a few rounds, a new seed each time, printed.
 """

@@ -1,4 +1,4 @@
-"""durability=page-cache: when every replica died at once, only a person may say who leads."""
+"""durability=page-cache: if all replicas die at the same time, only an operator may elect a leader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def kl(cluster: ProcessCluster, *arguments: str) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
-async def test_after_the_death_of_all_an_unclean_election_is_asked_for_and_works(tmp_path: Path) -> None:
+async def test_after_the_death_of_all_an_unclean_election_is_requested_and_works(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path, settings={"durability": "page-cache"}) as cluster:
         async with Admin(cluster.bootstrap_servers) as admin:
             await admin.create_topic(TOPIC, 1, 3, configs={"min.insync.replicas": "2"})
@@ -60,4 +60,4 @@ async def test_after_the_death_of_all_an_unclean_election_is_asked_for_and_works
             async with asyncio.timeout(20):
                 while len(found) < 2:
                     found += [record.value for record in await consumer.get_many(timeout_ms=500)]
-        assert found == [b"before", b"after"]  # the processes died, the machine's memory did not
+        assert found == [b"before", b"after"]  # the processes died, but not the machine's memory

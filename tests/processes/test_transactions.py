@@ -1,7 +1,7 @@
-"""Exactly once while real brokers, coordinators and jobs are killed and stopped; a checker is the judge.
+"""Exactly once while real brokers, coordinators and jobs are killed and stopped; a checker judges.
 
-A bounded part of ``python -m proof.processes.faults --transactions``: the same faults, one round
-each, a new seed each time, printed.
+A bounded part of ``python -m proof.processes.faults --transactions``: the same faults, one round each,
+a new seed each time, printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PLANS = {
 
 @pytest.mark.parametrize("plan", PLANS)
 async def test_everything_is_done_exactly_once(plan: str, tmp_path: Path) -> None:
-    """E3, R31-R35: output = f(input), in order; transactions are whole or not there; zombies are refused."""
+    """E3, R31-R35: output = f(input), in order; transactions are complete or absent; fenced producers are
+    refused.
+    """
     seed = time.time_ns() % 1_000_000
     again = "python -m proof.processes.faults --transactions"
     print(f"again: {again} --seed {seed}", *(f"--fault {fault}" for fault in PLANS[plan]))

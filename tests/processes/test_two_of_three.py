@@ -1,4 +1,4 @@
-"""Three combined nodes, two of which fail: nothing is elected, leaders go on with what their ISR allows."""
+"""Three combined nodes, two of which fail: nothing is elected, and leaders serve what their ISR allows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kafkalite.testing import ProcessCluster
 pytestmark = pytest.mark.slow
 
 TOPIC = "shared"
-#: Longer than broker.session.timeout.ms: what holds now holds for as long as the others are away.
+# : Longer than broker.session.timeout.ms, so that nothing changes while the other nodes are away.
 SESSION_S = 3.5
 
 
 async def values(servers: str, partition: int) -> list[bytes | None]:
-    """All that can be read of a partition. Raises KafkaliteError, TimeoutError."""
+    """Return all readable records of a partition. Raises KafkaliteError, TimeoutError."""
     async with Consumer(
         bootstrap_servers=servers, request_timeout_ms=2_000, default_api_timeout_ms=4_000
     ) as consumer:
@@ -57,8 +57,8 @@ async def test_leaders_go_on_with_what_their_isr_allows_and_nothing_is_elected(t
         await until_no_controller(cluster, survivor)
         await asyncio.sleep(SESSION_S)
 
-        # What it leads is read on, and written with acks=1. Writes with acks=all wait for those that are
-        # dead and still in the ISR: without a controller nobody can take them out.
+        # Its partitions can be read, and written with acks=1. Writes with acks=all wait for the dead replicas
+        # in the ISR, which cannot shrink without a controller.
         assert await values(alone, mine) == [b"before"]
         async with producer(alone, acks=1, enable_idempotence=False) as clients:
             await clients.send(TOPIC, b"to one", partition=mine)
@@ -66,14 +66,14 @@ async def test_leaders_go_on_with_what_their_isr_allows_and_nothing_is_elected(t
             with pytest.raises(KafkaliteError):
                 await clients.send(TOPIC, b"to all", partition=mine)
 
-        # Nothing is elected, created, changed.
+        # Nothing is elected, created or changed.
         async with Admin(alone, default_api_timeout_ms=3_000, request_timeout_ms=1_500) as admin:
             with pytest.raises(KafkaliteError):
                 await admin.create_topic("never", 1, 1)
         with pytest.raises((KafkaliteError, TimeoutError)):
             await values(alone, theirs)
 
-        # With one of the dead back there is a majority: everything is led and written again.
+        # With one of the dead nodes back there is a majority: everything is led and can be written again.
         await cluster.start_node(friend)
         await cluster.wait(brokers=2, node_id=friend, topics=[TOPIC])
         async with producer(cluster.bootstrap_servers, delivery_timeout_ms=20_000) as clients:

@@ -1,4 +1,4 @@
-"""What the simulation checks of groups and transactions is found when it is broken by hand."""
+"""The simulation's checks of groups and transactions find states that were tampered with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch_of(*values: bytes, base_offset: int = 0, leader_epoch: int = 1) -> Rec
 
 
 def test_a_rewritten_batch_has_the_same_records() -> None:
-    """I3, I6: which of them are left does not matter, nor how they are batched."""
+    """I3, I6: compaction may remove records and rebatch the others."""
     logs = CompactedLogs()
     whole = logs.check("a", LOG, batch_of(b"0", b"1"))
     for told in whole:
@@ -102,7 +102,7 @@ def found(tamper: Callable[[Any], None], check: Callable[[Coordination], None]) 
     play(story)
 
 
-def test_a_coordinator_that_knows_another_state_than_its_log_is_found() -> None:
+def test_a_coordinator_whose_state_differs_from_its_log_is_found() -> None:
     with pytest.raises(Violation, match="R36"):
         found(lambda group: group.offsets.put(*KEY, None), Coordination.check_rest)
 
@@ -129,8 +129,8 @@ class FakeConsumer:
         return SimpleNamespace(member_id=self.member_id)
 
 
-def test_two_members_that_believe_to_hold_a_partition_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D1; but not when one of them is no member any more, or knows already that it was expelled."""
+def test_two_members_that_own_a_partition_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D1; but not if one of them was expelled, whether it has received that or not."""
     with Simulation(1) as simulation:
         watcher = coordination(simulation)
         members = {"a": None, "b": None}

@@ -1,4 +1,4 @@
-"""Coordinators in the simulation: brokers die at any moment, and no committed offset is ever taken back."""
+"""Coordinators in the simulation: brokers die at any moment, and no committed offset ever goes back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(seed: int) -> tuple[str, dict[str, int], dict[str, int]]:
-    """(the run's hash, the last offset that each group was told, what is committed at the end)"""
+    """Return (trace hash, the last acknowledged offset of each group, the committed offsets at the end)."""
     told: dict[str, int] = {}
     found: dict[str, int] = {}
     with Simulation(seed) as simulation:
@@ -80,7 +80,7 @@ def run(seed: int) -> tuple[str, dict[str, int], dict[str, int]]:
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_what_was_committed_stays_through_failovers(seed: int) -> None:
+def test_committed_offsets_survive_failovers(seed: int) -> None:
     """R36, R39, R40"""
     _, told, found = run(seed)
     assert len(told) == 4

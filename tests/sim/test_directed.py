@@ -1,4 +1,4 @@
-"""Schedules for the rules of transactions and coordinators (R31-R34, R36): each needs its rule alone."""
+"""The directed schedules of transactions and coordinators (R31-R34, R36): each needs its rule alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_rule_of_groups_transactions_and_compaction_has_a_schedule() -> No
 
 
 def test_an_accident_is_not_taken_for_a_finding() -> None:
-    """What breaks beside the schedule's own promise is raised."""
+    """A failure other than the schedule's own promise is raised."""
 
     async def story(stage: Stage) -> str | None:
         await stage.until(lambda: False, seconds=0.1)

@@ -1,7 +1,7 @@
-"""At least once, at most once, exactly once: the client dies, or stands still, at every single step it takes.
+"""At least once, at most once, exactly once: the client dies, or is paused, at every single step.
 
-A step is every write to the network and every effect of the program. The runs are whole worlds in virtual
-time: a broker that is its own coordinator, the job, and who comes after it.
+A step is every write to the network and every effect of the program. Each run is a whole simulation in
+virtual time: a broker that is its own coordinator, the job, and its successor.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ GROUP: dict[str, Any] = {
 
 @dataclass
 class World:
-    """One simulated world, and what its programs did in it."""
+    """One simulation, and what its programs did in it."""
 
     simulation: Simulation
     steps: Steps
     address: str = ""
     processed: list[tuple[int, int]] = field(default_factory=list)  #: (partition, offset), in order
-    refusals: list[KafkaliteError] = field(default_factory=list)  #: what programs ended with
-    #: what somebody who reads committed records was given of ``out`` meanwhile, by partition, in each life
+    refusals: list[KafkaliteError] = field(default_factory=list)  # : the errors that ended programs
+    # : what a read_committed reader received of ``out`` meanwhile, by partition, in each of its runs
     followed: list[dict[int, list[bytes]]] = field(default_factory=list)
 
     async def start(self, brokers: int = 1) -> list[SimNode]:
@@ -111,7 +111,7 @@ class World:
         return Consumer(*topics, bootstrap_servers=self.address, rng=rng, **{**GROUP, **settings})
 
     def follow(self) -> None:
-        """Have ``out`` read by a program of its own from now on."""
+        """Start a program that reads ``out``."""
         self.simulation.host("follower").run(self._follow())
 
     async def _follow(self) -> None:
@@ -127,11 +127,11 @@ class World:
             await asyncio.sleep(0.05)
 
     async def read(self, topic: str, isolation: str = "read_committed") -> dict[int, list[bytes]]:
-        """All that stands in ``topic``, by partition."""
+        """Return all records of ``topic``, by partition."""
         return await self.on("reader", self._read(topic, isolation))
 
     async def on(self, name: str, call: Coroutine[Any, Any, T]) -> T:
-        """What ``call`` returns, made by a program of its own."""
+        """Run ``call`` as a program of its own, and return its result."""
         host = self.simulation.host(name)
         host.kill()
         task = host.run(call)
@@ -158,9 +158,9 @@ Program = Callable[[World, str], Awaitable[None]]
 async def _run(
     world: World, program: Program, name: str, strike: Callable[[Host], None] | None = None
 ) -> None:
-    """Run a program until it ends in good order, started again after every death and every error.
+    """Run a program until it ends normally; restart it after every death and every error.
 
-    ``strike`` is what may happen to its first process.
+    ``strike`` may hit its first process.
     """
     host = world.simulation.host(name)
     while True:
@@ -182,7 +182,7 @@ async def _run(
 
 
 def _killed(program: Program, check: Callable[[World], Awaitable[None]]) -> Callable[[Steps], None]:
-    """A life that is struck by SIGKILL, begun anew, and checked."""
+    """Return a life that is struck by SIGKILL, restarted, and checked."""
 
     def life(steps: Steps) -> None:
         with Simulation(1) as simulation:
@@ -204,9 +204,10 @@ def _killed(program: Program, check: Callable[[World], Awaitable[None]]) -> Call
 def _paused(
     program: Program, check: Callable[[World], Awaitable[None]], *, wakes_early: bool = False
 ) -> Callable[[Steps], None]:
-    """A life that is struck by SIGSTOP; another one does all the work; then the first one wakes.
+    """Return a life that is struck by SIGSTOP. Another one does all the work; then the first one is
+    resumed.
 
-    ``wakes_early``: while the other one is at work; they share the rest.
+    ``wakes_early``: while the other one is working; they share the rest.
     """
 
     def life(steps: Steps) -> None:
@@ -217,7 +218,7 @@ def _paused(
 
             def strike(host: Host) -> None:
                 host.pause()
-                link.cut()  # what it was about to write leaves when it wakes
+                link.cut()  # its pending write leaves when it is resumed
                 stopped.set()
 
             async def story() -> None:
@@ -254,7 +255,9 @@ async def _raise_again(fallen: asyncio.Future[SimNode], down_s: float) -> None:
 def _broken(
     program: Program, check: Callable[[World], Awaitable[None]], hit: Callable[[SimNode], None]
 ) -> Callable[[Steps], None]:
-    """A life whose broker, leader and coordinator of everything, is ``hit`` at one of its own steps."""
+    """Return a life whose broker, which leads and coordinates everything, is ``hit`` at one of its own
+    steps.
+    """
 
     def life(steps: Steps) -> None:
         with Simulation(1) as simulation:
@@ -267,7 +270,7 @@ def _broken(
 
             async def story() -> None:
                 (node,) = await world.start()
-                node.host.disk.sync_s = 0.005  # long enough to die before what was written is safe
+                node.host.disk.sync_s = 0.005  # long enough to die before written data is synced
                 if program not in CONSUMERS:
                     world.follow()
                 raising = asyncio.ensure_future(_raise_again(fallen, 0.05))
@@ -288,7 +291,7 @@ def _broken(
 def _led_by_the_fallen(
     program: Program, check: Callable[[World], Awaitable[None]], topic: str
 ) -> Callable[[Steps], None]:
-    """A life among three brokers: who leads ``topic`` is killed at one of the program's steps."""
+    """Return a life among three brokers: the leader of ``topic`` is killed at one of the program's steps."""
 
     def life(steps: Steps) -> None:
         with Simulation(1) as simulation:
@@ -328,7 +331,7 @@ def _leads(node: SimNode, topic: str) -> bool:
 
 
 async def _more(consumer: Consumer) -> list[Record]:
-    """The next records; none when the group has committed everything."""
+    """Return the next records; none if the group has committed everything."""
     while True:
         if records := await consumer.get_many(timeout_ms=SESSION_MS // 2):
             return records
@@ -361,7 +364,7 @@ async def record_by_record(world: World, name: str) -> None:
 
 
 async def by_itself(world: World, name: str) -> None:
-    """Auto-commit: what one came back after is committed, sooner or later."""
+    """Auto-commit: records are committed after the next poll."""
     async with world.consumer("in", auto_commit_interval_ms=10) as consumer:
         while records := await _more(consumer):
             for record in records:
@@ -369,7 +372,7 @@ async def by_itself(world: World, name: str) -> None:
 
 
 async def static_member(world: World, name: str) -> None:
-    """Its successor has the partitions at once."""
+    """A static member: its successor has the partitions at once."""
     settings = {"enable_auto_commit": False, "group_instance_id": name}
     async with world.consumer("in", **settings) as consumer:
         while records := await _more(consumer):
@@ -394,12 +397,12 @@ async def committed_first_by_hand(world: World, name: str) -> None:
 
 
 async def transform(world: World, name: str) -> None:
-    """Consume, produce, and commit what was consumed, in one transaction; one id for whoever does it."""
+    """Consume, produce, and commit the offsets, in one transaction; all instances have the same id."""
     await _transform(world, "job")
 
 
 async def transform_under_its_own_id(world: World, name: str) -> None:
-    """Only the group's coordinator knows who may commit."""
+    """The same with an id for each instance: only the group's coordinator can fence."""
     await _transform(world, name)
 
 
@@ -424,7 +427,9 @@ async def _transform(world: World, transactional_id: str) -> None:
 
 
 async def copy_lines(world: World, name: str) -> None:
-    """A file becomes records, two lines in a transaction; how far it is stands beside them, in a group."""
+    """Copy a file to records, two lines in a transaction; the progress is committed with them, as a
+    group's offset.
+    """
     place = TopicPartition("lines", 0)
     async with (
         world.producer(transactional_id="lines", linger_ms=0) as producer,
@@ -443,7 +448,7 @@ async def copy_lines(world: World, name: str) -> None:
 
 
 async def write_batches(world: World, name: str) -> None:
-    """A driver and its tasks: each batch is written by two, and decided once."""
+    """A driver and its tasks: each batch is written by two tasks, and decided once."""
     settings: dict[str, Any] = CLIENT_SETTINGS
     attempt = world.simulation.now_ms
     async with TransactionGroup(
@@ -474,7 +479,7 @@ async def write_batches(world: World, name: str) -> None:
 CONSUMERS = (by_hand, record_by_record, by_itself, static_member, committed_first, committed_first_by_hand)
 
 
-# --- what must hold
+# --- promises
 
 
 async def _all_processed(world: World) -> None:
@@ -505,7 +510,7 @@ async def _lines_once(world: World) -> None:
 
 
 class Tally:
-    """Adds up what the lives of a sweep saw: a sweep in which nothing went wrong proves nothing."""
+    """Adds up the results of a sweep: a sweep without any fault proves nothing."""
 
     def __init__(self, check: Callable[[World], Awaitable[None]]) -> None:
         self._check = check
@@ -528,7 +533,7 @@ class Tally:
 
 @pytest.mark.parametrize("program", [by_hand, record_by_record, by_itself, static_member])
 def test_at_least_once(program: Program) -> None:
-    """E1: none is missed, some come again."""
+    """E1: no record is missed, some are processed again."""
     tally = Tally(_all_processed)
     labels = at_every_step(_killed(program, tally))
     assert labels.count("process") == len(EVERYTHING)
@@ -537,7 +542,7 @@ def test_at_least_once(program: Program) -> None:
 
 @pytest.mark.parametrize("program", [committed_first, committed_first_by_hand])
 def test_at_most_once(program: Program) -> None:
-    """E2: none comes twice, some are missed."""
+    """E2: no record is processed twice, some are missed."""
     tally = Tally(_none_twice)
     labels = at_every_step(_killed(program, tally))
     assert labels.count("process") == len(EVERYTHING)
@@ -546,7 +551,7 @@ def test_at_most_once(program: Program) -> None:
 
 @pytest.mark.parametrize("program", [transform, transform_under_its_own_id])
 def test_exactly_once(program: Program) -> None:
-    """E3: output = f(input), in order, for whoever reads committed records; aborted ones are there too."""
+    """E3: output = f(input), in order, for read_committed readers; there are aborted records too."""
     tally = Tally(_transformed_once)
     labels = at_every_step(_killed(program, tally))
     assert labels.count("produce") == len(EVERYTHING)
@@ -554,7 +559,7 @@ def test_exactly_once(program: Program) -> None:
 
 
 def test_transactions_of_a_producer_alone() -> None:
-    """B21: a file is copied exactly once; how far it is stands in the same transactions."""
+    """B21: a file is copied exactly once; the progress is in the same transactions."""
     tally = Tally(_lines_once)
     at_every_step(_killed(copy_lines, tally))
     assert tally.aborted > 0
@@ -581,23 +586,23 @@ def test_batches_of_a_transaction_group() -> None:
 def test_the_broker_dies_at_every_step(
     program: Program, check: Callable[[World], Awaitable[None]], hit: Callable[[SimNode], None]
 ) -> None:
-    """The leader of everything and the coordinator of everybody: before each answer that it gives."""
+    """The broker leads and coordinates everything, and dies before each of its responses."""
     assert len(at_every_step(_broken(program, Tally(check), hit))) > 15
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets", "out", "in"])
 def test_a_leader_of_three_dies_at_a_sample_of_steps(topic: str) -> None:
-    """The coordinator of transactions, of groups, the leader of the output, of the input."""
+    """The coordinator of transactions or of groups, or the leader of the output or of the input."""
     tally = Tally(_transformed_once)
     at_every_step(_led_by_the_fallen(transform_under_its_own_id, tally, topic), stride=10)
 
 
-# --- zombies
+# --- paused programs
 
 
-def test_a_member_that_stood_still_spoils_nothing() -> None:
-    """R39: its late commit is refused, and the group's offsets stay where its heir has put them."""
+def test_a_paused_member_changes_nothing() -> None:
+    """R39: its late commit is refused, and its successor's offsets stay."""
 
     async def check(world: World) -> None:
         await _all_processed(world)
@@ -621,21 +626,21 @@ async def _committed(world: World) -> dict[TopicPartition, int]:
     "program, error",
     [(transform, ProducerFencedError), (transform_under_its_own_id, CommitFailedError)],
 )
-def test_a_transform_that_stood_still_spoils_nothing(program: Program, error: type[KafkaliteError]) -> None:
-    """R31, R35: fenced by its transactional id where its heir has the same, else by its group."""
+def test_a_paused_transform_changes_nothing(program: Program, error: type[KafkaliteError]) -> None:
+    """R31, R35: fenced by its transactional id if its successor has the same one, else by its group."""
     tally = Tally(_transformed_once)
     at_every_step(_paused(program, tally))
     assert tally.refused[error.__name__] > 0
 
 
-def test_a_transform_that_wakes_beside_its_heir_spoils_nothing() -> None:
-    """It joins again, and they share what is left."""
+def test_a_transform_resumed_beside_its_successor_changes_nothing() -> None:
+    """It rejoins, and they share the rest."""
     tally = Tally(_transformed_once)
     at_every_step(_paused(transform_under_its_own_id, tally, wakes_early=True))
     assert tally.refused[CommitFailedError.__name__] > 0
 
 
-def test_a_transactional_producer_that_stood_still_spoils_nothing() -> None:
+def test_a_paused_transactional_producer_changes_nothing() -> None:
     """R31: each of its late requests is refused."""
     tally = Tally(_lines_once)
     at_every_step(_paused(copy_lines, tally))

@@ -1,4 +1,4 @@
-"""Hosts: a disk that forgets, an executor that takes its time, a clock that may jump."""
+"""Hosts: a disk that loses unsynced data, an executor that takes time, a clock that may jump."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_executor_works_while_the_loop_goes_on() -> None:
         simulation.run(story(simulation), on=simulation.host("a"))
 
 
-def test_what_the_executor_has_under_way_dies_with_its_process() -> None:
+def test_pending_calls_of_the_executor_end_with_its_process() -> None:
     ran: list[int] = []
 
     async def work(simulation: Simulation) -> None:

@@ -1,4 +1,4 @@
-"""The loop: time is a number, order is the seed's, and a killed process says nothing more."""
+"""The loop: time is a number, the seed decides the order, and a killed process runs no more code."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_paused_process_goes_on_where_it_was() -> None:
     assert ticks[5] - ticks[4] >= 5_000
 
 
-def test_waiting_for_nothing_is_told() -> None:
+def test_a_deadlock_is_raised() -> None:
     with Simulation(1) as simulation, pytest.raises(Deadlock):
         simulation.run(asyncio.Event().wait())
 
@@ -115,7 +115,7 @@ def test_a_program_that_never_waits_does_not_stop_time() -> None:
         simulation.run(asyncio.sleep(0.1))
 
 
-def test_an_exception_nobody_catches_is_a_violation() -> None:
+def test_an_uncaught_exception_is_a_violation() -> None:
     async def story() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)
         await asyncio.sleep(1)

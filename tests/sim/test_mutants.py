@@ -1,4 +1,4 @@
-"""Every rule has somebody who notices when it is gone."""
+"""Every mutant is found."""
 
 from __future__ import annotations
 

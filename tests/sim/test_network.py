@@ -1,4 +1,4 @@
-"""Simulated streams: what arrives is whole and in order, and what breaks is told as TCP tells it."""
+"""Simulated streams: data arrives complete and in order, and breaks are reported as TCP reports them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDRESS = "sim://server:1"
 
 
 class Recorder(asyncio.BufferedProtocol):
-    """Keeps what happens to it, and answers what it gets if it is an echo."""
+    """Records its calls, and sends back what it receives if it is an echo."""
 
     made: ClassVar[list[Recorder]] = []  # the accepted one comes before the dialler
 
@@ -84,7 +84,7 @@ def play(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bytes_arrive_whole_and_in_order(seed: int) -> None:
+def test_bytes_arrive_completely_and_in_order(seed: int) -> None:
     sent = b"".join(b"%d," % number for number in range(300))
 
     async def story(simulation: Simulation) -> None:
@@ -100,7 +100,7 @@ def test_bytes_arrive_whole_and_in_order(seed: int) -> None:
     play(story, seed=seed, tuning=Tuning(jitter_s=0.01, spike_rate=0.2, split_rate=0.5))
 
 
-def test_nobody_listens() -> None:
+def test_a_connection_to_an_unused_port_is_refused() -> None:
     async def story(simulation: Simulation) -> None:
         with pytest.raises(ConnectionFailedError, match="refused"):
             await SimTransport().connect("sim://server:2", Recorder)
@@ -137,7 +137,7 @@ def test_a_cut_may_be_one_way() -> None:
     play(story)
 
 
-def test_a_dial_over_a_cut_link_waits() -> None:
+def test_connecting_over_a_cut_link_waits() -> None:
     async def story(simulation: Simulation) -> None:
         link = simulation.network.link("client", "server")
         link.cut()
@@ -151,7 +151,7 @@ def test_a_dial_over_a_cut_link_waits() -> None:
     play(story)
 
 
-def test_a_killed_peer_is_told_by_its_kernel() -> None:
+def test_the_kernel_closes_the_connections_of_a_killed_peer() -> None:
     async def story(simulation: Simulation) -> None:
         recorder = await dial()
         simulation.host("server").kill()
@@ -163,7 +163,7 @@ def test_a_killed_peer_is_told_by_its_kernel() -> None:
     play(story)
 
 
-def test_a_host_without_power_says_nothing_until_it_is_back() -> None:
+def test_a_host_without_power_sends_nothing_until_it_is_back() -> None:
     async def story(simulation: Simulation) -> None:
         recorder = await dial()
         server = simulation.host("server")

@@ -54,8 +54,8 @@ for brokers, seed in ((3, 11), (3, 26), (1, 3)):
 
 
 @pytest.mark.slow
-def test_a_seed_takes_the_same_course_in_every_process(repository: Path) -> None:
-    """Two processes with different hashes of strings, and different addresses of objects."""
+def test_a_seed_has_the_same_trace_in_every_process(repository: Path) -> None:
+    """Two processes with different string hashes and object addresses have the same trace."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", _HASH],
@@ -104,7 +104,7 @@ def _outcome(seed: int, kind: str = "", probes: dict[str, int] | None = None) ->
 
 
 @pytest.mark.parametrize("kind", ["crash", "liveness", "safety"])
-def test_a_failure_tells_how_to_replay_it(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_prints_the_command_that_replays_it(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = Report()
     report.take(_outcome(1))
     report.take(_outcome(17, kind))
@@ -133,7 +133,7 @@ def test_a_path_never_taken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> 
     assert report.exit_code() == 0
 
 
-def test_what_the_simulation_itself_can_not_stand_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_the_simulation_itself_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> Outcome:
         raise RuntimeError("of the simulation's own")
 

@@ -1,4 +1,4 @@
-"""Schedules told step by step: what happens to a leader that is cut off, and to those who believe it."""
+"""Step-by-step schedules about a leader that is cut off, and its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"broker_session_timeout_ms": 2_000, "replica_lag_tim
 
 
 class Stage:
-    """Three brokers, a topic with one partition on all of them, and hands to move things."""
+    """Three brokers, a topic with one partition on all of them, and methods to move them."""
 
     def __init__(self, simulation: Simulation, settings: dict[str, Any]) -> None:
         self.simulation = simulation
@@ -72,7 +72,7 @@ class Stage:
         return next(hosted.partition.log.log_end_offset for hosted in node.broker.partitions)
 
     async def send(self, value: str, bootstrap: list[str], *, timeout_ms: int = 3_000) -> int:
-        """Not idempotent: a broker that is cut off has no producer ids to give."""
+        """Send without idempotence: a broker that is cut off can't allocate producer ids."""
         host = self.simulation.host("writer")
         settings = CLIENT_SETTINGS | {"delivery_timeout_ms": timeout_ms, "enable_idempotence": False}
         async with Producer(
@@ -81,7 +81,7 @@ class Stage:
             return (await producer.send(KEY.topic, value.encode(), partition=0)).offset
 
     async def read(self, bootstrap: list[str], seconds: float = 2.0) -> dict[int, str]:
-        """What can be read in so much time, from the beginning."""
+        """Return the records that can be read in ``seconds``, from the beginning."""
         found: dict[int, str] = {}
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
@@ -125,9 +125,11 @@ def play(
 
 @pytest.mark.parametrize("durability", ["fsync", "page-cache"])
 def test_offset_7(durability: str) -> None:
-    """A leader that is cut off takes a record at offset 7 and can't commit it; another record gets 7.
+    """A leader that is cut off appends a record at offset 7 and can't commit it; another record is
+    committed there.
 
-    Who reads from the old leader sees 0 to 6 and never its 7; when the cut heals it gives its 7 up.
+    A reader of the old leader receives 0 to 6 and never its 7; when the cut heals, the leader truncates
+    its 7.
     """
 
     async def story(stage: Stage) -> None:
@@ -216,7 +218,7 @@ def test_a_paused_leader_is_replaced_and_comes_back_as_a_follower() -> None:
 
 
 def _failover_ms(seed: int, *, of_controller: bool) -> int:
-    """How long nobody's record is acknowledged after a kill, with a broker's default settings."""
+    """Return how long no record is acknowledged after a kill, with a broker's default settings."""
     gaps: list[int] = []
 
     async def story(stage: Stage) -> None:

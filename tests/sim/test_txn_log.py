@@ -1,4 +1,6 @@
-"""Transactions in the logs of one partition, by chance: crashes, late batches, markers (R27, R31-R33)."""
+"""Random histories of transactions in the logs of one partition: crashes, late batches, markers (R27,
+R31-R33).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def test_the_loss_of_a_rule_is_noticed(mutant: str) -> None:
         assert txn_log.DIRECTED[mutant]()
 
 
-def test_without_the_checks_of_state_the_reader_alone_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who only reads what he is given sees an aborted record, when the index is forgotten."""
+def test_without_the_checks_of_state_the_reader_still_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader receives an aborted record if the index is lost."""
     monkeypatch.setattr(txn_log.World, "check_states", lambda world: None)
     with without("R33-index-forgotten"):
         found = [txn_log.run_txn_log_seed(seed) for seed in range(1, 60)]

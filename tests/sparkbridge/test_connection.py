@@ -135,7 +135,7 @@ def test_a_refusal_of_the_whole_request_is_raised_and_the_connection_goes_on(
     assert connection.call(metadata_of(topic), soon()).message.topics[0].name == topic
 
 
-def test_nobody_listens(listener: socket.socket) -> None:
+def test_a_connection_to_an_unused_port_is_refused(listener: socket.socket) -> None:
     address = address_of(listener)
     listener.close()
     with pytest.raises(ConnectionFailedError, match=f"{address}.*refused"):

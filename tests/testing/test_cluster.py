@@ -1,4 +1,4 @@
-"""Cluster: brokers to test with, that survive restarts, crash, and fail on request."""
+"""Cluster: brokers for tests that survive restarts, crash, and fail on request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DAY_MS = 24 * 3_600_000
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp"])
 @pytest.mark.parametrize("storage", ["memory", "disk"])
-async def test_what_was_produced_is_there_after_restart_and_crash(transport: str, storage: str) -> None:
+async def test_acknowledged_records_survive_restart_and_crash(transport: str, storage: str) -> None:
     async with Cluster(transport=transport, storage=storage) as cluster:  # type: ignore[arg-type]
         await cluster.create_topic("t", partitions=2)
         await cluster.produce("t", [b"1", b"2"], partition=1)
@@ -48,13 +48,13 @@ async def test_what_was_produced_is_there_after_restart_and_crash(transport: str
         assert cluster.statistics().topic_count == 1
 
 
-async def test_a_crash_takes_what_only_the_page_cache_had() -> None:
+async def test_a_crash_loses_unsynced_records() -> None:
     async with Cluster(durability="page-cache", seed=3) as cluster:
         await cluster.create_topic("t")
         await cluster.produce("t", [b"lost"])
         await cluster.crash()
         await cluster.start()
-        assert len(await cluster.records("t")) <= 1  # what a power loss leaves is up to the seed
+        assert len(await cluster.records("t")) <= 1  # the seed decides what a power loss leaves
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_a_crash_takes_what_only_the_page_cache_had() -> None:
         ({"storage": "paper"}, "memory or disk"),
     ],
 )
-def test_what_is_not_there_is_refused_with_its_name(arguments: dict[str, object], message: str) -> None:
+def test_unknown_arguments_are_refused_by_name(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Cluster(**arguments)  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ async def test_a_refused_request_is_retried_by_the_producer() -> None:
         cluster.intercept(ApiKey.PRODUCE, fail_next(2))
         await cluster.produce("t", [b"1"])
         assert [r.value for r in await cluster.records("t")] == [b"1"]
-        assert cluster.statistics().requests["PRODUCE"] == 1  # those refused never reached their handler
+        assert cluster.statistics().requests["PRODUCE"] == 1  # refused requests did not reach their handler
 
 
 async def test_faults_act_on_the_wire() -> None:
@@ -135,7 +135,7 @@ async def test_a_delayed_long_poll_and_a_client_that_leaves() -> None:
         async with WireClient(cluster.bootstrap_servers) as wire:
             wire.send(fetch)
             for _ in range(5):
-                await asyncio.sleep(0)  # it sleeps when its client goes
+                await asyncio.sleep(0)  # it is delayed when its client goes
 
 
 @pytest.mark.parametrize(("is_idempotent", "values"), [(True, [b"1"]), (False, [b"1", b"1"])])
@@ -150,7 +150,7 @@ async def test_an_ack_that_is_lost_after_the_append_is_a_duplicate_without_idemp
         assert [r.value for r in await cluster.records("t")] == values
 
 
-async def test_three_brokers_outlive_the_death_of_one() -> None:
+async def test_three_brokers_survive_the_loss_of_one() -> None:
     async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("t", partitions=3, configs={"min.insync.replicas": "2"})
         await cluster.produce("t", [b"%d" % number for number in range(30)])
@@ -207,14 +207,14 @@ async def test_time_moves_the_brokers_retention() -> None:
         key = TopicPartition("t", 0)
         async with cluster.consumer(auto_offset_reset="earliest") as consumer:
             consumer.assign([key])
-            await consumer.seek(key, 0)  # what stood there is gone: the reset rule finds the new start
+            await consumer.seek(key, 0)  # the record is deleted: the reset policy finds the new start
             async with cluster.producer() as producer:
                 await producer.send("t", b"new", timestamp_ms=cluster.clock.wall_ms())
             (record,) = await consumer.get_many(timeout_ms=5000)
             assert (record.offset, record.value) == (1, b"new")
 
 
-async def test_time_can_only_be_moved_when_it_is_virtual() -> None:
+async def test_only_a_virtual_clock_can_be_advanced() -> None:
     async with Cluster() as cluster:
         with pytest.raises(AssertionError, match="VirtualClock"):
             await cluster.advance(1)
@@ -243,7 +243,7 @@ def test_the_blocking_twin_does_the_same() -> None:
         cluster.records("t")
 
 
-async def test_errors_come_out_of_the_other_thread_as_they_are() -> None:
+async def test_errors_are_raised_unchanged_from_the_other_thread() -> None:
     with SyncCluster() as cluster:
         cluster.intercept(ApiKey.CREATE_TOPICS, fail_next(error_code=ErrorCode.POLICY_VIOLATION))
         with pytest.raises(PolicyViolationError, match="refused by a test"):

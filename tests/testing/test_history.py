@@ -1,4 +1,4 @@
-"""The checker is checked: each anomaly put into a good history is found, and only that."""
+"""The checker finds each anomaly that is put into a good history, and only that one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = 12
 
 
 def good() -> History:
-    """Two producers, one of them with unknown outcomes; two consumers; a final read."""
+    """Return two producers, one of them with unknown outcomes; two consumers; a final read."""
     history = History()
     values = [f"{'ab'[number % 2]}{number}" for number in range(RECORDS)]
     for number, value in enumerate(values):
@@ -26,7 +26,9 @@ def good() -> History:
             history.ok(send, number if number < 7 else number - 1, number + 5)
     failed = history.send(Send("a", *KEY, "never", RECORDS, began_ms=50))
     history.fail(failed, "too large", 51)
-    log = [value for number, value in enumerate(values) if number != 7]  # one info happened, one did not
+    log = [
+        value for number, value in enumerate(values) if number != 7
+    ]  # one unknown send was written, one was not
     records = list(enumerate(log))
     for session in ("c1", "c2"):
         for start in range(0, len(records), 3):
@@ -128,13 +130,13 @@ def test_an_acknowledgement_of_the_leader_alone_may_be_lost() -> None:
     assert check(history) == []
 
 
-def test_an_unread_partition_says_nothing() -> None:
+def test_an_unread_partition_proves_nothing() -> None:
     history = good()
     history.finals.clear()
     assert check(history) == []
 
 
-def test_a_history_survives_its_lines() -> None:
+def test_a_history_survives_dump_and_load() -> None:
     history = good()
     file = io.StringIO()
     history.dump(file)
@@ -144,13 +146,13 @@ def test_a_history_survives_its_lines() -> None:
     assert again.finals == history.finals
 
 
-def test_a_flood_is_counted_and_cut() -> None:
+def test_many_anomalies_are_counted_and_cut() -> None:
     history = good()
     history.finals[KEY] += [(offset, f"x{offset}") for offset in range(100, 200)]
     assert len(check(history)) == 20
 
 
-def test_what_was_deleted_on_purpose_is_not_missed() -> None:
+def test_deleted_records_are_not_missing() -> None:
     history = good()
     records = history.finals[KEY][5:]
     history.read_finally(KEY, records, start=records[0][0])

@@ -1,4 +1,4 @@
-"""The pytest plugin, as a user's project meets it: sync tests, async tests, markers, xdist."""
+"""The pytest plugin in a user's project: synchronous tests, asynchronous tests, markers, xdist."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_workers_of_xdist_do_not_meet(project: Path) -> None:
     assert "6 passed" in _run(project, "-n", "2")
 
 
-def test_the_fixtures_are_listed_with_what_they_are(project: Path) -> None:
+def test_the_fixtures_are_listed_with_their_docstrings(project: Path) -> None:
     shown = _run(project, "--fixtures")
     assert "A running broker of this test's own" in shown
     assert "Makes running clusters" in shown

@@ -1,4 +1,4 @@
-"""The harness for real processes: it waits with bounds, tells why, and leaves nothing behind."""
+"""ProcessCluster: bounded waits, failures with their reason, no process left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_free_ports_are_different_and_free() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-async def test_a_node_that_can_not_start_is_told_with_its_log(tmp_path: Path) -> None:
+async def test_a_node_that_cannot_start_raises_with_its_log(tmp_path: Path) -> None:
     cluster = ProcessCluster(tmp_path, brokers=1, settings={"num.partitions": "none"})
     with pytest.raises(NodeFailedError, match=r"num\.partitions is 'none'"):
         async with cluster:

@@ -1,4 +1,4 @@
-"""The faulty proxy: each fault does what it says, in its direction, to its link, and heals."""
+"""FaultyProxy: each fault acts in its direction and on its link, and heals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kafkalite.protocol.connection import ClientConnection
 from kafkalite.testing.proxy import ANY_CLIENT, FaultyProxy, client_id_of
 
 PATIENCE_S = 10
-SHORT_S = 0.15  # in which nothing must come
+SHORT_S = 0.15  # nothing may arrive within this time
 
 
 @pytest_asyncio.fixture
 async def echo() -> AsyncIterator[str]:
-    """The address of a server that sends back what it gets."""
+    """Yield the address of a server that sends back all that it receives."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -103,7 +103,7 @@ async def test_a_black_hole_loses_one_direction(proxy: FaultyProxy, dial: Any) -
     assert proxy.link().back.lost_bytes == len(b"lost on the way back")
 
 
-async def test_a_stream_with_a_hole_is_reset_when_the_link_heals(proxy: FaultyProxy, dial: Any) -> None:
+async def test_a_stream_with_a_gap_is_reset_when_the_link_heals(proxy: FaultyProxy, dial: Any) -> None:
     caller, unhurt = await dial(proxy), await dial(proxy)
     assert await unhurt.echoed(b"x") == b"x"
     proxy.link().cut()
@@ -124,7 +124,9 @@ async def test_a_stall_loses_nothing(proxy: FaultyProxy, dial: Any) -> None:
     assert await caller.receive(5) == b"later"
 
 
-async def test_a_reset_is_seen_by_both_and_new_connections_are_welcome(proxy: FaultyProxy, dial: Any) -> None:
+async def test_a_reset_reaches_both_sides_and_new_connections_are_accepted(
+    proxy: FaultyProxy, dial: Any
+) -> None:
     caller = await dial(proxy)
     assert await caller.echoed(b"x") == b"x"
     proxy.link().reset()
@@ -142,7 +144,7 @@ async def test_refused_connections_are_reset(proxy: FaultyProxy, dial: Any) -> N
     assert await (await dial(proxy)).echoed(b"y") == b"y"
 
 
-async def test_a_cut_comes_after_so_many_bytes(proxy: FaultyProxy, dial: Any) -> None:
+async def test_a_cut_comes_after_a_number_of_bytes(proxy: FaultyProxy, dial: Any) -> None:
     caller = await dial(proxy)
     proxy.link().back.cut_after(10)
     caller.send(b"0123456789abcdef")
@@ -153,7 +155,7 @@ async def test_a_cut_comes_after_so_many_bytes(proxy: FaultyProxy, dial: Any) ->
             if not piece:
                 raise ConnectionResetError
             got += piece
-    assert b"0123456789".startswith(got)  # a reset may overtake what was sent before it
+    assert b"0123456789".startswith(got)  # a reset may overtake data that was sent before it
     assert await (await dial(proxy)).echoed(b"only once, more than ten") == b"only once, more than ten"
 
 
@@ -167,7 +169,7 @@ async def test_delay_and_throttle(proxy: FaultyProxy, dial: Any) -> None:
     proxy.link().there.throttle(1_000_000)
     began = time.monotonic()
     assert len(await caller.echoed(bytes(300_000))) == 300_000
-    assert time.monotonic() - began >= 0.15  # all but the last pieces waited for their turn
+    assert time.monotonic() - began >= 0.15  # all but the last pieces were held back
 
 
 async def test_each_client_has_a_link_of_its_own(echo: str, dial: Any) -> None:
@@ -186,7 +188,7 @@ async def test_each_client_has_a_link_of_its_own(echo: str, dial: Any) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 40])
-def test_whoever_does_not_say_who_is_anybody(garbage: bytes) -> None:
+def test_a_client_without_an_id_has_the_common_link(garbage: bytes) -> None:
     assert client_id_of(garbage) == ANY_CLIENT
 
 

@@ -1,4 +1,4 @@
-"""The checker of transactions: it says what is wrong, and nothing when nothing is."""
+"""The checker of transactions finds each anomaly, and none in a good history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kinds(made: TransactionHistory) -> list[str]:
     return [anomaly.kind for anomaly in check_transactions(made)]
 
 
-def test_what_is_whole_is_well() -> None:
+def test_complete_transactions_have_no_anomaly() -> None:
     made = history(a=COMMITTED, b=ABORTED, c=UNKNOWN, d=UNKNOWN, e=OPEN)
     made.read(["a/0"])
     made.read_finally(["a/0", "a/1", "c/0", "c/1"])
@@ -55,7 +55,7 @@ def test_an_aborted_transaction_that_was_read() -> None:
     assert kinds(made) == ["aborted-read", "aborted-read"]
 
 
-def test_a_value_that_stands_twice() -> None:
+def test_a_value_that_occurs_twice() -> None:
     made = history(a=COMMITTED)
     made.read_finally(["a/0", "a/1", "a/1"])
     assert kinds(made) == ["duplicate"]
@@ -67,7 +67,7 @@ def test_a_zombie_that_commits() -> None:
     assert kinds(made) == ["zombie"]
 
 
-def test_what_was_read_before_anybody_asked_to_commit_it() -> None:
+def test_a_value_read_before_its_commit_was_requested() -> None:
     made = history(a=OPEN)
     made.read_at(("t", 0, 0), "a/0")
     made.transactions[0].outcome = COMMITTED
@@ -75,7 +75,7 @@ def test_what_was_read_before_anybody_asked_to_commit_it() -> None:
     assert kinds(made) == ["undecided-read"]
 
 
-def test_what_was_read_and_is_another_record_at_the_end() -> None:
+def test_a_value_read_that_is_a_different_record_at_the_end() -> None:
     made = history(a=UNKNOWN, b=UNKNOWN)
     made.read_at(("t", 0, 0), "a/0")
     made.read_at(("t", 0, 0), "b/0")
@@ -83,12 +83,12 @@ def test_what_was_read_and_is_another_record_at_the_end() -> None:
     assert kinds(made) == ["vanished", "vanished"]
 
 
-def test_a_job_made_one_record_of_each() -> None:
+def test_a_job_wrote_one_record_for_each_input() -> None:
     made = TransformHistory({("t", 0): [0, 1], ("t", 1): [0]}, {0: [("t", 0, 0), ("t", 1, 0), ("t", 0, 1)]})
     assert check_transform(made) == []
 
 
-def test_a_job_that_lost_repeated_and_disordered() -> None:
+def test_a_job_that_lost_repeated_and_reordered() -> None:
     made = TransformHistory({("t", 0): [0, 1, 2]}, {0: [("t", 0, 1), ("t", 0, 0), ("t", 0, 1), ("t", 0, 9)]})
     found = [anomaly.kind for anomaly in check_transform(made)]
     assert found == ["order", "duplicate", "missing", "unexpected"]

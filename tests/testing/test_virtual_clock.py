@@ -36,7 +36,7 @@ async def test_a_loop_runs_once_for_every_interval_that_passes() -> None:
         while True:
             await clock.sleep_ms(60_000)
             for _ in range(5):
-                await asyncio.sleep(0)  # gives way, as a long pass does
+                await asyncio.sleep(0)  # yields to the loop, as a long pass does
             rounds.append(clock.monotonic_ms())
 
     task = asyncio.create_task(every_minute())

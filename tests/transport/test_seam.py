@@ -182,7 +182,7 @@ def test_a_reader_that_stops_makes_the_writer_pause(run: Any, address: str, reco
     run(check())
 
 
-def test_nobody_listens(run: Any, recorder: Any) -> None:
+def test_a_connection_to_an_unused_port_is_refused(run: Any, recorder: Any) -> None:
     async def check(address: str) -> None:
         with pytest.raises(ConnectionFailedError, match=f"cannot connect to {address}"):
             await transport_for(address).connect(address, recorder)

@@ -59,7 +59,7 @@ from kafkalite.protocol.messages.cluster import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
-from kafkalite.raft.quorum import Quorum, StaleImageError
+from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
 from kafkalite.rng import Rng
 
 Publisher = Callable[[Delta, ClusterImage], None]
@@ -109,7 +109,7 @@ class ControllerNode:
         self._loading: Delta | None = None  # during start: all changes since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
         self._decider: asyncio.Task[None] | None = None
-        self._offset_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._offset_waiters = OffsetWaiters()
         self._is_open = False
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -317,9 +317,7 @@ class ControllerNode:
         if self.image.metadata_offset >= offset:
             return
         self._check_not_failed()
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offset_waiters.append((offset, reached))
-        await reached
+        await self._offset_waiters.add(offset)
 
     def _check_usable(self) -> None:
         self._check_not_failed()
@@ -343,7 +341,7 @@ class ControllerNode:
                     await self._ensure_leading()
                 except (BrokerError, LogOfflineError) as error:
                     while self._queue:
-                        _release(self._queue.popleft()[1], error)
+                        complete(self._queue.popleft()[1], error)
                     return
                 await self._decide_group()
         finally:
@@ -360,7 +358,7 @@ class ControllerNode:
             if is_decided:
                 for outcome in outcomes:
                     _, done = self._queue.popleft()
-                    _release(done, outcome)
+                    complete(done, outcome)
                 return
 
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
@@ -441,9 +439,7 @@ class ControllerNode:
         """``StateMachine.fail``: raise the error in all tasks that wait for an image."""
         self._failure = error
         self._failed.set()
-        waiters, self._offset_waiters = self._offset_waiters, []
-        for _, reached in waiters:
-            _release(reached, LogOfflineError(f"the controller has stopped: {error}"))
+        self._offset_waiters.fail(LogOfflineError(f"the controller has stopped: {error}"))
 
     def _advance(self, delta: Delta, offset: int) -> None:
         """Make the next image, publish it, and complete the waiters for it."""
@@ -451,18 +447,4 @@ class ControllerNode:
         image = self.image = delta.apply(offset)
         for publisher in self.publishers:
             publisher(delta, image)
-        waiters, self._offset_waiters = self._offset_waiters, []
-        for waiter in waiters:
-            if waiter[0] <= offset:
-                _release(waiter[1], None)
-            else:
-                self._offset_waiters.append(waiter)
-
-
-def _release(done: asyncio.Future[Any], outcome: Any) -> None:
-    if done.done():
-        return
-    if isinstance(outcome, BaseException):
-        done.set_exception(outcome)
-    else:
-        done.set_result(outcome)
+        self._offset_waiters.reach(offset)

@@ -8,8 +8,9 @@ still believes to lead can change nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafkalite.errors import KafkaliteError, LogOfflineError, ShuttingDownError
 from kafkalite.metadata.records import MetadataRecord
@@ -143,3 +144,41 @@ class QuorumState:
             raise LogOfflineError(f"the metadata log has stopped: {self._failure}") from self._failure
         if not self._is_open:
             raise ShuttingDownError("the metadata log is not open")
+
+
+class OffsetWaiters:
+    """Futures that are completed once an offset is reached."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def add(self, offset: int) -> asyncio.Future[None]:
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]
+        self._waiting.append((offset, reached))
+        return reached
+
+    def reach(self, offset: int) -> None:
+        """Complete the futures up to ``offset``."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if waiter[0] <= offset:
+                complete(waiter[1], None)
+            else:
+                self._waiting.append(waiter)
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` in all that wait."""
+        waiting, self._waiting = self._waiting, []
+        for _, reached in waiting:
+            complete(reached, error)
+
+
+def complete(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Set the outcome, a result or an exception, unless the future is done, e.g. cancelled."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

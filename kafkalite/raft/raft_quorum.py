@@ -27,7 +27,7 @@ from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.adapter import RaftSettings
 from kafkalite.raft.entries import MAX_COMMAND_BYTES, change_after
 from kafkalite.raft.node import Outcome, QuorumStatus, RaftNode
-from kafkalite.raft.quorum import QuorumState, StaleImageError
+from kafkalite.raft.quorum import OffsetWaiters, QuorumState, StaleImageError, complete
 from kafkalite.raft.runner import Runner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
@@ -75,7 +75,7 @@ class RaftQuorum(QuorumState):
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
         self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: ended by a failure or a stop
-        self._beyond: list[tuple[int, asyncio.Future[None]]] = []
+        self._beyond = OffsetWaiters()
         self._snapshot_bytes: tuple[int, bytes] | None = None  # offset, encoded: the last one requested
         self.node = RaftNode(
             filesystem,
@@ -105,9 +105,9 @@ class RaftQuorum(QuorumState):
             try:
                 self.node.open()
             except Exception as error:
-                self._post([(_release, opened, error)])
+                self._post([(complete, opened, error)])
             else:
-                self._post([(_release, opened, None)])
+                self._post([(complete, opened, None)])
 
         self._runner.call(open_node)
         await opened
@@ -119,7 +119,7 @@ class RaftQuorum(QuorumState):
         if was_open:
             assert self._loop is not None
             stopped: asyncio.Future[None] = self._loop.create_future()
-            self._runner.call(self.node.stop, lambda: _release(stopped, None))
+            self._runner.call(self.node.stop, lambda: complete(stopped, None))
             await stopped
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
@@ -129,9 +129,9 @@ class RaftQuorum(QuorumState):
             self._runner.call(self.node.halt)
 
     def _release_all(self, error: Exception) -> None:
-        for waiting in [*self._waiting, *(future for _, future in self._beyond)]:
-            _release(waiting, error)
-        self._beyond.clear()
+        for waiting in self._waiting:
+            complete(waiting, error)
+        self._beyond.fail(error)
 
     # --- from the Raft loop ------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class RaftQuorum(QuorumState):
         while self._recent_bytes > self._settings.recent_bytes:
             self._recent_base, dropped = self._recent.popleft()
             self._recent_bytes -= len(dropped)
-        self._wake()
+        self._beyond.reach(self._offset)
 
     def on_void(self, index: int) -> None:
         """``NodeListener.on_void``."""
@@ -200,7 +200,7 @@ class RaftQuorum(QuorumState):
         self._offset = self._recent_base = offset
         self._recent.clear()
         self._recent_bytes = 0
-        self._wake()
+        self._beyond.reach(self._offset)
 
     def on_leader(self, leader_id: int | None, term: int) -> None:
         """``NodeListener.on_leader``."""
@@ -244,11 +244,11 @@ class RaftQuorum(QuorumState):
 
         def on_outcome(future: asyncio.Future[Outcome], outcome: Outcome | None, is_known: bool) -> None:
             if outcome is not None:
-                _release(future, outcome)
+                complete(future, outcome)
             elif is_known:
-                _release(future, self._not_controller())
+                complete(future, self._not_controller())
             else:
-                _release(future, RequestTimedOutError("the controller has changed; the outcome is not known"))
+                complete(future, RequestTimedOutError("the controller has changed; the outcome is not known"))
 
         outcome: Outcome = await self._ask(self.node.propose, on_outcome, change)
         if not outcome.took_effect:
@@ -263,7 +263,7 @@ class RaftQuorum(QuorumState):
         self._check_leads()
 
         def on_result(future: asyncio.Future[None], is_current: bool) -> None:
-            _release(future, None if is_current else self._not_controller())
+            complete(future, None if is_current else self._not_controller())
 
         await self._ask(self.node.read_index, on_result)
         return self._offset
@@ -275,7 +275,7 @@ class RaftQuorum(QuorumState):
         self._waiting[future] = None
         timeout_s = self._settings.commit_timeout_ms / 1000
         late = RequestTimedOutError(f"no majority of the voters responded in {timeout_s:g} s")
-        timer = self._loop.call_later(timeout_s, _release, future, late)
+        timer = self._loop.call_later(timeout_s, complete, future, late)
         try:
             self._runner.call(call, *args, lambda *result: on_result(future, *result))
             return await future
@@ -338,33 +338,10 @@ class RaftQuorum(QuorumState):
         self._check_usable()
         if self._offset > offset:
             return True
-        assert self._loop is not None
-        reached: asyncio.Future[None] = self._loop.create_future()
-        waiter = (offset, reached)
-        self._beyond.append(waiter)
-        timer = self._loop.call_later(timeout_ms / 1000, _release, reached, None)
+        reached = self._beyond.add(offset + 1)
+        timer = reached.get_loop().call_later(timeout_ms / 1000, complete, reached, None)
         try:
             await reached
         finally:
             timer.cancel()
-            if waiter in self._beyond:
-                self._beyond.remove(waiter)
         return self._offset > offset
-
-    def _wake(self) -> None:
-        if self._beyond:
-            waiters, self._beyond = self._beyond, []
-            for waiter in waiters:
-                if waiter[0] < self._offset:
-                    _release(waiter[1], None)
-                else:
-                    self._beyond.append(waiter)
-
-
-def _release(future: asyncio.Future[Any], outcome: Any) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

@@ -356,7 +356,9 @@ async def test_a_log_without_the_snapshot_before_it_is_refused(kit):
             await leader.commit(kit.topic(number), leader.offset)
         leader.node._settings = RaftSettings(retained_entries=0)
         leader.on_snapshot_wanted()
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            while not leader.node._snapshots.exists:
+                await asyncio.sleep(0.002)
     tree = cluster.disks[1].tree()
     cluster.disks[1].unlink("meta/raft.snapshot")
     with pytest.raises(DataDirectoryError, match="no snapshot"):
@@ -494,7 +496,9 @@ async def test_the_status_shows_leader_and_voters(kit):
     async with Cluster(kit) as cluster:
         leader = await cluster.leader()
         await cluster.all_at(await leader.commit(kit.topic(0), 0))
-        await asyncio.sleep(0.25)
+        async with asyncio.timeout(5):
+            while {node.match_offset for node in leader.status().nodes} != {3}:
+                await asyncio.sleep(0.002)
         status = leader.status()
         assert (status.node_id, status.leader_id, status.term) == (leader._node_id,) * 2 + (1,)
         assert (status.commit_offset, status.applied_offset, status.log_end_offset) == (3, 3, 4)

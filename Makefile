@@ -45,5 +45,5 @@ compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment
 compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
 
 # Branch coverage of the pure modules, which proof/pure.py reads from setup.cfg; the bound is the project's own.
-coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge
+coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
 	@$(PYTHON) -m coverage report --include="$$($(PYTHON) -m proof.pure)" --fail-under=95

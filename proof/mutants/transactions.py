@@ -29,14 +29,14 @@ def _abort_in_the_same_epoch(transaction: Transaction, wall_ms: int) -> Transact
 def _decide_again(
     self: machine.TransactionMachine,
     request: EndTxnRequest,
-    spare_id: int,
+    reserved_id: int,
     now: Instant,
     original: Callable[..., Decision],
 ) -> Decision:
     transaction = self._table.transactions.get(request.transactional_id)
     requester = Identity(request.producer_id, request.producer_epoch)
     try:
-        return original(self, request, spare_id, now)
+        return original(self, request, reserved_id, now)
     except InvalidTxnStateError:
         if transaction is None or transaction.state not in DECIDED or requester != transaction.ended:
             raise

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from kafkalite.protocol.connection import ClientConnection, Response
 from kafkalite.transport import transport_for
 
-ANSWER_TIMEOUT_S: Final = 30.0
+RESPONSE_TIMEOUT_S: Final = 30.0
 
 
 class WireClient(asyncio.BufferedProtocol):
@@ -20,7 +20,7 @@ class WireClient(asyncio.BufferedProtocol):
         self._address = address
         self._wants_handshake = handshake
         self._wire = ClientConnection("wire-client")
-        self._answers: deque[Response] = deque()
+        self._responses: deque[Response] = deque()
         self._wakers: list[asyncio.Future[None]] = []
         self.transport: Any = None
         self.is_closed = False  #: by either side
@@ -31,7 +31,7 @@ class WireClient(asyncio.BufferedProtocol):
         if self._wants_handshake:
             _, buffers = self._wire.handshake()
             self.send_raw(*buffers)
-            await self.answer()
+            await self.response()
         return self
 
     async def __aexit__(
@@ -50,7 +50,7 @@ class WireClient(asyncio.BufferedProtocol):
         return self._wire.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._answers += self._wire.buffer_updated(nbytes)
+        self._responses += self._wire.buffer_updated(nbytes)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,26 +83,26 @@ class WireClient(asyncio.BufferedProtocol):
         self.transport.writelines(buffers)
         return correlation_id
 
-    async def answer(self) -> Response:
+    async def response(self) -> Response:
         """Return the next response in the order of the wire. Raises ConnectionResetError if the connection
         is closed.
         """
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            while not self._answers:
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+            while not self._responses:
                 if self.is_closed:
                     raise ConnectionResetError("the broker closed the connection")
                 await self._wait()
-        return self._answers.popleft()
+        return self._responses.popleft()
 
     async def call(self, message: Any, *payload: Any) -> Any:
         """Send one request and return the message of its response; its payload is in ``last_payload``."""
         self.send(message, *payload)
-        response = await self.answer()
+        response = await self.response()
         self.last_payload = response.payload
         return response.message
 
     async def closed(self) -> None:
         """Return when the connection is closed."""
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while not self.is_closed:
                 await self._wait()

@@ -49,7 +49,7 @@ class FakeConnection:
         self.sent.append(list(parts))
         self.callbacks.append(on_answer)
 
-    def answer(self, error: Exception | None = None) -> None:
+    def response(self, error: Exception | None = None) -> None:
         self.callbacks.pop(0)(None, memoryview(b""), error)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class TestRaftLink:
         assert [part for parts in connection.sent for part in parts] == messages
         assert link.is_busy
         while connection.callbacks:
-            connection.answer()
+            connection.response()
         assert not link.is_busy
 
     async def test_a_peer_that_does_not_respond_is_sent_no_more_than_the_bounds(
@@ -84,7 +84,7 @@ class TestRaftLink:
             await asyncio.sleep(0)
         assert len(connection.sent) == 2
         assert link.dropped_count == 16
-        connection.answer()
+        connection.response()
         assert [part for parts in connection.sent for part in parts] == [b"0000", b"0001", b"0002", b"0003"]
 
     async def test_a_refusal_closes_and_a_closed_link_drops(self) -> None:
@@ -92,7 +92,7 @@ class TestRaftLink:
         link = RaftLink(connection, asyncio.get_running_loop())  # type: ignore[arg-type]
         link.send(b"x")
         await asyncio.sleep(0)
-        connection.answer(BrokerError("not you"))
+        connection.response(BrokerError("not you"))
         assert not connection.is_open
         link.send(b"y")
         await asyncio.sleep(0)

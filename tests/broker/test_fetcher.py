@@ -79,7 +79,7 @@ class FakeConnection:
     def close(self) -> None:
         self.is_closed = True
 
-    def answer(self, *partitions: ReplicaFetchedPartition) -> None:
+    def response(self, *partitions: ReplicaFetchedPartition) -> None:
         payload = memoryview(bytes(sum(partition.length_bytes for partition in partitions)))
         self.waiting.pop(0)(ReplicaFetchResponse(0, None, 9, list(partitions)), payload, None)
 
@@ -136,7 +136,7 @@ async def opened(fetcher: Fetcher, leader: Leader, *hosted: Any) -> FakeConnecti
     for one in hosted:
         fetcher.add(one)
     await eventually(lambda: leader.connections and leader.connection.waiting)
-    leader.connection.answer()
+    leader.connection.response()
     return leader.connection
 
 
@@ -159,7 +159,7 @@ async def test_a_request_waits_at_the_leader_until_a_position_changes(
     other.progress()
     await eventually(lambda: len(connection.requests) == 3)
     assert [listed.partition for listed in connection.requests[2].partitions] == [1]
-    connection.answer()  # of the earlier one, which the leader has ended
+    connection.response()  # of the earlier one, which the leader has ended
     assert len(connection.requests) == 3
 
 
@@ -169,7 +169,7 @@ async def test_after_a_small_response_the_sync_is_reported_with_the_new_offset(
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.AFTER_SYNC
-    connection.answer(news(0, 100))
+    connection.response(news(0, 100))
     assert len(connection.requests) == 2
     one.progress()
     await eventually(lambda: len(connection.requests) == 3)
@@ -180,7 +180,7 @@ async def test_a_long_sync_does_not_delay_the_next_fetch(fetcher: Fetcher, leade
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.AFTER_SYNC
-    connection.answer(news(0, 100))
+    connection.response(news(0, 100))
     await eventually(lambda: len(connection.requests) == 3)
     assert connection.requests[2].partitions[0].fetch_offset == 100
 
@@ -196,7 +196,7 @@ async def test_more_is_fetched_at_once(
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = outcome
-    connection.answer(news(0, size))
+    connection.response(news(0, size))
     assert [listed.fetch_offset for listed in connection.requests[2].partitions] == [size]
 
 
@@ -207,7 +207,7 @@ async def test_a_partition_that_fails_is_fetched_again_later(
     bad, good = FakeHosted(0), FakeHosted(1)
     connection = await opened(fetcher, leader, bad, good)
     bad.outcome = error
-    connection.answer(news(0, 10), news(1))
+    connection.response(news(0, 10), news(1))
     assert len(good.taken) == 1
     await eventually(lambda: any(request.forgotten for request in connection.requests))
     again = next(request for request in connection.requests if request.forgotten)
@@ -222,7 +222,7 @@ async def test_a_failed_partition_is_forgotten_too_when_it_is_no_longer_followed
     bad, good = FakeHosted(0), FakeHosted(1)
     connection = await opened(fetcher, leader, bad, good)
     bad.outcome = CorruptBatchError("damaged on the way")
-    connection.answer(news(0, 10), news(1))
+    connection.response(news(0, 10), news(1))
     fetcher.remove(bad)  # type: ignore[arg-type]
     await eventually(lambda: any(request.forgotten for request in connection.requests))
     assert not any(request.partitions for request in connection.requests if request.forgotten)
@@ -232,7 +232,7 @@ async def test_a_truncated_replica_is_listed_again(fetcher: Fetcher, leader: Lea
     one = FakeHosted(0)
     connection = await opened(fetcher, leader, one)
     one.outcome = NextFetch.REPEATED
-    connection.answer(news(0, diverging_epoch=2, diverging_end_offset=0))
+    connection.response(news(0, diverging_epoch=2, diverging_end_offset=0))
     assert len(connection.requests[2].forgotten) == len(connection.requests[2].partitions) == 1
 
 
@@ -252,7 +252,7 @@ async def busy_with_log_start(fetcher: Fetcher, leader: Leader) -> tuple[FakeHos
     connection = await opened(fetcher, leader, one)
     one.outcome = None
     one.is_busy = True
-    connection.answer(news(0, log_start_offset=2))
+    connection.response(news(0, log_start_offset=2))
     return one, connection
 
 
@@ -278,7 +278,7 @@ async def test_a_response_that_came_while_the_disk_was_busy_is_fetched_again(
     one.progress()
     await eventually(lambda: bool(connection.waiting))
     one.outcome = NextFetch.REPEATED
-    connection.answer(news(0, 10))
+    connection.response(news(0, 10))
     one.is_busy = False
     one.progress()
     await eventually(lambda: connection.requests[-1].partitions)
@@ -317,7 +317,7 @@ async def test_a_lost_session_is_opened_again_on_the_same_connection(
     one.progress()
     await eventually(lambda: len(connection.waiting) == 2)
     connection.fail(FetchSessionIdNotFoundError("who?"))
-    connection.answer(news(0, 10))
+    connection.response(news(0, 10))
     assert one.taken == []
     await eventually(lambda: len(connection.requests) == 4)
     assert (connection.requests[3].session_id, len(connection.requests[3].partitions)) == (0, 1)
@@ -329,7 +329,7 @@ async def test_a_removed_partition_is_forgotten_and_its_responses_are_ignored(
     one, other = FakeHosted(0), FakeHosted(1)
     connection = await opened(fetcher, leader, one, other)
     fetcher.remove(one)  # type: ignore[arg-type]
-    connection.answer(news(0, 10), news(1))
+    connection.response(news(0, 10), news(1))
     assert (one.taken, len(other.taken)) == ([], 1)
     assert one.listener is None
     await eventually(lambda: any(request.forgotten for request in connection.requests))
@@ -337,7 +337,7 @@ async def test_a_removed_partition_is_forgotten_and_its_responses_are_ignored(
     await eventually(lambda: len(fetcher) == 0 and not fetcher._forgotten)
     count = len(connection.requests)
     while connection.waiting:
-        connection.answer()
+        connection.response()
     assert len(connection.requests) == count  # nothing to fetch, nothing to send
 
 
@@ -360,5 +360,5 @@ async def test_a_partition_with_an_offline_log_is_dropped(fetcher: Fetcher, lead
     connection = await opened(fetcher, leader, one)
     one.outcome = CorruptBatchError("x")
     one.offline_reason = "the disk is gone"
-    connection.answer(news(0, 10))
+    connection.response(news(0, 10))
     assert len(fetcher) == 0

@@ -228,7 +228,7 @@ async def test_a_heartbeat_waits_until_there_is_something_new() -> None:
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         second = await caller.call(heartbeat(2, 0))
         assert held_by(second.assignment) == []
-        told = (await first.answer()).message
+        told = (await first.response()).message
         kept = held_by(told.assignment)
         assert len(kept) == 1
         waiting = heartbeat(2, second.member_epoch, owned=[], wait_ms=60_000)
@@ -236,7 +236,7 @@ async def test_a_heartbeat_waits_until_there_is_something_new() -> None:
             other.send(waiting)
             await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
             await first.call(heartbeat(1, told.member_epoch, owned=told.assignment))
-            got = (await other.answer()).message
+            got = (await other.response()).message
         assert sorted(kept + held_by(got.assignment)) == [0, 1]
         assert len(broker.coordinators.heartbeats) == 0
 
@@ -247,7 +247,7 @@ async def test_a_heartbeat_without_anything_new_is_answered_in_time() -> None:
         began = time.monotonic()
         wire = await caller.wire(broker.address)
         wire.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=30))
-        answer = (await wire.answer()).message
+        answer = (await wire.response()).message
         assert (answer.error_code, answer.assignment) == (0, None)
         assert time.monotonic() - began >= 0.029
 
@@ -269,11 +269,11 @@ async def test_a_later_heartbeat_ends_the_wait_of_the_one_before() -> None:
         other.send(heartbeat(1, joined.member_epoch, owned=joined.assignment, wait_ms=60_000))
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         await caller.call(heartbeat(1, joined.member_epoch))
-        assert (await other.answer()).message.error_code == 0
+        assert (await other.response()).message.error_code == 0
         other.send(heartbeat(1, joined.member_epoch, wait_ms=60_000))
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         await caller.call(heartbeat(1, -1))
-        assert (await other.answer()).message.error_code == 0
+        assert (await other.response()).message.error_code == 0
         assert len(broker.coordinators.heartbeats) == 0
 
 
@@ -293,7 +293,7 @@ async def test_new_partitions_end_the_wait() -> None:
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         wire = await caller.wire(broker.address)
         await wire.call(admin.CreatePartitionsRequest(1000, False, [admin.PartitionCount("t", 4)]))
-        told = (await other.answer()).message
+        told = (await other.response()).message
         assert held_by(told.assignment) == [0, 1, 2, 3]
 
 
@@ -306,7 +306,7 @@ async def test_a_stopping_broker_answers_held_heartbeats() -> None:
         await broker.stop()
         assert time.monotonic() - began < 1
         with pytest.raises(NotCoordinatorError):
-            checked((await other.answer()).message)
+            checked((await other.response()).message)
 
 
 # --- time ------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ async def _is_told_before_it_is_safe() -> tuple[bool, int]:
             wire.send(fetch())
             shard = cluster.brokers[before].coordinators.groups("g")
             await eventually(lambda: shard.high_watermark < shard.end_offset)
-            told = asyncio.ensure_future(wire.answer())
+            told = asyncio.ensure_future(wire.response())
             await settle()
             is_told = told.done()
             told.cancel()
@@ -517,7 +517,7 @@ async def test_held_requests_are_refused_when_another_broker_leads() -> None:
             await settle()
             stopping = asyncio.ensure_future(cluster.stop(before))
             with pytest.raises(NotCoordinatorError):
-                checked((await wire.answer()).message)
+                checked((await wire.response()).message)
             await stopping
         await caller.call(commit(0, NO_EPOCH, offset(0, 2)))
         assert (await caller.call(fetch())).offsets[0].offset == 2
@@ -557,7 +557,7 @@ async def test_an_isolated_coordinator_has_the_replicas_confirm_it() -> None:
         await asyncio.sleep(0.1)  # longer than replica.fetch.wait.max.ms: polls that waited are answered
         async with WireClient(broker.address) as wire:
             wire.send(fetch())
-            answer = asyncio.ensure_future(wire.answer())
+            answer = asyncio.ensure_future(wire.response())
             await settle()
             assert not answer.done()
             cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=before)

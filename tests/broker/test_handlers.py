@@ -195,7 +195,7 @@ async def test_a_fetch_waits_for_bytes_and_is_woken_by_them(
         await writer.call(produce(batch), batch)
         assert broker.statistics().waiting_requests == 1
         await writer.call(produce(batch), batch)
-        answer = await reader.answer()
+        answer = await reader.response()
         assert answer.message.partitions[0].length_bytes == 2 * len(batch)
 
 
@@ -486,7 +486,7 @@ async def test_deleting_a_topic_ends_the_wait_for_it(broker: Broker, new_topic: 
         reader.send(fetch(0, max_wait_ms=60_000))
         await eventually(lambda: broker.statistics().waiting_requests)
         await other.call(admin.DeleteTopicsRequest(1000, ["t"]))
-        answer = await reader.answer()
+        answer = await reader.response()
         assert answer.message.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 

@@ -338,7 +338,7 @@ async def test_batches_in_flight_keep_their_order_behind_the_first_one() -> None
                 batch = producer.batch(b"%d" % number, sequence=number)
                 part = data.ProducePartition("t", 0, len(batch))
                 wire.send(data.ProduceRequest(-1, 2_000, "txn", [part]), batch)
-            offsets = [checked((await wire.answer()).message).partitions[0] for _ in range(5)]
+            offsets = [checked((await wire.response()).message).partitions[0] for _ in range(5)]
         assert [(one.error_code, one.base_offset) for one in offsets] == [(0, n) for n in range(5)]
         await producer.end()
         await producer.until("CompleteCommit")

@@ -87,7 +87,7 @@ class World:
         where = hosted or self.hosted[partition]
         return self.waiting.append(where, memoryview(b""), header, "txn", -1, then)
 
-    async def answer(self, number: int = 0, error: Exception | None = None) -> None:
+    async def response(self, number: int = 0, error: Exception | None = None) -> None:
         if error is None:
             self.answers[number].set_result(None)
         else:
@@ -120,7 +120,7 @@ async def test_the_first_waits_and_the_others_behind_it(world: World) -> None:
     await turns()
     assert world.asked == [("txn", 7, 0, [TopicPartition("t", 0)])]
     assert world.hosted[0].log == []
-    await world.answer()
+    await world.response()
     assert world.hosted[0].log == [(7, 0, 0), (7, 0, 1), (7, 0, 2)]
     assert [(sequence, error) for _, _, sequence, error in world.outcomes] == [
         (0, None),
@@ -133,7 +133,7 @@ async def test_the_first_waits_and_the_others_behind_it(world: World) -> None:
 async def test_an_error_of_the_verification_fails_the_waiting_batches(world: World) -> None:
     world.send(0)
     await turns()
-    await world.answer(error=LocalProtocolError("that broker does not know AddPartitionsToTxn"))
+    await world.response(error=LocalProtocolError("that broker does not know AddPartitionsToTxn"))
     ((_, _, _, error),) = world.outcomes
     assert isinstance(error, LocalProtocolError)
     assert len(world.waiting) == 0
@@ -144,7 +144,7 @@ async def test_partitions_of_one_turn_are_verified_together(world: World) -> Non
         world.send(0, partition=partition)
     await turns()
     assert [keys for _, _, _, keys in world.asked] == [[TopicPartition("t", n) for n in range(3)]]
-    await world.answer()
+    await world.response()
     assert [hosted.log for hosted in world.hosted.values()] == [[(7, 0, 0)]] * 3
 
 
@@ -154,9 +154,9 @@ async def test_a_later_partition_is_verified_on_its_own(world: World) -> None:
     world.send(0, partition=1)
     await turns()
     assert len(world.asked) == 2
-    await world.answer(1)
+    await world.response(1)
     assert (world.hosted[0].log, world.hosted[1].log) == ([], [(7, 0, 0)])
-    await world.answer(0)
+    await world.response(0)
     assert world.hosted[0].log == [(7, 0, 0)]
 
 
@@ -166,10 +166,10 @@ async def test_a_refusal_fails_every_batch_of_that_transaction(world: World) -> 
     world.send(1)
     await turns()
     world.send(0, epoch=1)
-    await world.answer(0, refusal)
+    await world.response(0, refusal)
     assert [error for *_, error in world.outcomes] == [refusal, refusal]
     assert world.asked[1:] == [("txn", 7, 1, [TopicPartition("t", 0)])], "the next one asks for itself"
-    await world.answer(1)
+    await world.response(1)
     assert world.hosted[0].log == [(7, 1, 0)]
 
 
@@ -179,12 +179,12 @@ async def test_batches_behind_a_retriable_error_are_not_appended(world: World) -
     world.send(0)
     world.send(1)
     await turns()
-    await world.answer()
+    await world.response()
     assert [outcome[-1] for outcome in world.outcomes] == [error, error]
     assert world.hosted[0].log == []
     assert world.send(0) is None, "it asks again"
     await turns()
-    await world.answer(1)
+    await world.response(1)
     assert world.hosted[0].log == [(7, 0, 0)]
 
 
@@ -201,7 +201,7 @@ async def test_another_producers_batches_do_not_wait(world: World) -> None:
         lambda *_: None,  # type: ignore[arg-type]
     )
     await turns()
-    await world.answer()
+    await world.response()
     assert world.hosted[0].log == [(8, 0, 0), (7, 0, 0)]
 
 
@@ -209,7 +209,7 @@ async def test_a_partition_that_was_created_again_meanwhile_takes_no_batch(world
     world.send(0)
     await turns()
     world.hosted[0] = FakeHosted()
-    await world.answer()
+    await world.response()
     assert isinstance(world.outcomes[0][-1], NotLeaderOrFollowerError)
     assert world.hosted[0].log == []
 
@@ -219,7 +219,7 @@ async def test_refused_batches_leave_nothing_behind(world: World, error: BrokerE
     for _ in range(3):
         world.send(0)
         await turns()
-        await world.answer(len(world.answers) - 1, error)
+        await world.response(len(world.answers) - 1, error)
     assert len(world.outcomes) == len(world.asked) == 3
     assert len(world.waiting) == 0
 
@@ -236,7 +236,7 @@ async def test_a_batch_sent_from_a_callback_keeps_the_order(world: World) -> Non
     world.waiting.append(hosted, memoryview(b""), header_of(0), "txn", -1, then)
     world.send(1)
     await turns()
-    await world.answer()
+    await world.response()
     assert world.hosted[0].log == [(7, 0, 0), (7, 0, 1), (7, 0, 2)]
 
 

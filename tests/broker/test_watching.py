@@ -40,7 +40,7 @@ async def test_a_watched_partition_returns_its_offsets_and_no_data(
     await wire.call(produce(batch), batch)
     for offset in (0, 1, 3):
         wire.send(watch(offset))
-        answer = await wire.answer()
+        answer = await wire.response()
         (told,) = answer.message.partitions
         assert (told.error_code, told.high_watermark, told.last_stable_offset) == (0, 3, 3)
         assert (told.log_start_offset, told.length_bytes, len(answer.payload)) == (0, 0, 0)
@@ -73,7 +73,7 @@ async def test_new_data_ends_the_wait_whatever_min_bytes(
         await parked(broker)
         batch = batch_of(b"a")
         await wire.call(produce(batch), batch)
-        first, second = (await reader.answer()).message.partitions
+        first, second = (await reader.response()).message.partitions
         assert (first.high_watermark, second.high_watermark) == (1, 0)
         assert (first.length_bytes, second.length_bytes) == (0, 0)
         # Data that was there before counts too.
@@ -116,7 +116,7 @@ async def test_a_watcher_of_committed_records_is_woken_by_the_marker(
         (plain,) = (await wire.call(watch(0, wait_ms=LONG_MS))).partitions
         assert (plain.high_watermark, plain.last_stable_offset) == (1, 0)
         hosted.append_marker(1, 1, 0, True, now_ms)
-        (told,) = (await reader.answer()).message.partitions
+        (told,) = (await reader.response()).message.partitions
         assert (told.high_watermark, told.last_stable_offset) == (2, 2)
         assert (told.length_bytes, told.aborted) == (0, [])
 

@@ -514,7 +514,7 @@ class LeaderMachine(RuleBasedStateMachine):
             case "cut" | "cut, arrives":
                 self.break_connection(outcome != "cut")
         for _ in range(answers):
-            self.answer()
+            self.response()
 
     @rule(duration_ms=st.integers(0, 300))
     def wait(self, duration_ms: int) -> None:
@@ -527,7 +527,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.accumulator.retry_now()
 
     @rule()
-    def answer(self) -> None:
+    def response(self) -> None:
         if not self.answers:
             return
         attempt, error = self.answers.popleft()
@@ -686,7 +686,7 @@ class LeaderMachine(RuleBasedStateMachine):
                 self.arrive(None)
             self.commit()
             while self.answers:
-                self.answer()
+                self.response()
             check_queue(self.queue)
 
     def teardown(self) -> None:

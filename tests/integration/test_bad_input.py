@@ -86,13 +86,13 @@ async def test_unknown_apis_and_versions_are_named_and_the_connection_lives(brok
         unknown = bytearray(frame)
         unknown[9] = 127
         wire.send_raw(unknown)
-        refused = (await wire.answer()).message
+        refused = (await wire.response()).message
         assert isinstance(refused, RequestError)
         assert refused.error_code == ErrorCode.UNKNOWN_API
         other = bytearray(wire.encode(ask))
         other[10] = 99
         wire.send_raw(other)
-        refused = (await wire.answer()).message
+        refused = (await wire.response()).message
         assert refused.error_code == ErrorCode.UNSUPPORTED_VERSION
         assert "versions 0 to 0, not 99" in refused.error_message
         assert (await wire.call(ask)).error_code == 0

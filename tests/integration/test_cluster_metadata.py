@@ -221,7 +221,7 @@ async def test_the_quorum_and_the_metadata_describe_themselves() -> None:
             ask = metadata.DescribeMetadataRequest("/topics", cluster.broker.image.metadata_offset, 10_000)
             wire.send(ask)
             await cluster.create_topic("u")
-            answer = (await wire.answer()).message
+            answer = (await wire.response()).message
             assert "/topics/u" in [node.path for node in answer.nodes]
 
 

@@ -38,7 +38,7 @@ async def test_pipelined_requests_are_answered_in_order(
                 expected.append(wire.send(fetch(10**6 if number % 2 else 0, max_wait_ms=2)))
             else:
                 expected.append(wire.send(produce(batch, acks=(number % 3) - 1), batch))
-        received = [(await wire.answer()).correlation_id for _ in expected]
+        received = [(await wire.response()).correlation_id for _ in expected]
         assert received == expected
 
 
@@ -50,7 +50,7 @@ async def test_offsets_of_pipelined_batches_follow_their_order(
         batch = batch_of(b"x" * 100)
         for _ in range(500):
             wire.send(produce(batch), batch)
-        offsets = [(await wire.answer()).message.partitions[0].base_offset for _ in range(500)]
+        offsets = [(await wire.response()).message.partitions[0].base_offset for _ in range(500)]
         assert offsets == list(range(500))
         assert broker.statistics().sync_rounds < 500  # commits were grouped
 
@@ -174,7 +174,7 @@ async def test_a_half_closed_client_still_gets_its_answers(
             wire.send(produce(batch), batch)
         wire.transport.write_eof()
         for expected in range(3):
-            assert (await wire.answer()).message.partitions[0].base_offset == expected
+            assert (await wire.response()).message.partitions[0].base_offset == expected
         await wire.closed()
 
 
@@ -192,8 +192,8 @@ async def test_a_stop_answers_what_is_in_flight_and_refuses_new_connections(
         producer.send(data.ProduceRequest(-1, 5000, None, [data.ProducePartition("t", 0, len(batch))]), batch)
         await settled(lambda: broker.statistics().appended_batches == 1)
         await broker.stop()
-        assert (await producer.answer()).message.partitions[0].base_offset == 0
-        assert (await poller.answer()).message.partitions[0].error_code == 0
+        assert (await producer.response()).message.partitions[0].base_offset == 0
+        assert (await poller.response()).message.partitions[0].error_code == 0
         await poller.closed()
         await producer.closed()
     from kafkalite.errors import ConnectionFailedError

@@ -157,8 +157,8 @@ async def test_fsync_rounds_do_not_stop_the_loop(
         for _ in range(5):
             assert (await other.call(new_topic("t"))).topics[0].error_code == 36
         await settle()
-        assert not writer._answers
+        assert not writer._responses
         gate.set()
         for expected in range(10):
-            assert (await writer.answer()).message.partitions[0].base_offset == expected
+            assert (await writer.response()).message.partitions[0].base_offset == expected
         assert broker.statistics().sync_rounds <= 3

@@ -98,14 +98,14 @@ async def test_faults_act_on_the_wire() -> None:
             await clock.advance(999)
             assert cluster.statistics().requests[api.name] == 1
             await clock.advance(1)
-            assert (await wire.answer()).message.error_code == 0
+            assert (await wire.response()).message.error_code == 0
 
             cluster.intercept(api, drop_next())
             wire.send(ask)
             wire.send(ask)  # waits behind the lost one, as on any ordered connection
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert not wire._answers
+            assert not wire._responses
         for after in (False, True):
             before = cluster.statistics().requests[api.name]
             cluster.intercept(api, disconnect_next(after=after))
@@ -131,7 +131,7 @@ async def test_a_delayed_long_poll_and_a_client_that_leaves() -> None:
             await clock.advance(10)
             assert cluster.statistics().waiting_requests == 1
             await cluster.produce("t", [b"x"])
-            assert (await wire.answer()).message.partitions[0].length_bytes > 0
+            assert (await wire.response()).message.partitions[0].length_bytes > 0
         async with WireClient(cluster.bootstrap_servers) as wire:
             wire.send(fetch)
             for _ in range(5):

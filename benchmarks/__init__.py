@@ -1,1 +1,1 @@
-"""Benchmarks: the machine's bare yardsticks and kafkalite, in one run, as ratios."""
+"""Benchmarks: kafkalite and the bare machine in one run, as ratios."""

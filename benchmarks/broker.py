@@ -35,7 +35,7 @@ def _create(session: wire.Session, topic: str, configs: dict[str, str] | None = 
 
 
 def _opaque_batch(size_bytes: int) -> bytes:
-    """One record whose batch has about ``size_bytes``: the broker never looks inside."""
+    """Return one record in a batch of about ``size_bytes``, which the broker never unpacks."""
     return bytes(build_batch([os.urandom(size_bytes - 80)], timestamps_ms=1))
 
 
@@ -156,7 +156,7 @@ async def _end_to_end(port: int, count: int) -> list[float]:
         records = aiter(consumer)
         for i in range(count + 100):
             waiting = asyncio.ensure_future(anext(records))
-            await asyncio.sleep(0.001)  # the long poll is parked at the broker
+            await asyncio.sleep(0.001)  # let the long poll reach the broker
             start = time.perf_counter()
             producer.send_nowait("e2e", b"x" * 100)
             await waiting
@@ -166,7 +166,7 @@ async def _end_to_end(port: int, count: int) -> list[float]:
 
 
 async def _bare_round_trips(port: int, count: int) -> list[float]:
-    """The bare RPC by an asyncio client of its own: the like of what the client library does."""
+    """Measure the bare RPC with a plain asyncio client, for comparison with the client library."""
     loop = asyncio.get_running_loop()
 
     class Client(asyncio.Protocol):
@@ -232,7 +232,7 @@ def latency() -> list[Row]:
 
 
 def durable() -> list[Row]:
-    """What fsync costs: the same produce with durability=fsync, next to a bare pwrite + fdatasync."""
+    """Measure the cost of fsync: produce with durability=fsync, beside a bare pwrite + fdatasync."""
     with scratch_dir() as path:
         batch = _opaque_batch(100 * KB)
 

@@ -1,4 +1,4 @@
-"""The client library: single records in and out, one core each side."""
+"""The client library: single records produced and consumed, one core for each side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _produce(port: int, topic: str, *, keyed: bool) -> float:
                 for _ in range(10_000):
                     send(topic, value)
             if chunk % 2:
-                await asyncio.sleep(0)  # the loop gets its turn, as in any program
+                await asyncio.sleep(0)  # let the loop run, as any program does
         await producer.flush()
         return RECORDS / (time.perf_counter() - start)
 

@@ -1,4 +1,4 @@
-"""kill -9: how long until a record is acknowledged again, and until the cluster can be administered again."""
+"""kill -9: the time until a record is acknowledged again, and until the cluster can be administered again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer groups: the first record through one, how fast partitions change hands, what coming and going costs."""
+"""Consumer groups: the first record, the time of a rebalance, the cost of members that come and go."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _round_trip() -> float:
 
 
 class Members:
-    """Consumers of one group, each read by a task of its own; who has which partition."""
+    """Consumers of one group, each read by a task of its own, and their partitions."""
 
     def __init__(self, servers: str, topic: str, group: str) -> None:
         self._servers, self._topic, self._group = servers, topic, group
@@ -84,7 +84,7 @@ class Members:
             await consumer.get_many()
 
     async def until_shared(self, partitions: int) -> None:
-        """Until every partition is held, by members that differ by one at most."""
+        """Wait until every partition has an owner, with at most one partition more for some members."""
         least, rest = divmod(partitions, len(self.consumers))
         most = least + bool(rest)
         while True:
@@ -95,7 +95,9 @@ class Members:
 
 
 async def _rebalance(ours: ServerProcess) -> tuple[float, float, float]:
-    """Seconds until 100 members share 1,000 partitions, and until one more does; the broker's CPU seconds."""
+    """Return seconds until 100 members share 1,000 partitions, and until one more does; CPU seconds of the
+    broker.
+    """
     servers = f"127.0.0.1:{ours.port}"
     async with Admin(servers) as admin:
         await admin.create_topic("wide", partitions=PARTITIONS)
@@ -113,7 +115,9 @@ async def _rebalance(ours: ServerProcess) -> tuple[float, float, float]:
 
 
 async def _handover(servers: str) -> float:
-    """Milliseconds from a third member's start until it holds its one of three partitions; median."""
+    """Return the median milliseconds from a third member's start until it owns its one of three
+    partitions.
+    """
     async with Admin(servers) as admin:
         await admin.create_topic("three", partitions=3)
     samples: list[float] = []
@@ -129,7 +133,7 @@ async def _handover(servers: str) -> float:
 
 
 async def _probe(servers: str, latencies: list[float], is_over: asyncio.Event) -> None:
-    """Other people's records meanwhile: milliseconds from send to get, one every so often."""
+    """Measure unrelated records meanwhile: milliseconds from send to get, at intervals."""
     async with (
         Producer(servers, linger_ms=0) as producer,
         Consumer("probe", bootstrap_servers=servers, auto_offset_reset="latest") as consumer,
@@ -151,7 +155,7 @@ async def _come_and_go(servers: str, number: int) -> None:
 
 
 async def _crowd(servers: str, per_s: float) -> None:
-    """COMERS consumers, AT_ONCE at a time, at most so many a second."""
+    """Run COMERS consumers, AT_ONCE at a time, at most ``per_s`` per second."""
     for first in range(0, COMERS, AT_ONCE):
         start = time.perf_counter()
         await asyncio.gather(*(_come_and_go(servers, first + i) for i in range(AT_ONCE)))
@@ -163,7 +167,7 @@ def _crowd_process(servers: str, per_s: float) -> None:
 
 
 async def _probed(servers: str, meanwhile: Awaitable[Any]) -> float:
-    """The p99 of the probe while something else goes on."""
+    """Return the p99 of the probe during ``meanwhile``."""
     latencies: list[float] = []
     is_over = asyncio.Event()
     probe = asyncio.create_task(_probe(servers, latencies, is_over))
@@ -174,7 +178,7 @@ async def _probed(servers: str, meanwhile: Awaitable[Any]) -> float:
 
 
 async def _passers(ours: ServerProcess) -> tuple[float, float, list[float]]:
-    """p99 alone and with the crowd, in ms; the broker's memory after each time, in MiB."""
+    """Return the p99 alone and with the crowd, in ms, and the broker's memory after each round, in MiB."""
     servers = f"127.0.0.1:{ours.port}"
     async with Admin(servers) as admin:
         await admin.create_topic("probe", partitions=1)

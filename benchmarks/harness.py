@@ -1,4 +1,4 @@
-"""What every benchmark needs: a result row, percentiles, and a server in a process of its own."""
+"""Shared by the benchmarks: a result row, percentiles, and a server in its own process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. ``ratio`` is ours over the yardstick's for rates, and the same for times.
+    """One result. ``ratio`` compares our rate or time with the yardstick's.
 
-    ``target`` is the bound the project sets itself, as text; ``met`` whether this run kept it.
+    ``target`` is the project's own bound, as text; ``met`` is whether this run kept it.
     """
 
     name: str
@@ -71,7 +71,9 @@ def median_of(measure: Callable[[], float], runs: int = 3) -> float:
 
 
 def paired(first: Callable[[], float], second: Callable[[], float], runs: int = 3) -> tuple[float, float]:
-    """Medians of two measures taken in turn, so that a drift of the machine's speed hits both."""
+    """Return the medians of two measures taken in turn, so that changes of the machine's speed affect
+    both.
+    """
     firsts: list[float] = []
     seconds: list[float] = []
     for _ in range(runs):
@@ -81,7 +83,7 @@ def paired(first: Callable[[], float], second: Callable[[], float], runs: int = 
 
 
 class ServerProcess:
-    """``python -m benchmarks.servers KIND ...``; its first line on standard output is its port."""
+    """A process of ``python -m benchmarks.servers KIND ...``, which prints its port first."""
 
     def __init__(self, kind: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -132,7 +134,7 @@ def scratch_dir() -> Iterator[str]:
 
 
 def best_wall_seconds(command: list[str], runs: int = 15) -> float:
-    """Median seconds of a whole process, standard streams thrown away."""
+    """Return the median seconds of a whole process, with its output discarded."""
     samples: list[float] = []
     for _ in range(runs):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Three nodes as three processes, as ``kl dev -n 3`` starts them: killed, started again, and watched."""
+"""Three nodes as three processes, as ``kl dev -n 3`` starts them: killed, restarted, and observed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Nodes:
         process.wait()
 
     def pause(self, node_id: int) -> None:
-        """It neither answers nor hangs up, until ``resume``."""
+        """Stop the process without closing its connections, until ``resume``."""
         self.processes[node_id].send_signal(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
@@ -104,7 +104,7 @@ class Nodes:
 
 @contextlib.asynccontextmanager
 async def running(directory: str, count: int = 3, **settings: Any) -> AsyncIterator[tuple[Nodes, Admin]]:
-    """The nodes, all of them alive, and an admin; stopped at the end."""
+    """Yield the nodes, all of them alive, and an admin; stop them at the end."""
     nodes = Nodes(directory, count, **settings)
     try:
         for node_id in nodes.client_ports:
@@ -148,7 +148,7 @@ async def whole(admin: Admin, *topics: str, replicas: int = 3) -> bool:
 async def until(
     condition: Callable[[], Awaitable[bool]], what: str, *, limit_s: float = 60, pause_s: float = 0.02
 ) -> float:
-    """Seconds until ``condition`` holds; errors of a cluster that is not there yet are waited out."""
+    """Return the seconds until ``condition`` holds; errors meanwhile are ignored."""
     start = time.monotonic()
     while True:
         try:

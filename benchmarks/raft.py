@@ -1,7 +1,7 @@
-"""Raft's metadata log on three voters: what a commit takes, and what it costs to do nothing.
+"""Raft's metadata log on three voters: the time of a commit, and the cost of an idle voter.
 
-All three run in this process, each on its own thread and loop, with journals on one real disk; messages are
-handed over between the loops. So a commit is two syncs, one after the other, and four changes of thread.
+All three run in this process, each on its own thread and loop, with journals on one real disk; messages
+pass between the loops. So a commit is two syncs, one after the other, and four changes of thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IDLE_S = 5.0
 
 
 class _Machine:
-    """Remembers nothing."""
+    """A state machine without state."""
 
     def load(self, offset: int, records: Any) -> None:
         pass

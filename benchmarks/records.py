@@ -1,9 +1,9 @@
-"""Record batches: building, reading, Arrow, single records, walking headers.
+"""Record batches: building, reading, Arrow, single records, scanning headers.
 
-Workloads: values of 100 bytes, one core, best of several runs (a garbage collection or a neighbour on
-the machine makes a run slower, nothing makes one faster). The yardstick of each is a memory copy of the
-same batches: the least that a program which touches every byte once can take. The targets are 0.7 of
-the table in the design's section on record batches, and what the client must have left over.
+Workloads: values of 100 bytes, one core, best of several runs (garbage collection or other processes
+make a run slower, nothing makes one faster). The yardstick of each is a memory copy of the same
+batches: the least time of a program that touches every byte once. The targets are 0.7 of the table in
+the design's section on record batches, and the headroom that the client needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RUNS = 15
 
 
 def _best_seconds(action: Callable[[], object], repeat: int) -> float:
-    """Seconds of one call: of the best of RUNS runs of ``repeat`` calls."""
+    """Return the seconds of one call in the best of RUNS runs of ``repeat`` calls."""
     best = float("inf")
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Three nodes against one: replicated produce with and without fsync, round trips, a follower that catches up."""
+"""Three nodes and one: replicated produce with and without fsync, round trips, a follower that catches up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _round_trip(bootstrap: str, topic: str, acks: Any) -> float:
 
 
 async def _measure(path: str, count: int) -> dict[tuple[str, str, str], float]:
-    """{(what, durability, acks): figure} of a cluster of ``count`` nodes."""
+    """Return {(measure, durability, acks): result} of a cluster of ``count`` nodes."""
     found: dict[tuple[str, str, str], float] = {}
     async with running(path, count) as (nodes, admin):
         for durability in DURABILITIES:
@@ -60,7 +60,7 @@ async def _measure(path: str, count: int) -> dict[tuple[str, str, str], float]:
 
 
 async def _catch_up(path: str) -> tuple[float, float]:
-    """MB/s and seconds in which a follower that was away fetches CATCH_UP_BYTES and is in sync again."""
+    """Return MB/s and seconds in which a returning follower fetches CATCH_UP_BYTES and is in sync again."""
     async with running(path) as (nodes, admin):
         await admin.create_topic("big", 1, 3, configs={"durability": "page-cache"})
         follower = await _follower(admin)

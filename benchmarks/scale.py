@@ -1,4 +1,4 @@
-"""3,000 partitions with three replicas each: made, idle, a node lost and come back."""
+"""3,000 partitions with three replicas each: creation, idle load, the loss and return of a node."""
 
 from __future__ import annotations
 

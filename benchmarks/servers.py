@@ -1,8 +1,8 @@
-"""The servers that benchmarks talk to, each in a process of its own: the bare ones, and the broker.
+"""The servers of the benchmarks, each in its own process: bare ones, and the broker.
 
-``bare-rpc``     u32 length + msgpack array in, the same shape out: what an RPC costs with nothing behind it.
-``bare-append``  u32 length + bytes in: receive straight into one buffer, CRC-32C, pwrite, a 16-byte answer.
-``bare-send``    8 bytes in (position): one megabyte of a mapped file out, untouched.
+``bare-rpc``     u32 length + msgpack array in, the same out: the cost of an RPC without any work.
+``bare-append``  u32 length + bytes in: receive into one buffer, CRC-32C, pwrite, a 16-byte response.
+``bare-send``    8 bytes in (position): one megabyte of a mapped file out, unchanged.
 ``kafkalite``    the broker, ``--durability``, ``--dir``.
 """
 
@@ -42,7 +42,9 @@ class BareRpc(asyncio.Protocol):
 
 
 class BareAppend(asyncio.BufferedProtocol):
-    """Receives frames straight into their buffer, checks, appends, answers. A new file every GiB, as a log does."""
+    """Receives frames into their own buffer, checks, appends, responds. Starts a new file every GiB, as a
+    log does.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

@@ -1,8 +1,8 @@
 """The Spark source: a task's read alone and through Spark, and the latency of a micro-batch.
 
-The yardstick of rates through Spark is a source that gives one RecordBatch made beforehand again and again: what
-Spark moves when nothing has to be fetched. The yardstick of latency is Spark's own rate source. The fixed cost
-of a query, measured with one row, is taken off the rates, as it is of the yardstick's.
+The yardstick of rates through Spark is a source that returns one prepared RecordBatch repeatedly: the
+speed of Spark without any fetching. The yardstick of latency is Spark's own rate source. The fixed cost
+of a query, measured with one row, is subtracted from our rates and from the yardstick's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UPS = 3
 LATENCY_BATCHES = 60
 
 
-# --- what the log holds ---------------------------------------------------------------------------
+# --- the log ----------------------------------------------------------------------------------------
 
 
 async def _fill(port: int, topic: str, rows: int, batch_bytes: int) -> None:
@@ -119,12 +119,12 @@ def running_session() -> Iterator[Any]:
         gateway.proc.stdin.close()
         gateway.proc.wait(30)
         type(spark.sparkContext)._gateway = type(spark.sparkContext)._jvm = (
-            None  # or the next session wants it
+            None  # the next session would use it
         )
 
 
 def _prepared_source() -> Any:
-    """The yardstick's DataSource: one RecordBatch again and again. Its schema is what the user gives."""
+    """Return the yardstick's DataSource: one RecordBatch repeatedly, with the schema that the user gives."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
     class PreparedReader(DataSourceReader):
@@ -167,7 +167,7 @@ def _seconds(query: Any) -> float:
 
 
 def _rate(query: Callable[[int], Any]) -> float:
-    """Rows a second of one task, the time for one row taken off."""
+    """Return the rows per second of one task, without the time for one row."""
     fixed_s = min(_seconds(query(1)) for _ in range(RUNS))
     return ROWS / (_seconds(query(ROWS)) - fixed_s)
 
@@ -191,7 +191,7 @@ def _through_spark(spark: Any, port: int) -> list[Row]:
 
     rows: list[Row] = []
     for name, schema in (("value alone", VALUE_ONLY), ("all columns", all_columns)):
-        for _ in range(WARM_UPS):  # the JVM compiles what it will use
+        for _ in range(WARM_UPS):  # let the JVM compile its code
             _seconds(ours(schema)(ROWS))
         measured, yardstick = paired(lambda: _rate(ours(schema)), lambda: _rate(prepared(schema)), RUNS)
         rows.append(
@@ -224,7 +224,7 @@ def _through_spark(spark: Any, port: int) -> list[Row]:
 
 @contextlib.contextmanager
 def _trickle(port: int, topic: str) -> Iterator[None]:
-    """A record every 10 ms while the block runs, so that no micro-batch has to wait for one."""
+    """Send a record every 10 ms while the block runs, so that no micro-batch waits for one."""
     from kafkalite.sync import Producer
 
     stopped = threading.Event()
@@ -256,9 +256,10 @@ def batch_times(
     checkpoint: str,
     feed: contextlib.AbstractContextManager[None] | None,
 ) -> BatchTimes:
-    """Micro-batches of ``stream``, trigger to commit; the first ten don't count.
+    """Measure micro-batches of ``stream`` from trigger to commit, without the first ten.
 
-    ``sink`` is a format and its options. ``feed`` writes what the stream reads; None: it makes its rows itself.
+    ``sink`` is a format and its options. ``feed`` writes the input of the stream; None: it generates
+    its rows.
     """
     writer = stream.writeStream.option("checkpointLocation", checkpoint)
     for name, value in sink.items():
@@ -268,7 +269,7 @@ def batch_times(
         with feed or contextlib.nullcontext():
             progress = _progress_of(query)
         if feed is not None:
-            query.processAllAvailable()  # a batch that is cut short leaves error messages of its workers
+            query.processAllAvailable()  # an interrupted batch leaves error messages of its workers
     finally:
         query.stop()
     durations = [each["durationMs"] for each in progress[10:]]

@@ -1,4 +1,4 @@
-"""The sink of the Spark bridge: one task's writer alone, and the same under Spark with its noop sink beside it."""
+"""The sink of the Spark bridge: one task's writer alone, and the same under Spark beside its noop sink."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _batch_ids = count()
 
 
 class Task:
-    """The writer of one task, its rows ready in memory."""
+    """The writer of one task, with its rows in memory."""
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
@@ -38,7 +38,7 @@ class Task:
         self._keyed = pa.record_batch([values, keys], names=["value", "key"])
 
     def rate(self, *, exactly_once: bool, keyed: bool = False) -> float:
-        """Rows per second, from the first one until all are acknowledged, or committed."""
+        """Return rows per second, from the first one until all are acknowledged or committed."""
         options = SinkOptions.parse(
             {
                 "kafka.bootstrap.servers": self._servers,

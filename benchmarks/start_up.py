@@ -1,4 +1,4 @@
-"""What it costs before the first record: imports, ``kl --help``, an embedded broker, many partitions."""
+"""The cost before the first record: imports, ``kl --help``, an embedded broker, many partitions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _embedded() -> tuple[float, float, float]:
     from kafkalite.client.producer.producer import Producer
 
     async with Broker(listeners="inproc://"):
-        pass  # modules are loaded; what is timed below is the broker
+        pass  # modules are loaded; only the broker is measured below
     ready: list[float] = []
     for _ in range(20):
         start = time.perf_counter()

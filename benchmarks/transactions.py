@@ -1,4 +1,4 @@
-"""What a transaction costs, as ratios to producing the same records without one; and reading what was committed."""
+"""The cost of transactions compared with plain produce, and of reading committed records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Load:
                     await producer.abort_transaction()
 
     async def read(self, topic: str, isolation_level: str) -> float:
-        """Records per second, by batches, those that are left out not counted."""
+        """Return records per second, by batches, without the skipped records."""
         async with Consumer(
             topic,
             bootstrap_servers=self.servers,

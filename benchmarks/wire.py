@@ -1,6 +1,6 @@
-"""Blocking pumps over plain sockets: the same client for the bare servers and for the broker.
+"""Blocking clients over plain sockets, the same for the bare servers and for the broker.
 
-A frame is encoded once and sent again and again, so that what is measured is the server.
+A frame is encoded once and sent repeatedly, so that the server is measured.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Session:
         return self._receive_one()
 
     def encode(self, message: Any, payload: tuple[Any, ...] = ()) -> bytes:
-        """The frame's bytes, to be sent any number of times; answers are counted, not matched."""
+        """Return the frame's bytes, to be sent any number of times; responses are counted, not matched."""
         _, buffers = self.connection.send(message, payload)
         return b"".join(buffers)
 
@@ -62,7 +62,7 @@ class Session:
 
 
 def skip_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
-    """Receive one kafkalite frame and drop it. Returns its payload's length."""
+    """Receive one kafkalite frame and drop it. Return its payload's length."""
     receive_exactly(sock, memoryview(head))
     envelope, payload = map(int, struct.unpack(">II", head))
     left = envelope + payload
@@ -74,7 +74,7 @@ def skip_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
 
 
 def skip_short_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
-    """The same for the bare servers' ``u32 length`` answers."""
+    """The same for the bare servers' ``u32 length`` responses."""
     receive_exactly(sock, memoryview(head)[:4])
     length = int.from_bytes(head[:4], "big")
     receive_exactly(sock, memoryview(body)[:length])
@@ -82,7 +82,7 @@ def skip_short_answer(sock: socket.socket, head: bytearray, body: bytearray) -> 
 
 
 def pump(sock: socket.socket, frames: list[bytes], count: int, window: int, skip: Any) -> tuple[float, int]:
-    """Send ``count`` frames, at most ``window`` unanswered. Returns (seconds, payload bytes received)."""
+    """Send ``count`` frames, at most ``window`` in flight. Return (seconds, payload bytes received)."""
     head, body = bytearray(8), bytearray(1 << 20)
     received = 0
     in_flight = 0
@@ -99,7 +99,7 @@ def pump(sock: socket.socket, frames: list[bytes], count: int, window: int, skip
 
 
 def round_trips(sock: socket.socket, frame: bytes, count: int, skip: Any) -> list[float]:
-    """Seconds of each of ``count`` round trips, one at a time."""
+    """Return the seconds of each of ``count`` round trips, one at a time."""
     head, body = bytearray(8), bytearray(1 << 16)
     samples: list[float] = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The bare machine: memory copy, checksum, append, sync. The rest is told as ratios to such figures."""
+"""The bare machine: memory copy, checksum, append, sync. Other results are ratios to these."""
 
 from __future__ import annotations
 

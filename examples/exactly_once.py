@@ -1,7 +1,8 @@
-"""Read, transform, write, exactly once: workers are killed in the middle, and each receipt is there once.
+"""Read, transform, write, exactly once: workers are killed midway, and each receipt is written once.
 
-A worker turns purchases into receipts. Receipts and the offsets of their purchases go in one transaction, so
-that a worker that dies leaves both or neither, and the next one goes on where the last transaction ended.
+A worker turns purchases into receipts. Receipts and the offsets of their purchases are written in one
+transaction, so a worker that dies leaves both or neither, and the next one continues after the last
+transaction.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from kafkalite import Admin, Broker, Consumer, Producer
 
 PURCHASES = 100
 CUSTOMERS = [b"ann", b"bob", b"cyd"]
-DEATHS = [17, 21, 22]  # among the receipts, before the commit, behind it; then one lives
+DEATHS = [17, 21, 22]  # among the receipts, before the commit, after it; then one worker survives
 
 
 async def work(servers: str, last_step: int) -> None:
-    """Write receipts until no purchase comes any more; dies at step ``last_step`` unless that is 0."""
+    """Write receipts until there are no more purchases; die at step ``last_step`` unless that is 0."""
     steps = 0
 
     def step() -> None:
         nonlocal steps
         steps += 1
         if steps == last_step:
-            os.kill(os.getpid(), signal.SIGKILL)  # no farewell, nothing is flushed
+            os.kill(os.getpid(), signal.SIGKILL)  # without any clean-up
 
     async with (
         Consumer(
@@ -38,7 +39,9 @@ async def work(servers: str, last_step: int) -> None:
             enable_auto_commit=False,
             max_poll_records=20,
         ) as consumer,
-        Producer(servers, transactional_id="receipts-1") as producer,  # ends what the one before left open
+        Producer(
+            servers, transactional_id="receipts-1"
+        ) as producer,  # aborts the transaction that the last worker left open
     ):
         while records := await consumer.get_many(timeout_ms=1200):
             async with producer.transaction():
@@ -51,7 +54,7 @@ async def work(servers: str, last_step: int) -> None:
 
 
 async def main() -> None:
-    async with Broker(  # whoever is silent for half a second is taken for dead
+    async with Broker(  # a member is expelled after half a second of silence
         listeners="127.0.0.1:0",
         group_consumer_session_timeout_ms=500,
         group_consumer_heartbeat_interval_ms=100,
@@ -83,7 +86,7 @@ async def main() -> None:
 async def receipts(
     servers: str, isolation_level: str = "read_committed"
 ) -> list[tuple[bytes | None, bytes | None]]:
-    """What a reader sees now."""
+    """Return the records that a reader sees now."""
     async with Consumer(
         "receipts", bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level=isolation_level
     ) as consumer:

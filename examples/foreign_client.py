@@ -1,6 +1,6 @@
 """A client of kafkalite that shares no code with it: docs/protocol.md, msgpack, crc32c, a blocking socket.
 
-It shakes hands, creates a topic, appends a batch of three records, reads it back and checks it:
+It sends ApiVersions, creates a topic, appends a batch of three records, reads it back and checks it:
 
     python examples/foreign_client.py 127.0.0.1:9092
 """
@@ -29,7 +29,7 @@ class Connection:
         self.versions = {key: range(lowest, highest + 1) for key, lowest, highest in apis}
 
     def ask(self, api, body, payload=b""):
-        """One request and its answer: (body, payload). All requests here are of version 0."""
+        """Send one request and return the response: (body, payload). All requests here are of version 0."""
         number = next(self.numbers)
         envelope = msgpack.packb([api, 0, number, "foreign-client", body])
         self.socket.sendall(FRAME.pack(len(envelope), len(payload)) + envelope + payload)
@@ -49,7 +49,7 @@ class Connection:
 
 
 def column(cells):
-    """Arrow's layout: offsets, the bytes joined, and a bitmap of what is not null."""
+    """Return Arrow's layout: offsets, the joined bytes, and a bitmap of the values that are not null."""
     if all(cell is None for cell in cells):
         return None
     ends = itertools.accumulate((len(cell or b"") for cell in cells), initial=0)
@@ -69,7 +69,7 @@ def cells(column, count):
 
 
 def build_batch(records):
-    """[(timestamp in ms, key, value)] as a columnar batch without compression."""
+    """Return [(timestamp in ms, key, value)] as a columnar batch without compression."""
     times, keys, values = zip(*records, strict=True)
     deltas = struct.pack(f"<{len(times)}q", *(each - times[0] for each in times))
     body = msgpack.packb([deltas, column(keys), column(values), None])
@@ -82,7 +82,7 @@ def build_batch(records):
 
 
 def read_batches(data):
-    """[(offset, timestamp in ms, key, value)] of batches back to back."""
+    """Return [(offset, timestamp in ms, key, value)] of batches that are back to back."""
     records = []
     while data:
         header = HEADER.unpack_from(data)

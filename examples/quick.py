@@ -1,4 +1,4 @@
-"""Produce and consume in one process: the broker is embedded, so there is nothing to start first."""
+"""Produce and consume in one process with an embedded broker, so there is nothing to start first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A ledger in SQLite that is exactly once, without transactions in the log: offset and result are one commit.
+"""An exactly-once ledger in SQLite, without transactions in the log: offset and result are one commit.
 
-The consumer's group shares out the partitions; where each stands, the database says. Whatever happens between
-two lines (a crash, a power cut, a member that was thought dead and wakes), a record's amount and the offset
-behind it are in the database together, or neither is.
+The consumer group divides the partitions, and the database keeps their offsets. Whatever happens
+between two lines (a crash, a power failure, an expelled member that resumes), a record's amount and the
+next offset are in the database together, or neither is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS progress (
 
 
 class Ledger:
-    """Balances, and how far each partition is: two tables of one database."""
+    """Balances and the next offset of each partition: two tables of one database."""
 
     def __init__(self, path: Path | str) -> None:
         self._database = sqlite3.connect(path, isolation_level=None)
@@ -32,14 +32,14 @@ class Ledger:
         self._database.close()
 
     def next_offset(self, tp: TopicPartition) -> int | None:
-        """Where to go on, or None in a partition of which nothing was applied."""
+        """Return the offset to continue at, or None for a partition without applied records."""
         row = self._database.execute(
             "SELECT next_offset FROM progress WHERE topic = ? AND number = ?", tuple(tp)
         ).fetchone()
         return row[0] if row else None
 
     def apply(self, record: Record) -> bool:
-        """Take in one record. False when it was taken in before: by us, or by a member that has our place."""
+        """Apply one record. Return False if it was already applied, here or by another member."""
         account, amount = (record.key or b"").decode(), int(record.value or b"0")
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -66,7 +66,7 @@ class Ledger:
 
 
 class GoOnWhereTheLedgerStands(RebalanceListener):
-    """Partitions that are assigned begin where the database says."""
+    """Starts assigned partitions at the offsets in the database."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -81,7 +81,7 @@ class GoOnWhereTheLedgerStands(RebalanceListener):
 
 
 def ledger_consumer(bootstrap_servers: str, ledger: Ledger, **settings: object) -> Consumer:
-    """A consumer whose offsets are in ``ledger``: it commits none itself."""
+    """Return a consumer whose offsets are in ``ledger``: it commits none itself."""
     listener = GoOnWhereTheLedgerStands(ledger)
     consumer = Consumer(
         "payments",
@@ -97,7 +97,7 @@ def ledger_consumer(bootstrap_servers: str, ledger: Ledger, **settings: object) 
 async def keep_ledger(
     consumer: Consumer, ledger: Ledger, step: Callable[[], None] = lambda: None, *, idle_ms: int = 300
 ) -> None:
-    """Take in records until none came for ``idle_ms``. ``step`` is called between any two things done."""
+    """Apply records until none arrives for ``idle_ms``. ``step`` is called between any two actions."""
     while records := await consumer.get_many(timeout_ms=idle_ms):
         for record in records:
             step()

@@ -1,4 +1,4 @@
-"""Keep a ledger, crash in the middle, and go on: every payment counts once."""
+"""Keep a ledger, crash midway, and continue: every payment counts once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite import Broker, Producer
 
 
 class PowerCut(Exception):
-    """Stands for whatever ends a process between two lines."""
+    """Represents anything that ends a process between two lines."""
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""A donut shop's purchases, made up: the same seed gives the same stream. Pure but for its Rng."""
+"""Generated purchases of a donut shop: the same seed gives the same stream. Pure except for its Rng."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOTAL_WEIGHT: Final = sum(weight for _, weight in COUNTRIES)
 
 
 def purchases(count: int, rng: Rng) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) pairs: the country, and a JSON object of the purchase."""
+    """Yield (key, value) pairs: the country, and a JSON object of the purchase."""
     for number in range(1, count + 1):
         country = _weighted_country(rng.randrange(_TOTAL_WEIGHT))
         donut, price = MENU[rng.randrange(len(MENU))]

@@ -1,6 +1,6 @@
 """``bin/quickstart [FILE]``: send a file through a broker, compare, and print tables about it.
 
-Afterwards, where Java and pyspark are installed, a Spark pipeline over the same records.
+Afterwards, if Java and pyspark are installed, a Spark pipeline runs over the same records.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ With FILE every line is a record keyed by its first word: in an access log, the 
 )
 @debug_option
 def quickstart(file: Path | None, records: int, seed: int, output: str, has_spark: bool) -> None:
-    """Start a broker, send a file through it, run a pipeline over it, look at what came out."""
+    """Send a file through a broker, run a pipeline over it, and print the results."""
     job = Job(file, records, seed, quiet=output == "json")
     with tempfile.TemporaryDirectory(prefix="kafkalite-quickstart-") as directory:
         invocation.run(lambda: job.run(directory))

@@ -1,8 +1,8 @@
-"""The quickstart's job: records in, records out, and a comparison of the two.
+"""The quickstart's job: produce records, consume them, and compare the two.
 
-A broker with the embedded defaults (durability fsync) on a data directory, a topic of three partitions, every
-line of the file produced under its first word as the key, everything consumed again and compared: the same
-number of records, and the records of each key in the same order.
+A broker with the embedded defaults (durability fsync) on a data directory, a topic of three partitions.
+Every line of the file is produced with its first word as the key. All records are consumed and
+compared: their number, and the order of the records of each key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Keyed = tuple[bytes | None, bytes]
 
 @dataclass(slots=True)
 class Tally:
-    """One side's view of the stream. Equal tallies: the same records, each key's in the same order."""
+    """The records of one side. Equal tallies have the same records, in the same order for each key."""
 
     count: int = 0
     size_bytes: int = 0
@@ -71,7 +71,7 @@ class Job:
     partitions_of_key: dict[bytes | None, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     unparseable_count: int = 0
-    strayed: int = 0  #: records of a key outside the partition of its first
+    strayed: int = 0  #: records outside the partition of the first record of their key
 
     @property
     def topic(self) -> str:
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def is_access_log(self) -> bool:
-        """Whether the pipeline has something to count: without a file it finds a log itself."""
+        """Whether the pipeline has input. Without a file it finds or generates its own."""
         return self.file is None or bool(self.counts)
 
     @property
@@ -165,7 +165,7 @@ class Job:
             self.counts[label] += 1
 
     async def _round_trips(self, producer: Producer, consumer: Consumer) -> None:
-        """One record at a time, from send to the consumer that waits for it in a long poll."""
+        """Measure one record at a time, from send to the consumer that waits in a long poll."""
         partition = TopicPartition("round-trip", 0)
         consumer.assign([partition])
         await consumer.seek_to_beginning()
@@ -176,7 +176,7 @@ class Job:
             self.round_trip_seconds.append(time.perf_counter() - sent_at)
             await acknowledged
 
-    # --- what came of it
+    # --- results
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -185,7 +185,7 @@ class Job:
         differing = sum(
             self.sent.per_key.get(key) != self.received.per_key.get(key)
             for key in self.sent.per_key.keys() | self.received.per_key.keys()
-            if key is not None  # records without a key are spread and have no order of their own
+            if key is not None  # records without a key are distributed and have no order
         )
         if differing:
             found.append(f"{differing:,} keys whose records differ or changed their order")
@@ -221,7 +221,7 @@ def _p50_p99(seconds: list[float]) -> dict[str, float] | None:
 
 
 def _keyed_lines(path: Path) -> Iterator[Keyed]:
-    """Each line without its newline, under its first word."""
+    """Yield each line without its newline, with its first word as the key."""
     with path.open("rb") as stream:
         for line in stream:
             value = line.removesuffix(b"\n")
@@ -230,6 +230,6 @@ def _keyed_lines(path: Path) -> Iterator[Keyed]:
 
 
 def _label(line: bytes) -> str | None:
-    """The status of an access log's line; None for a line of another shape."""
+    """Return the status of an access log's line; None for another line."""
     match = _ACCESS_LOG_LINE.match(line)
     return None if match is None else match.group(2).decode()

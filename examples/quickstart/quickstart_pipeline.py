@@ -1,4 +1,4 @@
-"""The last part of the quickstart: the access log's pipeline, where Spark can run."""
+"""The last part of the quickstart: the access log's pipeline, if Spark can run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOP: Final = 5
 
 
 def missing() -> list[str]:
-    """What keeps the pipeline from running here, a sentence each; empty when nothing does."""
+    """Return why the pipeline cannot run here, a sentence for each reason; empty if it can."""
     if find_spec("sparkbridge") is None:
         return ['Spark\'s part of kafkalite is not installed: pip install "kafkalite[cli,spark]"']
     runner = pipeline.part("runner")
@@ -32,7 +32,9 @@ def missing() -> list[str]:
 
 
 class PipelineJob:
-    """Runs the example over ``file``, or over what the example finds or makes up; keeps what came of it."""
+    """Runs the example over ``file``, or over a file that the example finds or generates; keeps the
+    results.
+    """
 
     def __init__(self, file: Path | None, *, is_quiet: bool = False) -> None:
         files = pipeline.part("files")
@@ -49,7 +51,7 @@ class PipelineJob:
         return Path(self._file.path)
 
     def run(self) -> None:
-        """Raises KafkaliteError; CheckFailedError when Spark's figures are not those of a plain loop."""
+        """Raises KafkaliteError; CheckFailedError if Spark's results differ from those of a plain loop."""
         watcher = Watcher("json" if self._is_quiet else "table", is_quiet=self._is_quiet)
         with (
             pipeline.own_broker() as servers,
@@ -107,7 +109,7 @@ class PipelineJob:
 
 
 def show(file: Path | None) -> None:
-    """Run and print it, or say plainly what is missing."""
+    """Run the pipeline and print the results, or print what is missing."""
     absent = missing()
     click.echo()
     if absent:

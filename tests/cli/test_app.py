@@ -137,7 +137,7 @@ def failing(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_a_known_error_is_words_a_hint_and_a_next_command(failing: Kl) -> None:
+def test_a_known_error_has_a_message_a_hint_and_a_next_command(failing: Kl) -> None:
     result = failing(errors.UnknownTopicOrPartitionError("topic 'x' does not exist", hint="create it"))
     assert result.code == exit_codes.NOT_FOUND
     assert result.told == "kl: topic 'x' does not exist\n    hint: create it\n    try: kl topic list\n"
@@ -155,7 +155,7 @@ def test_no_traceback_unless_asked(failing: Kl) -> None:
     assert "Traceback" in failing(errors.ClientError("no"), "--debug").told
 
 
-def test_a_surprise_is_one_line_and_where_to_report(failing: Kl) -> None:
+def test_an_unexpected_error_is_one_line_and_where_to_report_it(failing: Kl) -> None:
     result = failing(RuntimeError("boom"))
     assert result.code == exit_codes.FAILED
     assert result.told.startswith("kl: unexpected RuntimeError: boom\n")

@@ -55,7 +55,7 @@ BROKEN = view(
 )
 
 
-def test_a_whole_cluster_is_not_complained_of() -> None:
+def test_a_healthy_cluster_has_no_problems() -> None:
     assert problems(WHOLE) == []
     assert (
         unmet_conditions(WHOLE, RequestedState(3, is_fully_in_sync=True, node_id=2, topics=frozenset({"t"})))
@@ -63,7 +63,7 @@ def test_a_whole_cluster_is_not_complained_of() -> None:
     )
 
 
-def test_every_trouble_is_named() -> None:
+def test_every_problem_is_named() -> None:
     assert problems(BROKEN) == [
         "no controller: metadata can't change, leaders go on with what their ISR allows",
         "broker 1 is fenced",
@@ -96,11 +96,11 @@ def test_every_trouble_is_named() -> None:
         ),
     ],
 )
-def test_what_stands_between_the_cluster_and_a_wish(requested: RequestedState, expected: list[str]) -> None:
+def test_unmet_conditions_are_named(requested: RequestedState, expected: list[str]) -> None:
     assert unmet_conditions(BROKEN, requested) == expected
 
 
-def test_a_controller_that_is_gone_is_named_once() -> None:
+def test_a_missing_controller_is_named_once() -> None:
     nodes = [QuorumNode(1, "", True, 5, 0), QuorumNode(2, "", True, 5, 80), QuorumNode(9, "", True, 1, 9000)]
     seen = DescribeQuorumResponse(0, None, 1, 1, 3, 5, 5, 6, 0, nodes)
     assert problems(WHOLE, seen) == ["controller 9 is silent"]
@@ -180,7 +180,7 @@ def test_wait(at: Kl, topic: str) -> None:
     assert at("cluster", "wait", "-q").out == b""
 
 
-def test_wait_says_what_it_waits_for(at: Kl) -> None:
+def test_wait_prints_the_unmet_conditions(at: Kl) -> None:
     result = at("cluster", "wait", "--brokers", "3", "--timeout", "300ms")
     assert result.code == 7
     assert "waiting: 1 of 3 brokers live" in result.told
@@ -215,7 +215,7 @@ def test_elect(at: Kl, topic: str) -> None:
     assert json.loads(result.out) == [{"name": "shown-0", "leader": 1, "result": "leads already"}]
 
 
-def test_elect_wants_names_it_knows(at: Kl, topic: str) -> None:
+def test_elect_refuses_unknown_names(at: Kl, topic: str) -> None:
     assert at("cluster", "elect", "nothing").code == 4
     result = at("cluster", "elect", "shown-7")
     assert result.code == 4
@@ -226,7 +226,7 @@ def test_elect_wants_names_it_knows(at: Kl, topic: str) -> None:
     assert "Acknowledged records may be lost" in asked.told
 
 
-def test_shutdown_of_nobody(at: Kl) -> None:
+def test_shutdown_of_an_unknown_node(at: Kl) -> None:
     result = at("cluster", "shutdown", "9")
     assert result.code == 4
     assert "the brokers are 1" in result.told

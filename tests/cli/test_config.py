@@ -35,7 +35,7 @@ def explained(kl: Kl, *arguments: str | Path, of: str = "") -> dict[str, Any]:
     return result
 
 
-def test_explain_says_everything(kl: Kl) -> None:
+def test_explain_shows_everything(kl: Kl) -> None:
     text = kl("config", "explain", "retention.ms").text
     assert "default  604800000" in text
     assert "a whole number, -1 or more" in text or "a whole number from -1" in text

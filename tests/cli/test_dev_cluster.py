@@ -69,7 +69,7 @@ def test_every_node_of_the_compose_file_is_a_valid_one(repository: Path) -> None
         assert config.voters[config.node_id] == f"node{config.node_id}:9093"
 
 
-def test_the_development_secret_says_what_it_is(repository: Path) -> None:
+def test_the_development_secret_is_marked_as_such(repository: Path) -> None:
     (settings, *_) = compose_settings(repository).values()
     assert "development" in settings["cluster.secret"]
     assert "development" in settings["cluster.id"]
@@ -115,7 +115,7 @@ def servers_of(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.slow
-def test_three_nodes_outlive_one_of_them_and_come_up_again(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
+def test_three_nodes_survive_the_loss_of_one_and_start_again(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
     data = tmp_path / "cluster"
     arguments = ("dev", "-n", "3", "--port", "0", "--data", data, "--topic", "events:3", "--print-env")
     process = spawn(*arguments)
@@ -167,7 +167,7 @@ def test_three_nodes_outlive_one_of_them_and_come_up_again(spawn: Spawn, kl: Kl,
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_start_is_told_with_its_log(spawn: Spawn, tmp_path: Path) -> None:
+def test_a_node_that_cannot_start_is_reported_with_its_log(spawn: Spawn, tmp_path: Path) -> None:
     data = tmp_path / "cluster"
     layout = read_or_make_layout(data_made(data), 3, 0, 9092)
     (data / "node-2").write_text("a file where a directory must be")

@@ -106,7 +106,7 @@ def test_braces_of_nulls_and_bytes() -> None:
         ("{key", "write a literal brace twice"),
     ],
 )
-def test_what_is_no_format_is_refused_with_what_is_allowed(text: str, problem: str) -> None:
+def test_an_invalid_format_is_refused_with_what_is_allowed(text: str, problem: str) -> None:
     with pytest.raises(ValueError) as refused:
         compile_format(text)
     assert problem in str(refused.value)

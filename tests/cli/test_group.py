@@ -32,7 +32,7 @@ def lag(kl: Kl, group: str) -> list[tuple[int, int | None, int, int | None]]:
     return [(row["partition"], row["committed"], row["end"], row["lag"]) for row in rows]
 
 
-def test_a_group_reads_on_where_it_is(at: Kl, filled: str) -> None:
+def test_a_group_continues_at_its_committed_offsets(at: Kl, filled: str) -> None:
     group = f"g-{filled}"
     read = at("consume", filled, "-g", group, "-n", "4", "--timeout", "20s")
     assert (read.code, len(read.text.split())) == (0, 4), read.told
@@ -63,7 +63,7 @@ def test_the_group_is_listed_and_described(at: Kl, filled: str) -> None:
     assert (nobody.code, nobody.told) == (0, f"kl: group {group!r} has no members now\n")
 
 
-def test_a_member_without_a_partition_does_not_wait_for_ever(
+def test_a_member_without_a_partition_does_not_wait_forever(
     at: Kl, filled: str, servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalite.cli.group_consume._IDLE_S", 0.3)
@@ -79,7 +79,7 @@ def test_a_member_without_a_partition_does_not_wait_for_ever(
         assert "no partition for this member" in idle.told
 
 
-def test_who_waits_for_whom_is_told(at: Kl, filled: str, servers: str) -> None:
+def test_pending_revocations_are_named(at: Kl, filled: str, servers: str) -> None:
     settings: dict[str, Any] = {"group_id": "slow", "bootstrap_servers": servers}
     with sync.Consumer(filled, client_id="holder", **settings) as holder:
         assert len(holder.assignment()) == 2
@@ -106,7 +106,7 @@ def _join_and_leave(topic: str, settings: dict[str, Any]) -> None:
             consumer.get_many(timeout_ms=20)
 
 
-def test_explain_tells_the_cause_of_every_generation(at: Kl, filled: str) -> None:
+def test_explain_shows_the_cause_of_every_generation(at: Kl, filled: str) -> None:
     group = f"g-{filled}"
     for _ in range(2):
         assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").code == 0
@@ -119,7 +119,7 @@ def test_explain_tells_the_cause_of_every_generation(at: Kl, filled: str) -> Non
     assert "MemberJoined" in story and "waits for nothing" in story
 
 
-def test_reset_shows_first_and_changes_only_when_told(at: Kl, filled: str, tmp_path: Path) -> None:
+def test_reset_only_shows_the_change_without_execute(at: Kl, filled: str, tmp_path: Path) -> None:
     group = f"g-{filled}"
     assert at("consume", filled, "-g", group, "-e", "--timeout", "20s").code == 0
     shown = at("group", "reset-offsets", group, "--to-earliest", "-o", "json")
@@ -172,7 +172,7 @@ def test_commit_and_delete(at: Kl, filled: str) -> None:
     assert missing.code == 4 and "kl group list" in missing.told
 
 
-def test_watch_looks_so_often(at: Kl, filled: str) -> None:
+def test_watch_repeats_count_times(at: Kl, filled: str) -> None:
     group = f"g-{filled}"
     assert at("group", "commit", group, f"{filled}-0=1").code == 0
     watched = at("group", "watch", group, "--every", "10ms", "-n", "2", "-o", "jsonl")
@@ -181,7 +181,7 @@ def test_watch_looks_so_often(at: Kl, filled: str) -> None:
     assert looks[1]["committed_per_s"] == 0
 
 
-def test_what_is_not_there_is_told_once(at: Kl, filled: str) -> None:
+def test_a_missing_group_is_reported_once(at: Kl, filled: str) -> None:
     for command in ("describe", "members", "lag", "explain", "delete"):
         missing = at("group", command, "nobody")
         assert missing.code == 4
@@ -199,13 +199,13 @@ def test_what_is_not_there_is_told_once(at: Kl, filled: str) -> None:
     assert no_partition.code == 4 and "has partitions 0 to 1, not 7" in no_partition.told
 
 
-def test_an_offset_outside_the_log_is_told(at: Kl, filled: str) -> None:
+def test_an_offset_outside_the_log_is_reported(at: Kl, filled: str) -> None:
     shown = at("group", "reset-offsets", "g", "--topic", filled, "--to-offset", "99", "-o", "json")
     assert [row["offset"] for row in json.loads(shown.out)] == [3, 2]
     assert f"kl: {filled}-0 has offsets 0 to 3: it is set to 3, not 99\n" in shown.told
 
 
-def test_a_group_with_members_is_left_alone(at: Kl, servers: str, filled: str) -> None:
+def test_a_group_with_members_is_not_changed(at: Kl, servers: str, filled: str) -> None:
     with sync.Consumer(filled, group_id="busy", bootstrap_servers=servers) as consumer:
         consumer.get_many(timeout_ms=1)
         for change in (
@@ -239,7 +239,7 @@ def test_a_group_with_members_is_left_alone(at: Kl, servers: str, filled: str) -
         (["txn", "abort", "x", "--hanging", "orders-0"], "without a TRANSACTIONAL_ID"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(at: Kl, arguments: list[str], told: str) -> None:
+def test_invalid_combinations_are_usage_errors(at: Kl, arguments: list[str], told: str) -> None:
     refused = at(*arguments)
     assert refused.code == 2
     assert told in refused.told and "Traceback" not in refused.told

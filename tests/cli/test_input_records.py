@@ -138,7 +138,7 @@ def test_json_is_arrays_or_records_one_after_another(text: bytes) -> None:
         ("json", b"\xff", "file: record 1: not JSON: not UTF-8"),
     ],
 )
-def test_an_error_says_where(how: InputFormat, data: bytes, problem: str) -> None:
+def test_an_error_has_its_position(how: InputFormat, data: bytes, problem: str) -> None:
     with pytest.raises(InputError) as refused:
         blocks_of(how, data)
     assert problem in str(refused.value)

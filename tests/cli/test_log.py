@@ -152,14 +152,14 @@ def test_a_torn_tail_is_no_damage(kl: Kl, data: Path) -> None:
     assert "repaired at the next start" in result.told
 
 
-def test_a_torn_index_is_told(kl: Kl, data: Path) -> None:
+def test_a_torn_index_is_reported(kl: Kl, data: Path) -> None:
     index = logs(kl, data)[0].with_suffix(".index")
     index.write_bytes(index.read_bytes() + b"junk")
     assert "no intact block from byte" in kl("log", "index", index).told
 
 
 @pytest.mark.parametrize("verb", ["segments", "dump", "index", "verify"])
-def test_what_is_no_log(kl: Kl, tmp_path: Path, verb: str) -> None:
+def test_a_path_without_a_log(kl: Kl, tmp_path: Path, verb: str) -> None:
     assert kl("log", verb, tmp_path / "nowhere").code == 4
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -173,7 +173,7 @@ def test_a_file_of_another_kind_is_usage(kl: Kl, data: Path) -> None:
     assert kl("log", "index", logs(kl, data)[0]).code == 2
 
 
-def test_a_log_nobody_named(kl: Kl, data: Path) -> None:
+def test_a_log_without_a_topic_name(kl: Kl, data: Path) -> None:
     log = logs(kl, data)[0]
     (log.parent / "partition.json").unlink()
     assert rows(kl, "segments", log.parent)[0]["topic"] == log.parent.name.rpartition("-")[0]

@@ -153,7 +153,7 @@ def test_as_a_table(kl: Kl, data: Path) -> None:
     assert any(line.endswith("removed") for line in shown.splitlines())
 
 
-def test_decoding_wants_a_coordinators_log(kl: Kl, data: Path) -> None:
+def test_decoding_needs_a_coordinators_log(kl: Kl, data: Path) -> None:
     other = kl("log", "dump", log_of(kl, data, "t"), "--decode")
     assert other.code == 4 and "--records" in other.told
     both = kl("log", "dump", data, "--decode", "--records")

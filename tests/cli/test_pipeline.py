@@ -77,7 +77,7 @@ def test_validate_a_good_file(kl: Kl, good: Path) -> None:
     assert "orders: orders to topic copies" in result.text
 
 
-def test_validate_tells_all(kl: Kl, good: Path, bad: Path) -> None:
+def test_validate_reports_every_mistake(kl: Kl, good: Path, bad: Path) -> None:
     result = kl("pipeline", "validate", good, bad)
     assert result.code == 9
     assert "kl: 1 of 2 files cannot run" in result.told
@@ -123,7 +123,7 @@ def test_a_missing_file(kl: Kl) -> None:
 
 
 @pytest.mark.parametrize("name", ["donut_revenue", "donut-revenue", "donut_revenu.toml"])
-def test_the_name_of_an_example_is_not_enough_and_its_path_is_told(
+def test_the_name_of_an_example_is_not_enough_and_its_path_is_suggested(
     kl: Kl, name: str, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)
@@ -132,7 +132,7 @@ def test_the_name_of_an_example_is_not_enough_and_its_path_is_told(
     assert "hint: did you mean examples/pipelines/donut_revenue?" in result.told
 
 
-def test_a_file_of_about_that_name_is_told(kl: Kl, good: Path) -> None:
+def test_a_file_with_a_similar_name_is_suggested(kl: Kl, good: Path) -> None:
     result = kl("pipeline", "validate", good.with_name("order.toml"))
     assert (result.code, f"did you mean {good}?" in result.told) == (4, True), result.told
 
@@ -261,7 +261,7 @@ def test_the_line_is_painted_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     assert file.getvalue() == ""
 
 
-def test_what_takes_long_is_told_where_nothing_is_painted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_steps_are_printed_without_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal, file, quiet = Terminal(), io.StringIO(), io.StringIO()
     Watcher(stream=terminal).begin("starting Spark")
@@ -282,7 +282,7 @@ def test_what_takes_long_is_told_where_nothing_is_painted_too(monkeypatch: pytes
         (True, True, ["--master", "spark://master:7077"], False),
     ],
 )
-def test_a_terminal_hears_of_the_quick_start_that_is_not_there(
+def test_a_terminal_gets_a_hint_about_the_missing_class_archive(
     kl: Kl,
     good: Path,
     is_terminal: bool,
@@ -321,7 +321,7 @@ def test_warm_up_makes_the_archive_once(kl: Kl, tmp_path: Path, monkeypatch: pyt
     assert (again.code, again.text, again.told) == (0, f"{archive} exists already.\n", "")
 
 
-def test_warm_up_says_why_it_can_not(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_explains_its_failure(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sparkbridge.pipelines.runner as runner
     from sparkbridge.local import fast_start
 

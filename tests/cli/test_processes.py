@@ -47,7 +47,7 @@ def filled(at: Kl) -> str:
     return name
 
 
-def test_head_ends_a_consume_that_has_more_to_say(repository: Path, filled: str, servers: str) -> None:
+def test_head_ends_a_consume_with_more_output(repository: Path, filled: str, servers: str) -> None:
     done = subprocess.run(
         f"'{sys.executable}' -m kafkalite consume {filled} | head -1; echo ${{PIPESTATUS[0]}}",
         shell=True,
@@ -132,7 +132,7 @@ def test_dev_makes_topics_and_stops_on_a_signal(spawn: Spawn, kl: Kl) -> None:
     assert told.endswith("stopped.\n")
 
 
-def test_dev_keeps_data_where_it_is_told(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
+def test_dev_keeps_data_in_the_given_directory(spawn: Spawn, kl: Kl, tmp_path: Path) -> None:
     for expected in (b"", b"kept\n"):
         process = spawn("dev", "--port", "0", "--data", tmp_path / "data", "--topic", "t", "--print-env")
         address = line_of(process.stdout).decode().strip().partition("=")[2]
@@ -149,7 +149,7 @@ def test_dev_refuses_a_bad_topic(kl: Kl) -> None:
         assert "is not NAME:PARTITIONS:REPLICAS" in result.told
 
 
-def test_a_port_in_use_is_said(kl: Kl) -> None:
+def test_a_port_in_use_is_reported(kl: Kl) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -142,7 +142,7 @@ def test_dry_run_sends_nothing(at: Kl, topic: str) -> None:
     assert at("consume", topic, "-e").out == b""
 
 
-def test_a_partition_that_is_not_there(at: Kl, topic: str) -> None:
+def test_a_missing_partition(at: Kl, topic: str) -> None:
     result = at("produce", topic, "-p", "7", stdin=b"x\n")
     assert result.code == 4, result.told
     assert at("consume", topic, "-e", "-p", "7").code == 4
@@ -262,7 +262,7 @@ def test_fetch(at: Kl, topic: str) -> None:
     assert json.loads(at("fetch", f"{topic}-0-7", "-o", "jsonl").out)["key"] == "k7"
 
 
-def test_fetch_of_what_is_not_there(at: Kl, topic: str) -> None:
+def test_fetch_of_a_missing_record(at: Kl, topic: str) -> None:
     ten(at, topic)
     result = at("fetch", f"{topic}-0-10")
     assert result.code == 4
@@ -319,7 +319,7 @@ def test_properties_reach_the_clients(at: Kl, topic: str) -> None:
     assert "linger.ms" in result.told
 
 
-def test_a_value_that_is_too_large_is_said(at: Kl, topic: str, tmp_path: Path) -> None:
+def test_a_value_that_is_too_large_is_reported(at: Kl, topic: str, tmp_path: Path) -> None:
     blob = tmp_path / "blob"
     blob.write_bytes(bytes(3 << 20))
     result = at("produce", topic, blob, "-i", "raw")

@@ -80,18 +80,18 @@ def test_range(text: str, expected: OffsetRange) -> None:
         "1" * 19,
     ],
 )
-def test_what_is_no_range_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_range_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is not a range; write for example start, end"):
         parsed(text)
 
 
-def test_a_length_needs_a_beginning() -> None:
+def test_a_duration_needs_a_start() -> None:
     assert parsed("@:+1h") == OffsetRange(
         START, at(NOW + HOUR)
     )  # from now, as there is nothing to count from
 
 
-def test_timestamps_to_ask_for() -> None:
+def test_timestamps_to_look_up() -> None:
     assert parsed("@-2h:-1h").timestamps_ms == (NOW - 2 * HOUR, NOW - HOUR)
     assert parsed("@-2h").timestamps_ms == (NOW - 2 * HOUR,)
     assert parsed("42:50").timestamps_ms == ()
@@ -111,7 +111,7 @@ def test_limit(text: str, expected: Bound) -> None:
     assert parse_limit(text, now_ms=NOW, zone=UTC) == expected
 
 
-def test_a_limit_is_no_offset() -> None:
+def test_a_limit_is_not_an_offset() -> None:
     with pytest.raises(ValueError, match="is not a time"):
         parse_limit("42", now_ms=NOW, zone=UTC)
 

@@ -29,7 +29,7 @@ def test_a_line_is_one_object_in_a_fixed_order() -> None:
     )
 
 
-def test_bytes_that_are_no_text_are_base64_and_null_is_null() -> None:
+def test_binary_data_is_base64_and_null_is_null() -> None:
     line = json.loads(to_line(RECORD._replace(key=None, value=b"\xff\x00", headers=())))
     assert line["key"] is None
     assert line["value"] == {"b64": "/wA="}
@@ -79,7 +79,7 @@ def test_headers_may_be_an_object() -> None:
     assert draft({"value": "v", "headers": {"a": "1", "b": None}}).headers == (("a", b"1"), ("b", None))
 
 
-def test_a_timestamp_may_be_words_and_minus_one_is_none() -> None:
+def test_a_timestamp_may_be_text_and_minus_one_is_none() -> None:
     assert from_document({"value": "v", "timestamp": "then"}, lambda text: len(text)).timestamp_ms == 4
     assert draft({"value": "v", "timestamp": -1}).timestamp_ms is None
 
@@ -104,7 +104,7 @@ def test_a_timestamp_may_be_words_and_minus_one_is_none() -> None:
         ({"value": "v", "headers": [["a", {"b64": "!"}]]}, "header 'a' holds"),
     ],
 )
-def test_what_is_no_record_is_refused_with_a_reason(document: object, problem: str) -> None:
+def test_an_invalid_record_is_refused_with_a_reason(document: object, problem: str) -> None:
     with pytest.raises(ValueError) as refused:
         draft(document)
     assert problem in str(refused.value)

@@ -90,13 +90,13 @@ def test_setup_without_arguments_is_for_all(checkout: Path, tmp_path: Path) -> N
     assert [call.rpartition(" ")[2] for call in calls] == [".[all]"]
 
 
-def test_setup_says_what_it_does(checkout: Path, tmp_path: Path) -> None:
+def test_setup_describes_itself(checkout: Path, tmp_path: Path) -> None:
     done, calls = run(checkout, str(checkout / "bin/setup"), "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr, calls) == (0, "", [])
     assert done.stdout.startswith("Make .venv ready for the extras named as arguments")
 
 
-def test_what_has_more_than_is_wanted_is_not_installed_again(checkout: Path, tmp_path: Path) -> None:
+def test_a_superset_is_not_installed_again(checkout: Path, tmp_path: Path) -> None:
     """bin/kl after bin/quickstart, and extras that came one by one."""
 
     def setup(*extras: str) -> list[str]:
@@ -115,7 +115,7 @@ def test_what_has_more_than_is_wanted_is_not_installed_again(checkout: Path, tmp
     assert setup("all", "test") == [".[all,test]"], "the stamp of before does not count"
 
 
-def test_all_has_what_setup_takes_it_for(repository: Path) -> None:
+def test_all_contains_every_extra(repository: Path) -> None:
     declared = configparser.ConfigParser()
     declared.read(repository / "setup.cfg")
     extras = declared["options.extras_require"]
@@ -151,14 +151,14 @@ def test_the_dev_cluster_is_kl_dev_with_a_place_for_its_data(checkout: Path, tmp
     assert calls[-1] == f"{tmp_path}: -m kafkalite dev -n 3 --data {data} --topic events:3"
 
 
-def test_a_lock_of_a_dead_process_is_nobodys(checkout: Path, tmp_path: Path) -> None:
+def test_a_lock_of_a_dead_process_is_free(checkout: Path, tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (checkout / ".venv.lock").write_text(f"{gone.pid}\n")
     assert run(checkout, str(checkout / "bin/setup"), "all", cwd=tmp_path)[0].returncode == 0
 
 
-def test_a_failed_installation_says_why(checkout: Path, tmp_path: Path) -> None:
+def test_a_failed_installation_reports_the_cause(checkout: Path, tmp_path: Path) -> None:
     fake = tmp_path / "fake python"
     fake.write_text(
         FAKE_PYTHON.replace('printf \'%s\\n\' "$PWD: $*" >>"$FAKE_LOG"', "echo no network; exit 1")
@@ -170,7 +170,7 @@ def test_a_failed_installation_says_why(checkout: Path, tmp_path: Path) -> None:
     assert "ready" not in done.stderr
 
 
-def test_no_python_that_is_new_enough(checkout: Path, tmp_path: Path) -> None:
+def test_no_recent_python(checkout: Path, tmp_path: Path) -> None:
     old = tmp_path / "path" / "python3"
     old.parent.mkdir()
     old.write_text('#!/bin/sh\ncase "$*" in --version) echo "Python 3.9.2" ;; *) exit 1 ;; esac\n')

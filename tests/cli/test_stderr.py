@@ -50,7 +50,7 @@ def logger() -> Iterator[logging.Logger]:
     found.handlers[:] = before
 
 
-def test_warnings_come_once_in_a_while(
+def test_warnings_are_rate_limited(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

@@ -54,7 +54,7 @@ def test_the_zone_of_the_system_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "noon", "25:00", "2015-13-01", "12345", "1h", "@-1h", "-"])
-def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time; write for example 2015-05-17"):
         parse_time(text, now_ms=NOW, zone=UTC)
 

@@ -42,7 +42,7 @@ def test_create_list_describe_alter_delete(at: Kl) -> None:
     assert "life" not in names(at)
 
 
-def test_kafkas_spelling_is_taken_and_the_short_one_told(kl: Kl, servers: str) -> None:
+def test_kafkas_options_are_accepted_and_the_short_form_printed(kl: Kl, servers: str) -> None:
     arguments = [
         "--topic",
         "old",
@@ -111,7 +111,7 @@ def test_dry_runs_change_nothing(at: Kl) -> None:
     assert "still" in names(at)
 
 
-def test_delete_asks(at: Kl) -> None:
+def test_delete_asks_for_confirmation(at: Kl) -> None:
     at("topic", "create", "dear")
     at("produce", "dear", stdin=b"1\n2\n")
     refused = at("topic", "delete", "dear", stdin=b"n\n")
@@ -125,7 +125,7 @@ def test_delete_asks(at: Kl) -> None:
     assert "dear" not in names(at)
 
 
-def test_what_is_not_there_is_exit_code_4(at: Kl) -> None:
+def test_a_missing_topic_is_exit_code_4(at: Kl) -> None:
     for verb in ("describe", "delete"):
         result = at("topic", verb, "nowhere")
         assert result.code == 4
@@ -136,7 +136,7 @@ def test_what_is_not_there_is_exit_code_4(at: Kl) -> None:
     assert "nowhere" not in names(at)
 
 
-def test_delete_some_that_are_there(at: Kl) -> None:
+def test_delete_some_existing_topics(at: Kl) -> None:
     at("topic", "create", "here")
     result = at("topic", "delete", "here", "nowhere", "-y")
     assert result.code == 8

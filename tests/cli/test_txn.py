@@ -41,7 +41,7 @@ def test_bad_input_aborts_what_came_before_it(at: Kl) -> None:
     assert at("consume", "all-or-nothing", "-e", "--read-committed").text.split() == ["after"]
 
 
-def test_abort_ends_nothing_quietly_and_names_what_is_not_there(at: Kl) -> None:
+def test_abort_without_a_transaction_and_of_an_unknown_id(at: Kl) -> None:
     assert at("topic", "create", "quiet", "-p", "1").code == 0
     assert at("produce", "quiet", "--txn", "quiet-1", stdin=b"x\n").code == 0
     done = at("txn", "abort", "quiet-1")
@@ -54,7 +54,7 @@ def test_abort_ends_nothing_quietly_and_names_what_is_not_there(at: Kl) -> None:
     assert missing.code == 4 and "kl txn list" in missing.told
 
 
-def test_an_open_transaction_is_shown_and_ended(at: Kl, servers: str) -> None:
+def test_an_open_transaction_is_shown_and_aborted(at: Kl, servers: str) -> None:
     assert at("topic", "create", "held", "-p", "1").code == 0
     with sync.Producer(servers, transactional_id="held-1") as producer:
         producer.begin_transaction()
@@ -102,7 +102,7 @@ def test_a_transaction_group_is_retired(at: Kl, servers: str) -> None:
         assert group.retire() == 3
 
 
-def test_what_became_of_the_records_is_told(at: Kl) -> None:
+def test_the_outcome_of_the_records_is_printed(at: Kl) -> None:
     assert at("topic", "create", "fates", "-p", "1").code == 0
     assert at("produce", "fates", "--txn", stdin=b"x\n").told.startswith(
         "kl: 1 record committed to fates in "

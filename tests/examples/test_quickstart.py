@@ -72,7 +72,9 @@ def test_a_missing_file_is_usage(quickstart: Quickstart) -> None:
     assert "nowhere.log" in result.err
 
 
-def test_it_says_what_the_pipeline_lacks(quickstart: Quickstart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pipelines_missing_requirements_are_printed(
+    quickstart: Quickstart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(quickstart_pipeline, "missing", lambda: ["there is no java that runs"])
     result = quickstart("--records", "100")
     assert result.code == 0, result.err
@@ -108,7 +110,7 @@ def tally(*pairs: tuple[bytes | None, bytes]) -> Tally:
         (tally((b"a", b"1"), (b"a", b"2")), "3 records in, 2 out"),
     ],
 )
-def test_what_differs_is_found(received: Tally, problem: str | None) -> None:
+def test_differences_are_found(received: Tally, problem: str | None) -> None:
     job = Job(None, 0, 0)
     job.sent = tally((b"a", b"1"), (b"a", b"2"), (None, b"x"))
     job.received = received

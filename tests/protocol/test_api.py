@@ -19,7 +19,7 @@ def test_every_key_has_an_api() -> None:
 
 
 @each_api
-def test_a_request_type_tells_its_api(api: Api) -> None:
+def test_a_request_type_has_an_api(api: Api) -> None:
     assert API_KEY_BY_REQUEST[api.request] is api.key
     assert api.request.__name__ == api.response.__name__.replace("Response", "Request")
     assert 0 <= api.min_version <= api.max_version

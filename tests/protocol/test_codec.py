@@ -163,7 +163,7 @@ def test_unusual_bytes_are_refused(read: Any, cls: type[Struct], hexes: str) -> 
 
 
 @pytest.mark.parametrize("hexes", ["92a16ba0", "dc0002a16ba0", "dd00000002d9016bdb00000000"])
-def test_longer_spellings_are_read_too(hexes: str) -> None:
+def test_longer_encodings_are_read_too(hexes: str) -> None:
     """Another implementation's msgpack need not choose the shortest form."""
     for body in (codec.decode, lambda cls, data: codec.decode_body(cls, codec.Stream(data))):
         assert body(ApiVersionsRequest, bytes.fromhex(hexes)) == ApiVersionsRequest("k", "")
@@ -263,12 +263,12 @@ def test_a_response_body_of_two_is_the_error() -> None:
         MetadataRequest(["\ud800"], True),
     ],
 )
-def test_what_can_not_be_encoded_is_our_own_error(message: Struct) -> None:
+def test_an_unencodable_value_is_a_local_error(message: Struct) -> None:
     with pytest.raises(LocalProtocolError, match="cannot encode"):
         codec.encode(message)
 
 
-def test_values_of_a_type_the_wire_has_not_are_found_at_compile_time() -> None:
+def test_types_without_a_wire_form_are_found_at_compile_time() -> None:
     class Wrong(Struct):
         ratio: float
 

@@ -79,7 +79,7 @@ class TestHandshake:
             "0000000f 00000000 95 12 00 00 a26d65 92 a26b6c a3312e30"
         )
 
-    def test_nothing_is_sent_before_the_answer(self) -> None:
+    def test_nothing_is_sent_before_the_response(self) -> None:
         client = ClientConnection()
         with pytest.raises(LocalProtocolError, match="METADATA cannot be sent before"):
             client.send(MetadataRequest(None, False))
@@ -174,7 +174,7 @@ def test_every_api_goes_there_and_back(
 
 
 class TestPipelining:
-    def test_answers_are_matched_by_correlation_id(self, pair: Any, feed: Feed) -> None:
+    def test_responses_are_matched_by_correlation_id(self, pair: Any, feed: Feed) -> None:
         sent = [pair.client.send(MetadataRequest([str(i)], False)) for i in range(5)]
         assert pair.client.in_flight == 5
         requests = feed(pair.server, [buffer for _, buffers in sent for buffer in buffers])
@@ -193,7 +193,7 @@ class TestPipelining:
         assert pair.client.send(DescribeClusterRequest())[0] == MAX_CORRELATION_ID
         assert pair.client.send(DescribeClusterRequest())[0] == 0
 
-    def test_the_throttle_time_is_told(self, pair: Any, feed: Feed) -> None:
+    def test_the_throttle_time_is_reported(self, pair: Any, feed: Feed) -> None:
         request = pair.ask(DescribeClusterRequest())
         answer = DescribeClusterResponse(0, None, "c", 1, 0, [])
         (response,) = feed(pair.client, pair.server.send(request, answer, throttle_ms=250))
@@ -205,7 +205,7 @@ class TestPipelining:
         _, buffers = pair.client.send(message, parts)
         assert [a is b for a, b in zip(buffers[1:], parts, strict=True)] == [True, True]
 
-    def test_reprs_tell_the_state(self, make_pair: Any) -> None:
+    def test_reprs_show_the_state(self, make_pair: Any) -> None:
         pair = make_pair()
         assert repr(pair.client) == "<ClientConnection before handshake, 0 in flight>"
         assert repr(pair.server) == "<ServerConnection before handshake>"
@@ -277,7 +277,7 @@ BAD = [
 
 @pytest.mark.parametrize(("wire", "code", "message"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
 class TestBadRequests:
-    def test_they_are_answered_by_name_and_the_connection_goes_on(
+    def test_they_get_a_named_error_and_the_connection_stays_open(
         self, pair: Any, feed: Feed, wire: bytes, code: ErrorCode, message: str
     ) -> None:
         bad, next_request = feed(pair.server, [wire, request_bytes(60, [], correlation_id=2)])
@@ -299,7 +299,7 @@ class TestErrorAnswers:
             pair.server.send_error(bad, 42, "no")
         ).hex() == "000000080000000093 05 00 92 2a a26e6f".replace(" ", "")
 
-    def test_it_reaches_the_one_who_asked(self, pair: Any) -> None:
+    def test_it_reaches_the_sender_of_the_request(self, pair: Any) -> None:
         request = pair.ask(DescribeClusterRequest())
         assert pair.refuse(request, ErrorCode.NOT_CONTROLLER, None) == RequestError(41, None)
 
@@ -356,7 +356,7 @@ class TestBadAnswers:
     def ask(self, pair: Any) -> int:
         return pair.client.send(DescribeClusterRequest())[0]
 
-    def test_to_a_question_never_asked(self, pair: Any, feed: Feed) -> None:
+    def test_to_an_unknown_request(self, pair: Any, feed: Feed) -> None:
         with pytest.raises(RemoteProtocolError, match="a response to an unknown request: correlation id 77"):
             feed(pair.client, encode_frame(codec.encode((77, 0, [0, None]))))
 
@@ -379,14 +379,14 @@ class TestBadAnswers:
         with pytest.raises(RemoteProtocolError, match=reason):
             feed(pair.client, encode_frame(codec.encode((self.ask(pair), 0, body))))
 
-    def test_whose_payload_is_not_what_it_tells(self, pair: Any, feed: Feed, examples: Examples) -> None:
+    def test_with_a_payload_of_another_length(self, pair: Any, feed: Feed, examples: Examples) -> None:
         number, _ = pair.client.send(examples[ApiKey.FETCH][0])
         answer = FetchResponse(0, None, [FetchedPartition("t", 0, 0, None, 1, 1, 0, 10, [])])
         with pytest.raises(RemoteProtocolError, match="announces 10 bytes of payload, the frame has 9"):
             feed(pair.client, encode_frame(codec.encode((number, 0, answer)), [bytes(9)]))
 
 
-def test_what_can_not_be_sent_is_not_awaited(pair: Any) -> None:
+def test_an_unsent_request_expects_no_response(pair: Any) -> None:
     with pytest.raises(LocalProtocolError):
         pair.client.send(MetadataRequest(["\ud800"], True))
     assert pair.client.in_flight == 0

@@ -100,7 +100,7 @@ def test_a_large_payload_is_received_into_its_own_exact_buffer() -> None:
     assert frame.payload[-1] == ord("y")
 
 
-def test_what_was_handed_over_is_never_written_to_again(feed: Feed) -> None:
+def test_a_received_frame_is_never_overwritten(feed: Feed) -> None:
     """S17: a frame's parts are its own, also when the next frames arrive in the same staging buffer."""
     reader = FrameReader()
     (first,) = feed(reader, encode_frame(b"one", [b"first"]))
@@ -131,7 +131,7 @@ REFUSED = [
     ("envelope", "payload", "reason"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
 )
 @pytest.mark.parametrize("chunk", [1, 100])
-def test_lengths_are_judged_before_the_frame(
+def test_lengths_are_checked_before_the_frame(
     feed: Feed, envelope: int, payload: int, reason: str, chunk: int
 ) -> None:
     """S1: a length outside its bounds is refused as soon as the eight bytes are there."""
@@ -166,7 +166,7 @@ def test_limits_may_change_between_two_frames_of_one_read() -> None:
         (b"e", (memoryview(bytes(MAX_PAYLOAD_BYTES)), b"x"), "a payload of"),
     ],
 )
-def test_we_do_not_send_what_would_be_refused(envelope: bytes, parts: Any, reason: str) -> None:
+def test_an_oversized_frame_is_not_sent(envelope: bytes, parts: Any, reason: str) -> None:
     with pytest.raises(LocalProtocolError, match=reason):
         encode_frame(envelope, parts)
 

@@ -51,7 +51,7 @@ def test_every_field_is_required_and_known(build: Any) -> None:
         build()
 
 
-def test_the_first_construction_may_be_a_wrong_one() -> None:
+def test_the_first_construction_may_fail() -> None:
     class Fresh(Struct):
         x: int
 
@@ -67,7 +67,7 @@ def test_two_types_are_never_equal() -> None:
     assert len({Point(1, 2), Other(1, 2), Point(1, 2)}) == 2
 
 
-def test_it_can_not_be_changed() -> None:
+def test_it_is_immutable() -> None:
     point = Point(1, 2)
     with pytest.raises(AttributeError):
         point.x = 3  # type: ignore[misc]

@@ -44,7 +44,7 @@ def test_every_column_arrives() -> None:
     ]
 
 
-def test_only_the_columns_asked_for_are_made() -> None:
+def test_only_the_requested_columns_are_built() -> None:
     batch = RecordBatch(build_batch([b"a"], [b"k"], 5))
     assert batch.to_arrow(["value"]).to_pydict() == {"value": [b"a"]}
     assert batch.to_arrow(("key", "offset")).to_pydict() == {"key": [b"k"], "offset": [0]}
@@ -123,7 +123,7 @@ VALUES = [b"", b"one", None, b"three", b"f" * 300, None, b"six", b"seven", b"eig
 @pytest.mark.parametrize(
     "piece", [slice(None), slice(1, None), slice(0, 3), slice(3, 9), slice(8, 11), slice(2, 3)]
 )
-def test_arrays_and_their_slices_are_taken(kind: pa.DataType, piece: slice) -> None:
+def test_arrays_and_their_slices_are_accepted(kind: pa.DataType, piece: slice) -> None:
     array = pa.array(VALUES, pa.binary()).cast(kind)[piece]
     expected = VALUES[piece]
     builder = RecordBatchBuilder()
@@ -146,14 +146,14 @@ def test_arrays_without_nulls_or_with_nothing_else() -> None:
     assert builder.build() == build_batch(values)
 
 
-def test_empty_values_are_taken() -> None:
+def test_empty_values_are_accepted() -> None:
     builder = RecordBatchBuilder()
     builder.extend_arrow(pa.array([b"", b""]))
     builder.extend_arrow(pa.array([b"", b"", None, b""])[1:])
     assert RecordBatch(builder.build()).columns().values == [b"", b"", b"", None, b""]
 
 
-def test_fixed_size_binary_is_taken() -> None:
+def test_fixed_size_binary_is_accepted() -> None:
     builder = RecordBatchBuilder()
     builder.extend_arrow(pa.array([b"abcd", None], pa.binary(4)))
     assert RecordBatch(builder.build()).columns().values == [b"abcd", None]
@@ -177,7 +177,7 @@ HEADERS = [[("a", b"1"), ("b", None)], [], None, [("a", b"")]]
 
 @pytest.mark.parametrize("name_type", [pa.string(), pa.large_string(), pa.string_view()])
 @pytest.mark.parametrize("wrap", [pa.list_, pa.large_list])
-def test_headers_of_arrow_are_taken(name_type: pa.DataType, wrap: Any) -> None:
+def test_headers_of_arrow_are_accepted(name_type: pa.DataType, wrap: Any) -> None:
     struct = pa.struct([("name", name_type), ("value", pa.binary())])
     rows = [None if row is None else [{"name": n, "value": v} for n, v in row] for row in HEADERS]
     array = pa.array([[{"name": "x", "value": b"x"}], *rows], wrap(struct))[1:]
@@ -210,7 +210,7 @@ def test_headers_may_be_maps_or_none_at_all() -> None:
         (pa.nulls(2), "2 headers for 1 values"),
     ],
 )
-def test_headers_that_are_none_are_refused(headers: Any, message: str) -> None:
+def test_invalid_headers_are_refused(headers: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         RecordBatchBuilder().extend_arrow(pa.array([b"v"]), headers=headers)
 
@@ -274,7 +274,7 @@ def test_finer_timestamps_lose_their_fraction() -> None:
         (pa.array([b"a"]), None, -2, "timestamp -2 is not a whole number"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_leaves_the_rest(
+def test_invalid_columns_are_refused_without_effect(
     values: object, keys: object, times: object, message: str
 ) -> None:
     builder = RecordBatchBuilder()
@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_refused_and_leaves_the_rest(
     assert builder.build() == before
 
 
-def test_an_array_that_does_not_hold_together_is_refused() -> None:
+def test_an_inconsistent_array_is_refused() -> None:
     offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 9, 1)))
     array = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"a")])
     with pytest.raises(RecordError, match="cannot be keys or values: Offset"):

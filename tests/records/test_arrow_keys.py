@@ -69,6 +69,6 @@ def test_without_keys() -> None:
 
 
 @pytest.mark.parametrize("keys", [[b"list"], pa.array([[b"a"]])])
-def test_what_can_not_be_keys_is_refused(keys: Any) -> None:
+def test_invalid_keys_are_refused(keys: Any) -> None:
     with pytest.raises(RecordError, match="cannot be keys"):
         partitions_of_keys(keys, 3)

@@ -55,7 +55,7 @@ def test_iteration_yields_records_without_an_address() -> None:
     ]
 
 
-def test_records_start_at_the_asked_offset() -> None:
+def test_records_start_at_the_requested_offset() -> None:
     batch = RecordBatch(_batch())
     everything = batch.records("t", 0)
     for from_offset in range(38, 45):
@@ -65,7 +65,7 @@ def test_records_start_at_the_asked_offset() -> None:
     assert plain.records("t", 0, from_offset=6) == [Record("t", 0, 6, 4, CREATE_TIME, None, b"b", ())]
 
 
-def test_columns_that_nobody_uses_are_not_spelt_out() -> None:
+def test_unused_columns_are_not_expanded() -> None:
     columns = RecordBatch(build_batch([b"a", b"b"], timestamps_ms=4, base_offset=5)).columns()
     assert columns.offsets == range(5, 7)
     assert (columns.timestamps, columns.keys, columns.headers) == (4, None, None)
@@ -93,7 +93,7 @@ def test_making_records_leaves_the_garbage_collector_as_it_was() -> None:
         gc.enable()
 
 
-def test_the_crc_is_checked_unless_told_otherwise() -> None:
+def test_the_crc_is_checked_unless_disabled() -> None:
     batch = _batch()
     batch[-1] ^= 0x20
     with pytest.raises(CorruptBatchError, match=r"CRC-32C is .* the header says"):
@@ -101,7 +101,7 @@ def test_the_crc_is_checked_unless_told_otherwise() -> None:
     assert RecordBatch(batch, check_crc=False).header.record_count == 3
 
 
-def test_batches_lie_back_to_back() -> None:
+def test_batches_are_back_to_back() -> None:
     batches = [build_batch([b"%d" % i] * 3, base_offset=3 * i) for i in range(4)]
     payload = b"".join(batches)
     found = list(iter_batches(payload))

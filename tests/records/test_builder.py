@@ -112,7 +112,7 @@ def test_a_level_of_another_codec_is_refused_at_once() -> None:
     assert build_batch([b"a" * 100], codec=Codec.ZSTD, level=19)
 
 
-def test_mutable_values_are_taken_as_they_are_now() -> None:
+def test_mutable_values_are_copied() -> None:
     value = bytearray(b"before")
     builder = RecordBatchBuilder()
     builder.append(value, value)
@@ -148,7 +148,7 @@ def test_subclasses_of_bytes_are_bytes() -> None:
         {"value": b"v", "key": b"k", "headers": 5},
     ],
 )
-def test_a_bad_record_is_refused_and_leaves_the_rest(record: dict[str, Any]) -> None:
+def test_a_bad_record_is_refused_without_effect(record: dict[str, Any]) -> None:
     builder = RecordBatchBuilder()
     builder.append(b"good", b"key", 1)
     before = builder.build()
@@ -179,7 +179,7 @@ def test_a_bad_record_is_refused_and_leaves_the_rest(record: dict[str, Any]) -> 
         {"values": [b"a"], "headers": [[("n", 5)]]},
     ],
 )
-def test_bad_columns_are_refused_and_leave_the_rest(columns: dict[str, Any]) -> None:
+def test_bad_columns_are_refused_without_effect(columns: dict[str, Any]) -> None:
     builder = RecordBatchBuilder()
     builder.append(b"good", timestamp_ms=1)
     before = builder.build()
@@ -220,7 +220,7 @@ def test_too_many_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         build_batch([b"x" * 1000])
 
 
-def test_clear_forgets_everything() -> None:
+def test_clear_removes_everything() -> None:
     builder = RecordBatchBuilder()
     empty_bytes = builder.size_bytes
     builder.append(b"a", b"k", 5, [("h", b"v")])

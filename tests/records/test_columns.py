@@ -62,14 +62,14 @@ def test_values_of_every_shape_come_back(count: int, kind: str) -> None:
     assert _read(_written(values), count) == values
 
 
-def test_bytes_likes_are_values_too() -> None:
+def test_bytes_like_objects_are_values() -> None:
     values = [bytearray(b"ab"), memoryview(b"cd"), b"ef"]
     assert _read(_written(values), 3) == [b"ab", b"cd", b"ef"]
 
 
 @pytest.mark.parametrize("wrong", ["text", 7, [b"list"], memoryview(b"12345678").cast("i"), 1.5])
 @pytest.mark.parametrize("others", [[], [None], [b"x"] * 20])
-def test_what_is_not_bytes_is_refused(wrong: object, others: list[bytes | None]) -> None:
+def test_a_value_that_is_not_bytes_is_refused(wrong: object, others: list[bytes | None]) -> None:
     with pytest.raises(RecordError, match=r"must be bytes or None \(encode it first"):
         binary_column([*others, wrong])
 
@@ -158,7 +158,7 @@ def test_timestamps_take_four_or_eight_bytes(timestamps: list[int], width: int) 
     assert decode_timestamps(memoryview(packed), count, timestamps[0]) == timestamps
 
 
-def test_a_timestamp_that_is_no_whole_number_is_refused() -> None:
+def test_a_fractional_timestamp_is_refused() -> None:
     with pytest.raises(RecordError, match="not a whole number"):
         timestamp_parts([1, 2.5], 1, 2)  # type: ignore[list-item]
 
@@ -295,7 +295,7 @@ def test_a_body_of_another_shape_is_refused(body: bytes) -> None:
         ([0, 1, 2], b"ab", b"\x03\x00"),
     ],
 )
-def test_offsets_that_do_not_hold_together_are_refused(
+def test_inconsistent_offsets_are_refused(
     binary_of: Callable[..., bytes], offsets: list[int], data: bytes, validity: bytes | None
 ) -> None:
     with pytest.raises(CorruptBatchError):
@@ -310,6 +310,6 @@ def test_offsets_or_data_of_nil_are_refused(binary_of: Callable[..., bytes]) -> 
         _read(binary_of([], b"", raw_offsets=bytes(11)), 2)
 
 
-def test_a_null_may_have_bytes_which_are_not_seen() -> None:
+def test_bytes_of_a_null_are_ignored() -> None:
     view = BinaryView(2, memoryview(struct.pack("<3i", 0, 3, 4)), memoryview(b"abcd"), memoryview(b"\x02"))
     assert view.decode() == [None, b"d"]

@@ -151,7 +151,7 @@ def test_no_zstd_frame_has_no_content_size() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.SNAPPY, Codec.ZSTD])
-def test_a_promise_that_the_bytes_cannot_keep_allocates_nothing(codec: Codec) -> None:
+def test_an_impossible_declared_size_allocates_nothing(codec: Codec) -> None:
     promise = {
         Codec.SNAPPY: b"\xff\xff\xff\x07" + b"abc",
         Codec.ZSTD: b"\x28\xb5\x2f\xfd\xa0" + (15 * MIB).to_bytes(4, "little") + b"abc",

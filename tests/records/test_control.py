@@ -24,7 +24,7 @@ from kafkalite.records.single import build_single
     st.booleans(),
     st.integers(0, 2**62),
 )
-def test_a_marker_says_what_was_put_into_it(producer_id, epoch, coordinator_epoch, is_commit, now_ms):
+def test_a_marker_round_trips(producer_id, epoch, coordinator_epoch, is_commit, now_ms):
     batch = build_marker(producer_id, epoch, coordinator_epoch, is_commit, now_ms)
     header = check(batch)
     assert len(batch) == MARKER_BYTES
@@ -46,7 +46,7 @@ def test_key_and_value_are_kafkas():
     assert RecordBatch(build_marker(1, 2, 3, False, 4)).columns().keys == [b"\x00\x00\x00\x00"]
 
 
-def test_what_the_leader_stamps_leaves_a_marker_one():
+def test_a_stamped_marker_stays_a_marker():
     batch = build_marker(1, 2, 3, False, 4)
     stamp(batch, base_offset=70, leader_epoch=9)
     stamp_log_append_time(batch, 12)
@@ -72,7 +72,7 @@ def _changed(position: int, value: int) -> bytearray:
         _changed(control._VALUE_AT + 1, 1),  # version 1
     ],
 )
-def test_anything_else_is_no_marker(batch):
+def test_other_batches_are_not_markers(batch):
     with pytest.raises(CorruptBatchError, match="marker"):
         parse_marker(batch)
 

@@ -110,7 +110,7 @@ def test_the_builder_writes_the_same_bytes() -> None:
         (0x0307, Codec.LZ4, True),
     ],
 )
-def test_attributes_tell_the_layout_and_the_codec(attributes: int, codec: Codec, is_columnar: bool) -> None:
+def test_attributes_have_the_layout_and_the_codec(attributes: int, codec: Codec, is_columnar: bool) -> None:
     header = parse_header(_with(21, ">h", attributes))
     assert (header.codec, header.is_columnar) == (codec, is_columnar)
 
@@ -146,7 +146,7 @@ def _with(position: int, kind: str, value: int) -> bytearray:
         (_with(21, ">h", 0x0507), "unknown compression codec 5"),
     ],
 )
-def test_what_no_builder_writes_is_refused(changed: bytes, message: str) -> None:
+def test_a_header_that_no_builder_writes_is_refused(changed: bytes, message: str) -> None:
     with pytest.raises(CorruptBatchError, match=message):
         parse_header(changed)
 
@@ -159,7 +159,7 @@ def test_a_count_outside_the_limit_is_refused(count: int) -> None:
         parse_header(changed)
 
 
-def test_check_wants_exactly_one_batch() -> None:
+def test_check_requires_exactly_one_batch() -> None:
     batch = build_batch([b"value"])
     assert check(batch) == parse_header(batch)
     assert check(memoryview(batch).toreadonly()) == check(bytes(batch))
@@ -219,7 +219,7 @@ def test_total_length_reads_twelve_bytes() -> None:
         total_length(struct.pack(">qi", 1, 0))
 
 
-def test_scan_walks_whole_batches_and_stops_at_a_torn_one() -> None:
+def test_scan_yields_complete_batches_and_stops_at_a_torn_one() -> None:
     batches = [build_batch([b"x" * n] * 3, timestamps_ms=n, base_offset=3 * n) for n in range(5)]
     log = b"".join(batches)
     expected = []
@@ -239,7 +239,7 @@ def test_scan_walks_whole_batches_and_stops_at_a_torn_one() -> None:
 @pytest.mark.parametrize(
     "wrong", [_with(16, ">b", 0), _with(23, ">i", -1), _with(8, ">i", 48), _with(8, ">i", -(2**31))]
 )
-def test_scan_ends_at_what_is_no_batch(wrong: bytearray) -> None:
+def test_scan_ends_at_an_invalid_batch(wrong: bytearray) -> None:
     assert list(scan(EXPLICIT + wrong, 0, 126)) == [(0, 7, 1, 1_700_000_001_000, 63)]
 
 

@@ -84,7 +84,7 @@ def test_roundrobin_moves_on_when_its_batch_closes() -> None:
     assert partitioner.partition("u", None, b"v", 3) == 0
 
 
-def test_roundrobin_stays_inside_the_partitions_there_are() -> None:
+def test_roundrobin_stays_inside_the_existing_partitions() -> None:
     partitioner = make_partitioner("roundrobin", seeded_rng(1))
     assert partitioner.partition("t", None, b"v", 1) == 0
     partitioner.on_batch_closed("t", 0)
@@ -106,7 +106,7 @@ def test_sticky_keeps_to_one_partition_until_its_batch_closes_and_then_takes_ano
     assert min(Counter(seen).values()) > 40 and set(seen) == {0, 1, 2}
 
 
-def test_sticky_knows_a_topic_of_one_partition_and_one_that_shrank() -> None:
+def test_sticky_handles_one_partition_and_fewer_partitions() -> None:
     partitioner = make_partitioner("sticky", seeded_rng(3))
     assert partitioner.partition("t", None, b"v", 1) == 0
     partitioner.on_batch_closed("t", 0)
@@ -129,7 +129,7 @@ def test_hash_takes_a_null_key_for_an_empty_one() -> None:
     assert partitioner.partition("t", None, b"v", 7) == partition_for_key(b"", 7)
 
 
-def test_a_function_chooses_and_may_leave_it() -> None:
+def test_a_function_may_choose_or_decline() -> None:
     def by_value(topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int | None:
         return {b"first": 0, b"last": partition_count - 1, b"wrong": 9}.get(value or b"")
 

@@ -81,7 +81,7 @@ def test_pieces_build_what_one_call_builds(rows: list[Any], cuts: list[int], sin
 
 @relaxed
 @given(batches, st.sampled_from(Codec), st.integers(0, 50))
-def test_what_goes_in_comes_out(rows: list[Any], codec: Codec, skipped: int) -> None:
+def test_records_round_trip(rows: list[Any], codec: Codec, skipped: int) -> None:
     values, keys, times, headers = map(list, zip(*rows, strict=True))
     batch = RecordBatch(build_batch(values, keys, times, headers, codec, base_offset=100))
     found = [
@@ -107,9 +107,7 @@ def _arrow(items: list[Any], kind: pa.DataType, before: int, cut: int) -> pa.Chu
 
 @relaxed
 @given(batches, st.integers(0, 9), st.integers(0, 9), st.sampled_from(["name", "key"]), st.booleans())
-def test_what_goes_in_from_arrow_comes_out(
-    rows: list[Any], before: int, cut: int, name: str, whole: bool
-) -> None:
+def test_arrow_records_round_trip(rows: list[Any], before: int, cut: int, name: str, whole: bool) -> None:
     values, keys, times, headers = map(list, zip(*rows, strict=True))
     struct = pa.struct([pa.field(name, pa.string()), pa.field("value", pa.binary())])
     lists = [

@@ -35,7 +35,7 @@ async def end(*protocols: Any) -> None:
 
 
 class TestNames:
-    async def test_a_name_of_your_own(self, recorder: Any) -> None:
+    async def test_a_given_name(self, recorder: Any) -> None:
         listener = await TRANSPORT.listen("inproc://mine", recorder)
         assert listener.address == "inproc://mine"
         assert repr(listener) == "<InprocListener inproc://mine>"
@@ -47,7 +47,7 @@ class TestNames:
         with pytest.raises(ConnectionFailedError, match="no listener in this process has that name"):
             await TRANSPORT.connect("inproc://mine", recorder)
 
-    async def test_fresh_names_differ_and_avoid_yours(self, recorder: Any) -> None:
+    async def test_generated_names_differ_and_avoid_given_ones(self, recorder: Any) -> None:
         first = await TRANSPORT.listen("inproc://", recorder)
         number = int(first.address.removeprefix("inproc://"))
         mine = await TRANSPORT.listen(f"inproc://{number + 1}", recorder)
@@ -115,7 +115,7 @@ class TestDelivery:
         assert await server.read(8) == b"abcdefgh"
         await end(client, server)
 
-    async def test_a_flood_leaves_others_their_turn(self, recorder: Any) -> None:
+    async def test_a_flood_does_not_starve_other_callbacks(self, recorder: Any) -> None:
         """At most one MiB is delivered in one call of the loop."""
         client, server = await join(recorder, buffer_bytes=1 << 20)
         client.transport.write(bytes(3 << 20))
@@ -227,7 +227,7 @@ class TestClosing:
         gc.collect()
         assert [ref() for ref in ends] == [None, None]
 
-    async def test_repr_tells_the_state(self, recorder: Any) -> None:
+    async def test_repr_shows_the_state(self, recorder: Any) -> None:
         client, server = await join(recorder)
         server.transport.pause_reading()
         client.transport.write(b"12345")
@@ -333,7 +333,7 @@ class TestTwoThreads:
             await TRANSPORT.connect(listener.address, recorder)
         assert listener.address not in inproc._listeners
 
-    async def test_a_paused_writer_whose_loop_closed_is_let_go(self, recorder: Any) -> None:
+    async def test_a_paused_writer_whose_loop_closed_is_released(self, recorder: Any) -> None:
         accepted: list[Any] = []
 
         def accept() -> Any:

@@ -145,7 +145,7 @@ def test_half_close(run: Any, address: str, recorder: Any) -> None:
     run(check())
 
 
-def test_abort_tells_the_other_end(run: Any, address: str, recorder: Any) -> None:
+def test_abort_reaches_the_other_end(run: Any, address: str, recorder: Any) -> None:
     async def check() -> None:
         async with Joined(address, recorder) as joined:
             joined.client.transport.write(b"x")
@@ -223,7 +223,7 @@ def test_connections_outlive_their_listener(run: Any, address: str, recorder: An
     run(check())
 
 
-def test_each_side_knows_both_names(run: Any, address: str, recorder: Any) -> None:
+def test_each_side_has_both_names(run: Any, address: str, recorder: Any) -> None:
     async def check() -> None:
         async with Joined(address, recorder) as joined:
             client, server = joined.client.transport, joined.server.transport

@@ -40,7 +40,7 @@ def test_addresses_both_ways(text: str, parsed: tuple[str, int]) -> None:
         "h:９",
     ],
 )
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_address(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be host:port, \[IPv6 address\]:port or inproc://name"):
         parse_address(text)
 
@@ -92,7 +92,7 @@ async def test_ipv6(recorder: Any) -> None:
         (f"{'x' * 64}.invalid:9092", "cannot listen on x"),
     ],
 )
-async def test_an_address_not_to_be_had(recorder: Any, address: str, reason: str) -> None:
+async def test_an_unavailable_address(recorder: Any, address: str, reason: str) -> None:
     with pytest.raises(ListenError, match=reason):
         await TcpTransport().listen(address, recorder)
 
@@ -110,7 +110,7 @@ async def test_the_hint_says_what_to_do(recorder: Any) -> None:
     )
 
 
-async def test_no_answer_is_named(recorder: Any) -> None:
+async def test_a_refused_connection_is_named(recorder: Any) -> None:
     reason = r"cannot connect to no-such-host\.invalid:9092: .*is a broker running there"
     with pytest.raises(ConnectionFailedError, match=reason):
         await TcpTransport().connect("no-such-host.invalid:9092", recorder)

@@ -33,7 +33,7 @@ def test_results_errors_and_timeouts() -> None:
     thread.close()
 
 
-def test_calling_from_its_own_thread_is_an_error_and_no_deadlock() -> None:
+def test_calling_from_its_own_thread_raises_instead_of_deadlocking() -> None:
     thread = LoopThread()
 
     async def inside() -> None:
@@ -44,7 +44,7 @@ def test_calling_from_its_own_thread_is_an_error_and_no_deadlock() -> None:
     thread.close()
 
 
-def test_closing_cancels_what_runs() -> None:
+def test_closing_cancels_running_calls() -> None:
     thread = LoopThread()
     ended = threading.Event()
 
@@ -60,7 +60,7 @@ def test_closing_cancels_what_runs() -> None:
     assert ended.wait(5)
 
 
-def test_there_is_one_for_the_process_and_another_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_one_and_a_forked_process_another(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = shared_loop_thread()
     assert shared_loop_thread() is thread
     monkeypatch.setattr(os, "getpid", lambda: -1)

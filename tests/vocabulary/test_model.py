@@ -30,7 +30,7 @@ def test_an_address_is_topic_partition_offset() -> None:
 @pytest.mark.parametrize(
     "text", ["", "t", "t-1", "-1-2", "t-x-1", "t-1-x", "t-1-", "t-1-²", f"t-1-{'9' * 20}"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not Topic-Partition-Offset"):
         RecordAddress.parse(text)
 

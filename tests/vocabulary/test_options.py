@@ -38,7 +38,7 @@ ANY = Option("a.any", "int", 0, "Anything.")
         (COUNT, None, None),
     ],
 )
-def test_a_value_is_read_in_the_options_type(option: Option, given: Any, parsed: Any) -> None:
+def test_a_value_is_converted_to_the_options_type(option: Option, given: Any, parsed: Any) -> None:
     assert option.parse(given) == parsed
 
 
@@ -61,7 +61,7 @@ def test_a_value_is_read_in_the_options_type(option: Option, given: Any, parsed:
         (ANY, "x", "a whole number"),
     ],
 )
-def test_a_refusal_says_key_value_what_is_allowed_and_where(option: Option, given: Any, allowed: str) -> None:
+def test_an_error_names_key_value_allowed_values_and_source(option: Option, given: Any, allowed: str) -> None:
     with pytest.raises(ConfigError) as refused:
         option.parse(given, source="broker.toml")
     error = refused.value
@@ -69,7 +69,7 @@ def test_a_refusal_says_key_value_what_is_allowed_and_where(option: Option, give
     assert str(error) == f"{option.name} is {given!r}, but must be {allowed} in broker.toml"
 
 
-def test_a_registry_knows_every_spelling_and_suggests_the_nearest() -> None:
+def test_a_registry_finds_every_name_and_suggests_the_nearest() -> None:
     registry = OptionRegistry([COUNT, FLAG])
     assert [option.name for option in registry] == ["a.count", "a.flag"]
     assert len(registry) == 2

@@ -1,7 +1,7 @@
-"""The same figures by a loop over the same lines, without Spark and without a regular expression.
+"""The same results by a loop over the same lines, without Spark and without a regular expression.
 
-A window is told when it is closed: when the watermark, ten minutes behind the latest request, has passed its
-end. What is still open is not in the topics yet, so it is not expected either.
+A window is in the topics once it is closed: when the watermark, ten minutes behind the latest request,
+has passed its end. Open windows are not expected.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check(run: Any) -> str:
 
 
 def parse(line: str) -> Request | None:
-    """``client - - [time] "GET path HTTP/1.1" status size …``; None for a line of another shape."""
+    """Parse ``client - - [time] "GET path HTTP/1.1" status size …``; return None for another line."""
     head, quote, rest = line.partition('"')
     request, closing, tail = rest.partition('"')
     words, wanted, numbers = head.split(), request.split(), tail.split()
@@ -75,7 +75,7 @@ def parse(line: str) -> Request | None:
 
 
 def add(total: int | None, size: int | None) -> int | None:
-    """As SQL's sum has it: what is not known does not count, and nothing known is not zero."""
+    """Add as SQL's sum does: unknown values are skipped, and a sum of none is unknown."""
     return total if size is None else (total or 0) + size
 
 

@@ -1,4 +1,4 @@
-"""An access log's lines as records, keyed by client: those of a file, or made-up ones."""
+"""An access log's lines as records, keyed by client: those of a file, or generated ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATUSES = (200,) * 16 + (304, 404, 301, 500)
 
 
 def load(demo: Any) -> Iterator[tuple[str, bytes, bytes]]:
-    """(topic, client, line). The settings: ``file``, and ``lines`` to make up where it is not there."""
+    """Yield (topic, client, line). Settings: ``file``, and ``lines`` to generate if there is no file."""
     path = demo.path("file")
     lines = lines_of(path) if path is not None else made_up(int(demo.settings.get("lines", "3000")))
     for line in lines:
@@ -37,7 +37,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def made_up(count: int) -> Iterator[bytes]:
-    """Requests over two and a half days; one line in a hundred is no request at all."""
+    """Yield requests over two and a half days; one line in a hundred is not a request."""
     rng = seeded_rng(7)
     step = timedelta(hours=60) / max(1, count)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The revenue once more, in Decimal by a loop over the same purchases."""
+"""The revenue, computed in Decimal by a loop over the same purchases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Purchases as JSON, keyed by country, about seven in a second of the records' own time."""
+"""Purchases as JSON, keyed by country, about seven per second of the records' own time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONUTS = ("glazed", "chocolate", "jelly", "maple", "cruller", "of yesterday")  #
 
 
 def load(demo: Any) -> Iterator[tuple[str, bytes, bytes, int]]:
-    """(topic, country, purchase, timestamp). The setting ``purchases`` says how many."""
+    """Yield (topic, country, purchase, timestamp). The setting ``purchases`` is their number."""
     rng = seeded_rng(11)
     for number in range(int(demo.settings.get("purchases", "6000"))):
         country = COUNTRIES[rng.randrange(len(COUNTRIES))]

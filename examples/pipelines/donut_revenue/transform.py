@@ -1,4 +1,4 @@
-"""Purchases and the price table side by side. A step in Python gets DataFrames and returns one."""
+"""Joins purchases with the price table. A step in Python receives DataFrames and returns one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def price(purchases: DataFrame, views: Mapping[str, DataFrame]) -> DataFrame:
-    """``amount`` = quantity * price. A donut that is not in the table has no amount, and is left out."""
+    """Return ``amount`` = quantity * price. Donuts without a price are omitted."""
     priced = purchases.join(views["prices"], "donut")
     return priced.withColumn("amount", priced.quantity * priced.price)

@@ -1,4 +1,4 @@
-"""Counts and digests of each partition: the topic by kafkalite's consumer, the files by pyarrow."""
+"""Counts and digests of each partition: of the topic by kafkalite's consumer, of the files by pyarrow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(run: Any) -> str:
 
 
 def digest(rows: Iterable[tuple[Any, ...]]) -> str:
-    """SHA-256 over the rows in the order of their offsets; every part has its length before it."""
+    """Return the SHA-256 of the rows in offset order; every part is preceded by its length."""
     found = hashlib.sha256()
     for row in sorted(rows):
         for part in row:

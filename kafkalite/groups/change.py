@@ -1,5 +1,7 @@
 """The effect of one decision on one group, collected as records. The group itself does not change."""
 
+# Tests: tests/groups/test_heartbeat.py
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,5 +1,7 @@
 """Responses to requests that list and describe groups."""
 
+# Tests: tests/groups/test_machine.py
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

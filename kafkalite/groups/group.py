@@ -1,5 +1,7 @@
 """One group: the state in its records, and the sessions of its members, which are not recorded."""
 
+# Tests: tests/groups/test_machine.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """One member of a group: its subscription, its target, and its current assignment."""
 
+# Tests: tests/groups/test_heartbeat.py
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Rules of committed offsets: permission to commit, validation, and reads (R35, R39, R40)."""
 
+# Tests: tests/groups/test_offsets.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping

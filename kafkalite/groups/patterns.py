@@ -1,5 +1,7 @@
 """Subscriptions by pattern, with the topics that each pattern matches cached."""
 
+# Tests: tests/groups/test_heartbeat.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """The broker options that a group coordinator uses."""
 
+# Tests: tests/groups/test_heartbeat.py
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Decisions about configs: overrides of topics and brokers, and their immediate effects on partitions."""
 
+# Tests: tests/metadata/test_controller.py
+
 from __future__ import annotations
 
 from collections.abc import Callable

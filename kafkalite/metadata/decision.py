@@ -1,5 +1,7 @@
 """Shared by all decisions: settings, the form of a decision, and the effective configs of a topic."""
 
+# Tests: tests/metadata/test_controller.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,6 +12,8 @@
   an unclean election, which may lose committed records, takes any live replica, and only if allowed.
 """
 
+# Tests: tests/metadata/test_partition_commands.py
+
 from __future__ import annotations
 
 from collections.abc import Collection, Container

@@ -4,6 +4,8 @@ An image never changes: ``delta.Delta`` makes the next one, which shares all unc
 that have replayed the same records have equal images.
 """
 
+# Tests: tests/metadata/test_delta.py
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

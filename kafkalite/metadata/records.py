@@ -4,6 +4,8 @@ A record contains the new value of one thing, so replaying it twice changes noth
 defines their bytes, ``delta`` their effect.
 """
 
+# Tests: tests/metadata/test_record_codec.py
+
 from __future__ import annotations
 
 from dataclasses import dataclass

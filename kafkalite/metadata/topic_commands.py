@@ -1,5 +1,7 @@
 """Decisions about topics: create, grow, delete."""
 
+# Tests: tests/metadata/test_controller.py
+
 from __future__ import annotations
 
 from collections import Counter

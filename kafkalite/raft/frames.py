@@ -71,8 +71,9 @@ def check_version(header: list[Any], path: str, format_name: str, version: int) 
     if header[:1] != [format_name]:
         raise corrupt(path, 0, f"a header of {format_name}", f"{str(header)[:80]} with a good checksum")
     if header[1:2] != [version]:
+        found = header[1] if len(header) > 1 else "none"
         raise StorageError(
-            f"{path} has format version {header[1:2]}, and this program reads version {version}",
+            f"{path} has format version {found}, and this program reads version {version}",
             hint="a newer kafkalite wrote it; start that version again",
         )
 

@@ -8,6 +8,8 @@ Any exception stops the node: it sends nothing more, and the quorum receives the
 because the state of the library in the midst of a failure is not known (R26).
 """
 
+# Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py
+
 from __future__ import annotations
 
 import asyncio

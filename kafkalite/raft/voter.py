@@ -3,6 +3,8 @@
 Pure protocol on top of ``adapter.RaftAdapter``: messages, terms and deadlines, and no names of the library.
 """
 
+# Tests: tests/raft/test_raft_schedules.py, tests/raft/test_eligibility.py
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Commands of a transaction coordinator that are no protocol requests, and its pending markers."""
 
+# Tests: tests/transactions/test_machine.py
+
 from __future__ import annotations
 
 from typing import NamedTuple

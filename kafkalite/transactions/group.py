@@ -12,6 +12,8 @@ A completed writer leaves its producer id, with the next epoch, to the next writ
 each task of each batch would leave a producer's state in every partition that it wrote to.
 """
 
+# Tests: tests/transactions/test_machine.py, tests/transactions/test_histories.py
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -4,6 +4,8 @@ Everything except the deadlines and the written markers in ``pending`` is a func
 records (R36).
 """
 
+# Tests: tests/transactions/test_machine.py
+
 from __future__ import annotations
 
 import heapq

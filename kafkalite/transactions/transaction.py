@@ -15,6 +15,8 @@ first response ===============
 =======================================================================================
 """
 
+# Tests: tests/transactions/test_machine.py
+
 from __future__ import annotations
 
 import enum

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 
 import msgpack
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from kafkalite.errors import RemoteProtocolError
 from kafkalite.raft.messages import MAX_CHUNK_BYTES, decode, encode
-from kafkalite.raft.transport import RaftTransport
 
 ENTRIES = ((b"\x00abc", 8, 3), (b"\x01", 9, 4))
 MESSAGES = [
@@ -101,57 +99,3 @@ def test_a_piece_is_bounded():
 def test_any_bytes_are_a_message_or_refused(data):
     with contextlib.suppress(RemoteProtocolError):
         decode(data)
-
-
-class Bomb:
-    def __reduce__(self):
-        return (pytest.fail, ("unpickled",))
-
-
-class Ears:
-    def __init__(self):
-        self.heard = []
-
-    def transport(self):
-        return RaftTransport(
-            [2, 3],
-            on_attached=lambda peer: self.heard.append(("attached", peer)),
-            on_detached=lambda peer: self.heard.append(("detached", peer)),
-            on_message=lambda peer, message: self.heard.append((peer, message)),
-        )
-
-
-class Wire:
-    def __init__(self):
-        self.sent = []
-
-    def send(self, message):
-        self.sent.append(message)
-
-
-def test_messages_of_other_nodes_and_malformed_ones_are_dropped(caplog):
-    ears = Ears()
-    transport = ears.transport()
-    for data in (b"", b"\xc1", pickle.dumps(Bomb()), msgpack.packb({"type": "status"}), msgpack.packb([99])):
-        transport.receive(2, data)
-    transport.receive(4, encode(MESSAGES[5]))
-    transport.attach(4, Wire())
-    assert ears.heard == []
-    assert transport.refused_count == 7
-    assert 1 <= caplog.text.count("raft refused") <= 4
-    transport.receive(2, encode(MESSAGES[5]))
-    assert ears.heard == [(2, MESSAGES[5])]
-
-
-def test_a_new_link_replaces_the_old_one_and_a_late_detach_is_ignored():
-    ears, old, new = Ears(), Wire(), Wire()
-    transport = ears.transport()
-    assert not transport.send(2, MESSAGES[5])
-    transport.attach(2, old)
-    transport.attach(2, new)
-    transport.detach(2, old)
-    assert transport.send(2, MESSAGES[5])
-    assert (len(old.sent), len(new.sent)) == (0, 1)
-    assert transport.attached() == [2]
-    transport.detach(2, new)
-    assert ears.heard == [("attached", 2), ("detached", 2), ("attached", 2), ("detached", 2)]

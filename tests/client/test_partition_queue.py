@@ -717,6 +717,19 @@ TestLeaderMachine.settings = settings(
 )
 
 
+def test_a_record_sent_alone_is_sent_again_under_a_new_producer_identity() -> None:
+    """The leader has forgotten the producer (R29), so its next batch is encoded a second time."""
+    world = LeaderMachine()
+    world.exchange(arrives=0, outcome="commit", answers=0, duration_ms=0)
+    world.exchange(arrives=2, outcome="commit", answers=0, duration_ms=0)
+    world.response()
+    world.response()
+    world.forget_the_producer()
+    world.send_alone()
+    world.teardown()
+    assert [value for value, _ in world.log][-1].endswith(b":alone")
+
+
 def run_history(seed: int, steps: int = 60) -> None:
     """The same machine with random steps, weighted towards long sequences."""
     rng = random.Random(seed)

@@ -197,6 +197,9 @@ class Accumulator:
             return None
         topic, partition = queue.tp
         batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
+        batch.values.append(value)  # encoded again if the producer gets a new identity
+        if key is not None:
+            batch.keys = [key]
         batch.timestamps.append(timestamp_ms)
         batch.size_bytes = batch.reserved_bytes = size_bytes
         batch.record_count = 1

@@ -26,7 +26,6 @@ from kafkalite.metadata.image import (
     ClusterImage,
     PartitionState,
     TopicImage,
-    registration_record,
 )
 from kafkalite.metadata.records import NO_LEADER, BrokerChangeRecord, MetadataRecord, ProducerIdsRecord
 from kafkalite.protocol.messages.cluster import (
@@ -130,7 +129,7 @@ def register_broker(
         registration_offset,
         is_fenced,
     )
-    records: list[MetadataRecord] = [registration_record(broker)]
+    records: list[MetadataRecord] = [broker]
     if earlier is not None:
         records += _take_over(image, command, earlier, is_fenced=is_fenced, settings=settings)
     return Decision(RegisterBrokerResponse(0, None, broker_epoch, registration_offset), records)

@@ -137,7 +137,7 @@ class Delta:
             case ConfigRecord():
                 self._replay_config(record)
             case BrokerRegistrationRecord():
-                self._replay_registration(record)
+                self._brokers[record.node_id] = record
             case BrokerChangeRecord():
                 broker = self._broker(record.node_id)
                 assert broker is not None, f"a change of a broker that is not registered: {record}"
@@ -188,20 +188,6 @@ class Delta:
         assert record.leader_epoch >= before.leader_epoch, f"the leader epoch goes back: {record}"
         assert record.partition_epoch >= before.partition_epoch, f"the partition epoch goes back: {record}"
         partitions[record.partition] = state
-
-    def _replay_registration(self, record: BrokerRegistrationRecord) -> None:
-        self._brokers[record.node_id] = BrokerState(
-            record.node_id,
-            record.broker_epoch,
-            record.addresses,
-            record.rack,
-            record.registered_ms,
-            record.incarnation_id,
-            record.directory_id,
-            record.registration_offset,
-            record.is_fenced,
-            record.is_shutting_down,
-        )
 
     def _replay_config(self, record: ConfigRecord) -> None:
         assert record.resource_type in {TOPIC, BROKER}, f"config of an unknown kind of resource: {record}"

@@ -57,25 +57,8 @@ class TopicImage:
     partitions: tuple[PartitionState, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerState:
-    """A registered broker, by its latest registration. Invariant: a fenced one is in no ISR (I10)."""
-
-    node_id: int
-    broker_epoch: int
-    addresses: tuple[str, ...]
-    rack: str | None
-    registered_ms: int
-    incarnation_id: str = ""
-    directory_id: str = ""
-    registration_offset: int = 0  #: every image at this offset or beyond holds this registration (R22)
-    is_fenced: bool = False  #: not known to be alive: no leadership, no ISR membership
-    is_shutting_down: bool = False  #: alive, but about to stop: gets no new role
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it may get a role."""
-        return not (self.is_fenced or self.is_shutting_down)
+BrokerState = BrokerRegistrationRecord
+"""A registered broker, with later changes. Invariant: a fenced one is in no ISR (I10)."""
 
 
 class BrokerLoad(NamedTuple):
@@ -125,8 +108,7 @@ class ClusterImage:
     def to_records(self) -> Iterator[MetadataRecord]:
         """Yield records that make this image out of EMPTY, in an order that depends on the image only."""
         for node_id in sorted(self.brokers):
-            broker = self.brokers[node_id]
-            yield registration_record(broker)
+            yield self.brokers[node_id]
         for name in sorted(self.topics):
             topic = self.topics[name]
             yield TopicRecord(topic.topic_id, name)
@@ -161,20 +143,4 @@ def partition_record(topic_id: str, partition: int, state: PartitionState) -> Pa
         state.partition_epoch,
         state.elr,
         state.last_known_elr,
-    )
-
-
-def registration_record(broker: BrokerState) -> BrokerRegistrationRecord:
-    """Return the record of ``broker``."""
-    return BrokerRegistrationRecord(
-        broker.node_id,
-        broker.broker_epoch,
-        broker.addresses,
-        broker.rack,
-        broker.registered_ms,
-        broker.incarnation_id,
-        broker.directory_id,
-        broker.registration_offset,
-        broker.is_fenced,
-        broker.is_shutting_down,
     )

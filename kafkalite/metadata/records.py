@@ -67,9 +67,14 @@ class BrokerRegistrationRecord:
     registered_ms: int  #: wall clock, informational only
     incarnation_id: str = ""  #: of the process; "" if unknown
     directory_id: str = ""  #: of the data directory; "" if unknown
-    registration_offset: int = 0  #: every state at this offset or beyond holds this record (R22)
-    is_fenced: bool = False
-    is_shutting_down: bool = False
+    registration_offset: int = 0  #: every image at this offset or beyond holds this record (R22)
+    is_fenced: bool = False  #: not known to be alive: no leadership, no ISR membership
+    is_shutting_down: bool = False  #: alive, but about to stop: gets no new role
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may get a role."""
+        return not (self.is_fenced or self.is_shutting_down)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ does not vote, is no candidate and its acknowledgements do not count, until one 
 
 - *Bootstrap.* Within one round of inquiries every other voter has responded that its directory is new, too.
   A new link begins a new round, so all responses come from processes that were connected at the same time,
-  and none of them has promised anything yet. The directory ids of all become the bootstrap voters.
+  and no node has promised anything yet. The directory ids of all become the bootstrap voters.
 - *A bootstrap voter's word.* Another voter lists this very directory among the bootstrap voters. The node
   has abstained since then, so it has forgotten nothing.
 - *Rejoin.* The node has everything that the leader has committed, in the leader's own term, and a majority
@@ -14,7 +14,7 @@ does not vote, is no candidate and its acknowledgements do not count, until one 
 
 A node that has kept its metadata alone and is now configured as one of several abstains, too. A majority
 without it must not elect a leader before it has this node's log. So the node, the only voter until now,
-leads the next term and sends its log to the others, if none of them has ever voted. Once all of them hold
+leads the next term and sends its log to the others, if no other voter has ever voted. Once all of them hold
 all committed entries, it writes down the directory ids of all as the bootstrap voters. It never accepts
 another log in place of its own.
 """
@@ -107,7 +107,7 @@ class Eligibility:
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:
-        """Return the directories of all voters if none of them has ever voted, and they share one log."""
+        """Return the directories of all voters if no other voter has ever voted, and they share one log."""
         if self.is_voter or not is_log_shared or not self.is_round_complete:
             return None
         return dict(sorted({**self._never_voted, self._node_id: self.directory}.items()))

@@ -44,26 +44,26 @@ class BatchProgress:
         return self.durations_ms.get("triggerExecution", 0)
 
     @classmethod
-    def parse(cls, told: Mapping[str, Any]) -> BatchProgress:
+    def parse(cls, progress: Mapping[str, Any]) -> BatchProgress:
         """Parse a progress in Spark's json form."""
         positions: Positions = {}
         ends: Positions = {}
-        for source in told.get("sources", ()):
+        for source in progress.get("sources", ()):
             positions |= _positions(source.get("endOffset"))
             ends |= _positions(source.get("latestOffset"))
         return cls(
-            query_id=str(told["id"]),
-            run_id=str(told["runId"]),
-            name=told.get("name"),
-            batch_id=int(told.get("batchId", -1)),
-            timestamp=str(told.get("timestamp", "")),
-            row_count=sum(int(source.get("numInputRows", 0)) for source in told.get("sources", ())),
-            rows_per_second=float(told.get("processedRowsPerSecond") or 0.0),
-            durations_ms={name: int(ms) for name, ms in (told.get("durationMs") or {}).items()},
+            query_id=str(progress["id"]),
+            run_id=str(progress["runId"]),
+            name=progress.get("name"),
+            batch_id=int(progress.get("batchId", -1)),
+            timestamp=str(progress.get("timestamp", "")),
+            row_count=sum(int(source.get("numInputRows", 0)) for source in progress.get("sources", ())),
+            rows_per_second=float(progress.get("processedRowsPerSecond") or 0.0),
+            durations_ms={name: int(ms) for name, ms in (progress.get("durationMs") or {}).items()},
             positions=positions,
             ends=ends,
             late_count=sum(
-                int(each.get("numRowsDroppedByWatermark", 0)) for each in told.get("stateOperators", ())
+                int(each.get("numRowsDroppedByWatermark", 0)) for each in progress.get("stateOperators", ())
             ),
         )
 
@@ -71,8 +71,8 @@ class BatchProgress:
 def _positions(offset: Any) -> Positions:
     """Parse an offset in a progress, json or text. Return {} if it is of another kind of source."""
     try:
-        told = json.loads(offset) if isinstance(offset, str) else offset
-        return StreamOffset.parse(told).positions if isinstance(told, Mapping) else {}
+        progress = json.loads(offset) if isinstance(offset, str) else offset
+        return StreamOffset.parse(progress).positions if isinstance(progress, Mapping) else {}
     except (ValueError, OffsetFormatError):
         return {}
 

@@ -87,59 +87,61 @@ class StreamOffset:
 
     def to_json(self) -> dict[str, Any]:
         """Return json. Equal values give equal text, key order included, because Spark compares it."""
-        told: dict[str, Any] = positions_to_json(self.positions)
+        document: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
-            told[IDS] = dict(sorted(self.ids.items()))
+            document[IDS] = dict(sorted(self.ids.items()))
         if self.from_:
-            told[FROM] = positions_to_json(self.from_)
+            document[FROM] = positions_to_json(self.from_)
         if self.is_initial:
-            told[INITIAL] = True
-        return told
+            document[INITIAL] = True
+        return document
 
     @classmethod
-    def parse(cls, told: Mapping[str, Any]) -> StreamOffset:
+    def parse(cls, document: Mapping[str, Any]) -> StreamOffset:
         """Raises OffsetFormatError, also for unknown keys with ``@``: a newer version needs them."""
-        if not isinstance(told, Mapping):
-            raise _refused(told, "an object of topics")
-        topics = {name: value for name, value in told.items() if not name.startswith("@")}
-        unknown = sorted(name for name in told if name.startswith("@") and name not in {IDS, FROM, INITIAL})
+        if not isinstance(document, Mapping):
+            raise _refused(document, "an object of topics")
+        topics = {name: value for name, value in document.items() if not name.startswith("@")}
+        unknown = sorted(
+            name for name in document if name.startswith("@") and name not in {IDS, FROM, INITIAL}
+        )
         if unknown:
             raise OffsetFormatError(
-                f"the offset {_excerpt(told)} has the key {unknown[0]}, which this version does not know",
+                f"the offset {_excerpt(document)} has the key {unknown[0]}, which this version does not know",
                 hint="the checkpoint was written by a newer version: use that one, or another checkpoint",
             )
-        is_initial = told.get(INITIAL, False)
+        is_initial = document.get(INITIAL, False)
         if not isinstance(is_initial, bool):
-            raise _refused(told, f"true or false as {INITIAL}")
-        ids = told.get(IDS, {})
+            raise _refused(document, f"true or false as {INITIAL}")
+        ids = document.get(IDS, {})
         if not isinstance(ids, Mapping) or not all(isinstance(id_, str) for id_ in ids.values()):
-            raise _refused(told, f"an object of strings as {IDS}")
+            raise _refused(document, f"an object of strings as {IDS}")
         return cls(
-            positions=positions_from_json(topics, told),
+            positions=positions_from_json(topics, document),
             ids=dict(ids),
-            from_=positions_from_json(told.get(FROM, {}), told),
+            from_=positions_from_json(document.get(FROM, {}), document),
             is_initial=is_initial,
         )
 
 
 def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """Return ``{"t": {"0": 23}}``, topics by name and partitions by number."""
-    told: dict[str, dict[str, int]] = {}
+    document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
-        told.setdefault(topic, {})[str(partition)] = offset
-    return told
+        document.setdefault(topic, {})[str(partition)] = offset
+    return document
 
 
-def positions_from_json(told: Any, whole: Any = None) -> Positions:
+def positions_from_json(document: Any, whole: Any = None) -> Positions:
     """Parse the result of ``positions_to_json``. Offsets are 0 or more.
 
     Raises OffsetFormatError with an excerpt of ``whole``.
     """
-    whole = told if whole is None else whole
-    if not isinstance(told, Mapping):
+    whole = document if whole is None else whole
+    if not isinstance(document, Mapping):
         raise _refused(whole, "an object of topics")
     positions: Positions = {}
-    for topic, partitions in told.items():
+    for topic, partitions in document.items():
         problem = topic_name_problem(topic)
         if problem is not None:
             raise _refused(whole, f"topics: {problem}")
@@ -163,16 +165,16 @@ def partition_number(text: Any) -> int | None:
     return number if number <= _MAX_PARTITION and text == str(number) else None
 
 
-def _refused(told: Any, wanted: str) -> OffsetFormatError:
+def _refused(document: Any, wanted: str) -> OffsetFormatError:
     return OffsetFormatError(
-        f"the offset {_excerpt(told)} can't be used: it must have {wanted}",
+        f"the offset {_excerpt(document)} can't be used: it must have {wanted}",
         hint='the form is {"topic":{"0":23}}; is the checkpoint one of another source?',
     )
 
 
-def _excerpt(told: Any) -> str:
+def _excerpt(document: Any) -> str:
     try:
-        text = json.dumps(told)
+        text = json.dumps(document)
     except (TypeError, ValueError):
-        text = repr(told)
+        text = repr(document)
     return text if len(text) <= 200 else text[:197] + "..."

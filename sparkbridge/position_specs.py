@@ -134,13 +134,13 @@ def _parse(
 
 def _parse_object(text: str, option: str, examples: str) -> dict[str, Any]:
     try:
-        told = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as cause:
         raise SparkOptionError(
             f"{option} is {text[:200]!r}, which is not json: {cause}", hint=f"write for example {examples}"
         ) from cause
-    assert isinstance(told, dict), "json that begins with a brace is an object"
-    return told
+    assert isinstance(parsed, dict), "json that begins with a brace is an object"
+    return parsed
 
 
 def _starting_place(value: str | int) -> Where | None:

@@ -225,9 +225,9 @@ def _record(home: Path, archive: Path) -> None:
         start_new_session=True,  # so that the JVM, its child, can be killed with it and writes no archive
     )
     try:
-        _, told = process.communicate(timeout=WARM_UP_TIMEOUT_S)
+        _, stderr = process.communicate(timeout=WARM_UP_TIMEOUT_S)
         if process.returncode:
-            last = (told.strip().splitlines() or ["no output"])[-1]
+            last = (stderr.strip().splitlines() or ["no output"])[-1]
             raise FastStartError(f"Spark's warm-up failed: {last}")
         if not making.exists():
             raise FastStartError(f"Java wrote no archive to {making.parent}", hint="200 MB are needed there")

@@ -66,8 +66,8 @@ class RunningQuery:
 
     def poll(self) -> list[BatchProgress]:
         """Return the batches that finished since the last call."""
-        told_ones = [json.loads(each.json) for each in self.query.recentProgress]
-        return self.tally.take(told_ones)
+        progresses = [json.loads(each.json) for each in self.query.recentProgress]
+        return self.tally.take(progresses)
 
 
 @dataclass(slots=True)

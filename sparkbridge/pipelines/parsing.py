@@ -104,23 +104,23 @@ def _required(root: Section, key: str, hint: str) -> Section:
 
 def _source(section: Section, trigger: str) -> Source:
     kinds = ("topic", "topics", "topic_pattern")
-    ways = [key for key in kinds if section.has(key)]
+    keys = [key for key in kinds if section.has(key)]
     topic = section.text("topic")
     topics = section.texts("topics")
     pattern = section.text("topic_pattern")
-    if not ways and section.has_nearly(kinds):
+    if not keys and section.has_nearly(kinds):
         pass
-    elif len(ways) != 1 and section.values:
-        told = " and ".join(ways) or "nothing"
-        section.error("topic", f"give exactly one of topic, topics, topic_pattern; there is {told}")
-    elif not section.values and not ways:
+    elif len(keys) != 1 and section.values:
+        found = " and ".join(keys) or "nothing"
+        section.error("topic", f"give exactly one of topic, topics, topic_pattern; there is {found}")
+    elif not section.values and not keys:
         section.error("topic", "is missing", 'topic = "orders"')
     subscribe = (topic,) if topic else topics
-    if ways == ["topics"] and section.values["topics"] == []:
+    if keys == ["topics"] and section.values["topics"] == []:
         section.error("topics", "is empty", 'topics = ["orders", "returns"]')
     for each in subscribe:
         if problem := topic_name_problem(each):
-            section.error(ways[0], problem)
+            section.error(keys[0], problem)
     if pattern:
         _check_pattern(section, "topic_pattern", pattern)
     options = section.settings("options")
@@ -352,8 +352,8 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
     if not kinds and section.has_nearly(_SINK_KINDS):
         pass
     elif len(kinds) != 1 or (kinds == ["console"] and section.values["console"] is False):
-        told = " and ".join(kinds) or "none"
-        section.error("", f"give exactly one of topic, parquet, console = true; there is {told}")
+        found = " and ".join(kinds) or "none"
+        section.error("", f"give exactly one of topic, parquet, console = true; there is {found}")
     if topic and (problem := topic_name_problem(topic)):
         section.error("topic", problem)
     default_mode = "append"

@@ -23,8 +23,8 @@ class Tally:
     def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
         """Count and return the new batches. ``progresses`` are in order, and may include known ones."""
         fresh: list[BatchProgress] = []
-        for told in progresses:
-            progress = BatchProgress.parse(told)
+        for document in progresses:
+            progress = BatchProgress.parse(document)
             if self.last is not None and progress.timestamp <= self.last.timestamp:
                 continue
             self.last = progress

@@ -61,12 +61,12 @@ def abort_batch(
     if not options.exactly_once:
         return
     written = [message for message in messages if isinstance(message, Written)]
-    told = [Attempt(one.sink_id, one.batch_id, one.prepared[0]) for one in written if one.prepared]
+    finished = [Attempt(one.sink_id, one.batch_id, one.prepared[0]) for one in written if one.prepared]
     if written:
         sink_id = written[0].sink_id
     try:
         done = set[Attempt]()
-        _abort_attempts(options, told, done)
+        _abort_attempts(options, finished, done)
         for _ in range(MAX_LOOKS if mark else 0):
             with Admin(config=driver_config(options, ABORT_TIMEOUT_MS)) as admin:
                 found = {

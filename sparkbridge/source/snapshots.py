@@ -187,12 +187,12 @@ def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
     """Raise DataLossError (failOnDataLoss) or issue one warning for all losses."""
     if not losses:
         return
-    told = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])
+    listed = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])
     if len(losses) > _LOSSES_SHOWN:
-        told += f"; and {len(losses) - _LOSSES_SHOWN} more"
+        listed += f"; and {len(losses) - _LOSSES_SHOWN} more"
     if is_failing:
         raise DataLossError(
-            f"records were deleted before the query read them: {told}",
+            f"records were deleted before the query read them: {listed}",
             hint="set failOnDataLoss to false to continue without them",
         )
-    warnings.warn(f"records were deleted before they were read: {told}", DataLossWarning, stacklevel=2)
+    warnings.warn(f"records were deleted before they were read: {listed}", DataLossWarning, stacklevel=2)

@@ -155,7 +155,7 @@ def test_a_directory_without_a_pipeline(kl: Kl, repository: Path, monkeypatch: p
         (["--once", "--trigger", "1 second"], 2, "give --once or --trigger, not both"),
         (["--trigger", "soon"], 2, "--trigger is 'soon', but must be"),
         (["--set", "sink.topic"], 2, "--set 'sink.topic' is not table.key=value"),
-        (["--set", "sink.topic=a/b"], 2, "holds a character outside"),
+        (["--set", "sink.topic=a/b"], 2, "contains a character outside"),
         (["--set", "sink.topc=x", "--set", "source.topc=x"], 2, "has 2 problems"),
         (["--demo"], 4, "has no [demo]"),
         (

@@ -1,9 +1,8 @@
-"""One Spark session for the whole run, a broker that it reaches by TCP, and no session at all without Java.
+"""One Spark session for the whole run, and a broker that it reaches by TCP. It needs Java.
 
-All tests below this directory go to one xdist worker (tests/conftest.py), so there is one JVM however many
-workers run.
-``KAFKALITE_SPARK_CACHE`` names a directory that keeps what makes the starts quick, for programs started by
-tests too; in the virtual environment unless it is set. The first run fills it, which takes under a minute.
+All tests below this directory run in one xdist worker (tests/conftest.py), so there is one JVM however many
+workers run. ``KAFKALITE_SPARK_CACHE`` names the cache directory of ``fast_start``, also for programs started
+by tests; by default it is in the virtual environment. The first run fills it, which takes under a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from sparkbridge.local.spark_session import missing_requirements, session
 
 HERE = Path(__file__).parent
 MASTER = "local[2,4]"  # two tasks at once, each tried four times
-#: What pyspark and py4j leave to the garbage collector.
+# : Objects that pyspark and py4j leave to the garbage collector.
 IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 _numbers = count(1)
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one session of this run, with the recommended settings."""
+    """The session of this run, with the recommended settings."""
     with contextlib.suppress(FastStartError):
         fast_start.make_class_archive()
     scratch = tmp_path_factory.mktemp("spark")
@@ -58,7 +57,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         settings={
             "spark.sql.warehouse.dir": scratch / "warehouse",
             "spark.local.dir": scratch / "local",
-            "spark.log.level": "OFF",  # failures that tests provoke would fill the screen
+            "spark.log.level": "OFF",  # tests provoke failures, which would fill the screen
         },
     )
     yield running
@@ -73,7 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A query that a failed test leaves behind ends with it."""
+    """Stop the queries that a failed test left running."""
     yield
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:
@@ -89,13 +88,13 @@ def shared_broker() -> Iterator[SyncCluster]:
 
 @pytest.fixture
 def broker(shared_broker: SyncCluster) -> SyncCluster:
-    """A running broker, the same for all tests that don't stop it: use fresh topics."""
+    """A running broker, shared by all tests that do not stop it: use new topics."""
     return shared_broker
 
 
 @pytest.fixture
 def new_topic_on(broker: SyncCluster) -> Callable[..., str]:
-    """Creates a topic with a fresh name on the broker: ``new_topic_on("in", partitions=2)``."""
+    """Create a topic with a new name on the broker: ``new_topic_on("in", partitions=2)``."""
 
     def create(hint: str = "topic", partitions: int = 1, **settings: Any) -> str:
         name = f"{hint}-{next(_numbers)}"
@@ -107,5 +106,5 @@ def new_topic_on(broker: SyncCluster) -> Callable[..., str]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A fresh directory for a query's checkpoint."""
+    """A new directory for a query's checkpoint."""
     return str(tmp_path / "checkpoint")

@@ -1,4 +1,4 @@
-"""The same end-to-end copy under each kind of master, a driver each; and how much memory it takes."""
+"""The same end-to-end copy under each kind of master, with a driver each; and its memory use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proof.spark.memory import measure
 from proof.spark.standalone import StandaloneCluster
 from proof.spark.verdict import check_copy
 
-# A driver of its own for each: .ci/run asks for them by make spark-deployments.
+# Each test starts a driver: .ci/run runs them with make spark-deployments.
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 LIMIT_S = 280
@@ -33,7 +33,7 @@ def _bounded_in_time() -> Iterator[None]:
 
 
 async def copy_twice(broker: SyncCluster, directory: Path, driver: Driver) -> None:
-    """Copy what is there, then what came after, from the checkpoint; the output must be f(input)."""
+    """Copy the existing records, then later ones from the checkpoint; the output must be f(input)."""
     source, target = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("in", "out"))
     servers = broker.address
     for topic in (source, target):

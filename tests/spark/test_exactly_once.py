@@ -1,4 +1,4 @@
-"""A query, killed at named points, on brokers that are processes. ``make spark-faults`` has more."""
+"""A query that is killed at named points, on broker processes. ``make spark-faults`` has more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proof.spark.rounds import STOPPED
 
 pytestmark = pytest.mark.slow
 
-#: Drivers start many times here, and the machine may be busy.
+# : Drivers are started many times, and the machine may be busy.
 LIMIT_S = 280
 DRIVER = ("latest-start", "before-commit", "after-commit")
 WORKERS = ("task-fails", "writer-killed", "writer-killed-late", "reader-killed")
@@ -32,7 +32,7 @@ def _bounded_in_time() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quiet_clients() -> Iterator[None]:
-    """Brokers die here on purpose: that clients can't reach them is no news."""
+    """Silence the clients: brokers are killed on purpose."""
     logger = logging.getLogger("kafkalite")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -64,8 +64,8 @@ async def test_brokers_killed_and_the_query_started_again(tmp_path: Path) -> Non
     assert outcome.doubled == 0
 
 
-async def test_at_least_once_doubles_and_loses_nothing(tmp_path: Path) -> None:
-    """The same fault that the exactly-once sink bears; here it shows."""
+async def test_at_least_once_duplicates_and_loses_nothing(tmp_path: Path) -> None:
+    """The same fault as in the exactly-once test; here it duplicates records."""
     outcome = await live(tmp_path, ("task-fails",), brokers=1, at_least_once=True)
     assert outcome.problems == []
     assert outcome.doubled > 0

@@ -1,4 +1,4 @@
-"""Where workers do not have the bridge, ``install(spark)`` ships it: to tasks and to readers of streams."""
+"""``install(spark)`` ships the bridge to tasks and stream readers whose Python does not have it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ spark.stop()
 """
 
 
-def test_shipped_to_workers_that_do_not_have_it(
+def test_install_ships_the_package_to_workers_without_it(
     broker: SyncCluster, new_topic_on: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The workers' Python reads no .pth file, so it does not see what is installed for development."""
+    """The workers' Python reads no .pth file, so it does not find the development install."""
     topic = new_topic_on("shipped")
     broker.produce(topic, [b"%d" % number for number in range(50)])
     packages = Path(pyspark.__file__).parent.parent

@@ -1,4 +1,4 @@
-"""The example pipelines, each on the shared session over a broker of its own, checking themselves."""
+"""The example pipelines, each on the shared session with its own broker, with their own checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = ROOT / "examples" / "pipelines"
 
 @pytest.fixture
 def own_broker() -> Iterator[SyncCluster]:
-    """The examples make their topics themselves, always by the same names."""
+    """A broker for one test: the examples always create topics with the same names."""
     with SyncCluster(transport="tcp") as cluster:
         yield cluster
 
@@ -48,7 +48,7 @@ def run_demo(
 
 
 def lag(servers: str, group: str) -> tuple[int, int]:
-    """(records read, records behind), as ``kl group lag`` counts them."""
+    """Return (records read, lag) as ``kl group lag`` counts them."""
     with Admin(servers) as admin:
         partitions = admin.group_lag(group)
     return sum(p.committed.offset for p in partitions), sum(
@@ -57,7 +57,7 @@ def lag(servers: str, group: str) -> tuple[int, int]:
 
 
 def test_access_log(spark: Any, own_broker: SyncCluster) -> None:
-    """On the real log where it is, on a made-up one elsewhere."""
+    """With the real log if it exists, else with a generated one."""
     servers = own_broker.bootstrap_servers
     report, counts = run_demo(spark, example("access_log"), servers)
     assert [finding for finding in report.findings if not finding.holds] == []
@@ -70,7 +70,7 @@ def test_access_log(spark: Any, own_broker: SyncCluster) -> None:
 
 
 def decoded(spark: Any, decode: str, *values: bytes) -> list[tuple[Any, ...]]:
-    """The columns that ``[source.decode]`` makes of values, without a source."""
+    """Return the columns that ``[source.decode]`` makes from values, without a source."""
     text = f'[pipeline]\nname = "p"\ntrigger = "1 day"\n[source]\ntopic = "t"\n[source.decode]\n{decode}\n'
     pipeline, problems = parse_pipeline(tomllib.loads(text + "[sink]\nconsole = true"))
     assert problems == []
@@ -123,8 +123,8 @@ def test_topic_export(spark: Any, own_broker: SyncCluster) -> None:
     assert f"{counts['access-log']:,} records of 3 partitions are the same" in report.findings[-1].text
 
 
-def test_a_check_that_fails_is_told(spark: Any, own_broker: SyncCluster, tmp_path: Path) -> None:
-    """The example's own check finds a price that is wrong by a cent."""
+def test_a_failed_check_is_reported(spark: Any, own_broker: SyncCluster, tmp_path: Path) -> None:
+    """The example's own check finds a price that is wrong by one cent."""
     for name in ("pipeline.toml", "check.py", "load.py", "transform.py"):
         (tmp_path / name).write_text((EXAMPLES / "donut_revenue" / name).read_text())
     prices = (EXAMPLES / "donut_revenue" / "prices.csv").read_text()
@@ -190,10 +190,10 @@ def test_console_in_complete_mode(
     assert sorted(rows.documents) == ['{"country":"NZ","orders":3}', '{"country":"US","orders":6}']
 
 
-def test_console_shows_some_rows_and_takes_all(
+def test_console_shows_some_rows_and_reads_all(
     spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
 ) -> None:
-    """The state of every partition is of the batch, also of those whose rows are not shown."""
+    """The state of every partition is committed, also for rows that are not shown."""
     topic = new_topic_on("orders")
     file = plain(tmp_path, topic, 'console = true\nrows = 1\noutput_mode = "complete"')
     shown: list[Any] = []
@@ -209,7 +209,7 @@ def test_console_shows_some_rows_and_takes_all(
 def test_update_mode_and_a_second_run(
     spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
 ) -> None:
-    """Only what changed is written, each batch once; the second run goes on from the checkpoint."""
+    """Only changed rows are written, each batch once; the second run continues from the checkpoint."""
     topic, counts = new_topic_on("orders"), new_topic_on("counts")
     file = plain(tmp_path, topic, f'topic = "{counts}"\nkey = "country"\noutput_mode = "update"')
     setting = Setting(broker.bootstrap_servers, checkpoint)
@@ -233,7 +233,7 @@ def test_update_mode_and_a_second_run(
         ('output_mode = "complete"', 'output_mode = "append"', r"watermark"),
     ],
 )
-def test_what_spark_refuses_is_one_sentence_with_its_place(
+def test_a_refusal_by_spark_is_one_sentence_with_its_place(
     spark: Any, broker: SyncCluster, checkpoint: str, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     file = plain(tmp_path, "nowhere", 'console = true\noutput_mode = "complete"', **{old: new})
@@ -280,7 +280,7 @@ def test_ctrl_c_stops_in_order(
 def kl(
     spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """kl in this process, on the shared session."""
+    """Run kl in this process, on the shared session."""
 
     @contextlib.contextmanager
     def shared(*args: Any, **settings: Any) -> Iterator[Any]:
@@ -300,7 +300,7 @@ def kl(
 def test_the_quickstart_ends_with_a_pipeline(
     kl: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The pipeline over the file counts what the quickstart counted, less the last hours."""
+    """The pipeline over the file counts the same as the quickstart, without the last hours."""
     log = tmp_path / "access.log"
     line = '10.0.0.{} - - [{}/May/2015:10:00:00 +0000] "GET /{} HTTP/1.1" {} 7 "-" "-"\n'
     log.write_text(

@@ -1,4 +1,4 @@
-"""What ``sparkbridge.session`` gives, seen from inside the JVM and from its Python workers."""
+"""The settings of ``sparkbridge.session``, read inside the JVM and its Python workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkbridge import session
 from sparkbridge.local import fast_start
 
 
-def test_the_session_starts_quickly_by_the_archive_and_the_unpacked_pyspark(spark: Any) -> None:
+def test_the_session_uses_the_archive_and_the_unpacked_pyspark(spark: Any) -> None:
     home, archive = fast_start.shadow_home(), fast_start.class_archive()
     assert home is not None
     assert archive is not None, (
@@ -27,7 +27,7 @@ def test_the_session_starts_quickly_by_the_archive_and_the_unpacked_pyspark(spar
     assert path.startswith(str(home / "python/lib/pyspark.zip")), "workers compile nothing"
 
 
-def test_the_recommended_settings_hold(spark: Any) -> None:
+def test_the_recommended_settings_are_in_effect(spark: Any) -> None:
     for name, value in (
         ("spark.python.unix.domain.socket.enabled", "true"),
         ("spark.sql.python.filterPushdown.enabled", "true"),
@@ -38,5 +38,5 @@ def test_the_recommended_settings_hold(spark: Any) -> None:
     assert "FileSystemBased" in spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
 
 
-def test_asking_again_gives_the_running_session(spark: Any) -> None:
+def test_a_second_call_returns_the_running_session(spark: Any) -> None:
     assert session("another", master="local[2,4]").sparkContext is spark.sparkContext

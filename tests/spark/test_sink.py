@@ -1,4 +1,4 @@
-"""The sink under Spark itself: what only Spark can show. Options and errors are tested without it."""
+"""The sink in Spark, for what only Spark can show. Options and errors are tested without it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sparkbridge import foreach_batch
 NewTopic = Callable[..., str]
 
 TIMEOUT_S = 60
-KEPT = {"retention.ms": "-1"}  # for records with timestamps of long ago
+KEPT = {"retention.ms": "-1"}  # for records with old timestamps
 
 
 def committed(broker: SyncCluster, topic: str, partitions: int = 1) -> list[Record]:
-    """What a read_committed reader sees now, up to the last stable offsets."""
+    """Return the records that a read_committed reader sees now, up to the last stable offsets."""
 
     async def read() -> list[Record]:
         settings: Any = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
@@ -74,7 +74,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def sink(broker: SyncCluster, checkpoint: str) -> Callable[..., Any]:
-    """``sink(frame.writeStream, topic)``: the writer with its options."""
+    """Return the writer with its options: ``sink(frame.writeStream, topic)``."""
 
     def of(writer: Any, topic: str, **options: str) -> Any:
         writer = writer.format("kafkalite").option("kafka.bootstrap.servers", broker.bootstrap_servers)
@@ -112,7 +112,7 @@ def test_a_batch_job_and_the_same_job_again(spark: Any, broker: SyncCluster, new
         assert record.timestamp_ms == 1_700_000_000_000 + number
 
 
-def test_a_wrong_column_is_told_before_the_job(spark: Any, broker: SyncCluster) -> None:
+def test_a_wrong_column_fails_before_the_job(spark: Any, broker: SyncCluster) -> None:
     writer = spark.range(1).write.format("kafkalite").mode("append").option("topic", "out")
     with pytest.raises(Exception, match="there is no column 'value', only 'id'"):
         writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
@@ -120,7 +120,7 @@ def test_a_wrong_column_is_told_before_the_job(spark: Any, broker: SyncCluster) 
         writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).mode("overwrite").save()
 
 
-def test_brokers_that_are_not_there_are_told_before_the_job(spark: Any) -> None:
+def test_unreachable_brokers_fail_before_the_job(spark: Any) -> None:
     writer = spark.range(1).selectExpr("CAST(id AS STRING) AS value").write.format("kafkalite").mode("append")
     writer = writer.option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "out")
     with pytest.raises(Exception, match=r"the sink's brokers were not reached within 0\.2 s"):
@@ -128,7 +128,7 @@ def test_brokers_that_are_not_there_are_told_before_the_job(spark: Any) -> None:
 
 
 def written_partitions(broker: SyncCluster, sink_id: str) -> list[TopicPartition]:
-    """Those that have records of transactions still open."""
+    """Return the partitions with records of open transactions."""
     with Admin(broker.bootstrap_servers) as admin:
         try:
             writers = admin.describe_transaction_group(sink_id).writers
@@ -146,7 +146,7 @@ def test_a_query_stopped_in_a_batch_leaves_nothing_open(
     try:
         slowly = (
             "CASE value WHEN 'slow' THEN java_method('java.lang.Thread', 'sleep', 60000L) "
-            "ELSE rpad(value, 900000, ' ') END AS value"  # so large that it is sent at once
+            "ELSE rpad(value, 900000, ' ') END AS value"  # large enough to be sent at once
         )
         query = sink(files.stream(spark).coalesce(1).selectExpr(slowly).writeStream, topic).start()
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -181,7 +181,7 @@ def test_a_batch_committed_but_not_logged_is_not_written_again(
     sink: Callable[..., Any],
     checkpoint: str,
 ) -> None:
-    """As if the driver had died between the sink's commit and Spark's commit log."""
+    """The driver died between the sink's commit and Spark's commit log."""
     topic = new_topic_on("out")
     files.add("a")
     files.add("b")
@@ -193,7 +193,7 @@ def test_a_batch_committed_but_not_logged_is_not_written_again(
     assert values(broker, topic) == ["a", "b", "c"]
 
 
-def test_a_failed_task_is_tried_again_and_seen_once(
+def test_a_failed_task_is_retried_and_its_rows_are_visible_once(
     spark: Any, broker: SyncCluster, new_topic_on: NewTopic, files: Files, sink: Callable[..., Any]
 ) -> None:
     from pyspark.sql.functions import udf

@@ -1,4 +1,4 @@
-"""The source in Spark: what only a JVM can show. The rest is in tests/sparkbridge/test_stream_reader.py."""
+"""The source in Spark, for what only a JVM can show; see also tests/sparkbridge/test_stream_reader.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def admin(broker: SyncCluster) -> Iterator[sync.Admin]:
 
 @pytest.fixture
 def source(spark: Any, broker: SyncCluster) -> Callable[..., Any]:
-    """A DataFrame of the source: ``source("in", streams=True, startingOffsets="earliest")``."""
+    """Return a DataFrame of the source: ``source("in", streams=True, startingOffsets="earliest")``."""
 
     def load(topic: str = "", *, streams: bool = False, schema: str = "", **options: Any) -> Any:
         reader = (spark.readStream if streams else spark.read).format("kafkalite")
@@ -50,7 +50,7 @@ def source(spark: Any, broker: SyncCluster) -> Callable[..., Any]:
 
 @pytest.fixture
 def copied(spark: Any, source: Callable[..., Any], checkpoint: str) -> Callable[..., Any]:
-    """Runs a query to the end of what is available; answers it, and the values that this run has read."""
+    """Run a query to the end of the existing records; return it, and the values that this run has read."""
 
     def run(topic: str = "", **options: Any) -> tuple[Any, list[bytes]]:
         frame = source(topic, streams=True, **options).select("value")
@@ -102,7 +102,7 @@ def test_a_schema_of_the_user_is_a_projection(
         source(topic, schema="offset int").collect()
 
 
-def test_filters_give_the_same_rows_pushed_down_or_not(
+def test_filters_return_the_same_rows_pushed_down_or_not(
     spark: Any, source: Callable[..., Any], broker: SyncCluster, new_topic_on: Callable[..., str]
 ) -> None:
     topic = new_topic_on("filters", partitions=2)
@@ -122,7 +122,7 @@ def test_filters_give_the_same_rows_pushed_down_or_not(
     assert task_counts == [1, 2], "a partition that can't match has no task"
 
 
-def test_options_that_can_not_be_fail_at_load(source: Callable[..., Any]) -> None:
+def test_invalid_options_fail_at_load(source: Callable[..., Any]) -> None:
     with pytest.raises(AnalysisException, match="exactly one of assign, subscribe and subscribePattern"):
         source()
 
@@ -149,7 +149,7 @@ def test_available_now_reads_several_batches_and_a_later_run_the_rest(
     assert [(batch.row_count, batch.lag) for batch in seen[:3]] == [(80, 120), (80, 40), (40, 0)]
 
 
-def test_retention_that_overtakes_the_query_fails_it_or_is_passed_over(
+def test_retention_that_overtakes_the_query_fails_it_or_is_skipped(
     copied: Callable[..., Any], broker: SyncCluster, new_topic_on: Callable[..., str], admin: sync.Admin
 ) -> None:
     topic = new_topic_on("retention")
@@ -174,7 +174,7 @@ def test_the_progress_of_a_query_is_the_lag_of_its_group(
     assert [(each.partition.topic, each.lag) for each in admin.group_lag(group)] == [(topic, 12)]
 
 
-def test_a_pattern_takes_up_a_topic_made_while_the_query_runs(
+def test_a_pattern_adds_a_topic_created_while_the_query_runs(
     source: Callable[..., Any], broker: SyncCluster, new_topic_on: Callable[..., str], checkpoint: str
 ) -> None:
     first = new_topic_on("pattern")
@@ -197,7 +197,7 @@ def test_a_pattern_takes_up_a_topic_made_while_the_query_runs(
 
 
 def _stream_reader_processes() -> set[int]:
-    """Process ids of this run's stream readers: each query has one."""
+    """Return the process ids of this run's stream readers: each query has one."""
     found = set()
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -215,7 +215,7 @@ def _stream_reader_processes() -> set[int]:
 def test_killing_the_reader_replays_the_same_offsets(
     source: Callable[..., Any], broker: SyncCluster, new_topic_on: Callable[..., str], checkpoint: str
 ) -> None:
-    """Killed within a batch, whose end is logged already; what is written since belongs to the next one."""
+    """The reader is killed within a batch whose end is logged; later records belong to the next batch."""
     topic = new_topic_on("killed", partitions=2)
     for partition in range(2):
         broker.produce(topic, numbered(100 * partition, 100 * partition + 100), partition=partition)

@@ -1,4 +1,4 @@
-"""Brokers over TCP and topics on them, for the tests of the bridge: no JVM."""
+"""Brokers over TCP and topics on them, for the tests of the bridge without a JVM."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def cluster() -> Iterator[SyncCluster]:
     """One broker for the tests of a module, at ``cluster.bootstrap_servers``."""
     with SyncCluster(transport="tcp") as running:
         yield running
-        running.kill()  # requests that a test had dropped would hold up a stop in good order
+        running.kill()  # dropped requests would delay an orderly stop
 
 
 @pytest.fixture
 def topic(cluster: SyncCluster) -> str:
-    """A topic of this test's own, with three partitions."""
+    """A new topic with three partitions."""
     name = f"topic-{next(_numbers)}"
     cluster.create_topic(name, partitions=3)
     return name
@@ -30,7 +30,7 @@ def topic(cluster: SyncCluster) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_pooled_connections() -> Iterator[None]:
-    """What a test left in the pool of connections is closed with the test."""
+    """Close the pooled connections that a test left."""
     yield
     from sparkbridge.brokers.cluster import close_all
 

@@ -1,4 +1,4 @@
-"""What a batch job reads, without a JVM: ranges, bounds, filters, losses."""
+"""A batch job of the source without a JVM: ranges, bounds, filters, losses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbered(first: int, until: int) -> list[bytes]:
 
 
 class Job:
-    """A batch job up to its first action: Spark's planning worker."""
+    """A batch job up to its first action, as in Spark's planning worker."""
 
     def __init__(self, cluster: SyncCluster, *filters: Any, **options: Any) -> None:
         given = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
@@ -67,7 +67,7 @@ class Job:
 
 @pytest.fixture
 def filled(cluster: SyncCluster, topic: str) -> str:
-    """100 records in partition 0, 50 in partition 1, none in partition 2; offset n has the time 1000 n ms."""
+    """100 records in partition 0, 50 in 1, none in 2; offset n has the timestamp 1000 n ms."""
     with sync.Producer(cluster.bootstrap_servers) as producer:
         for partition, size in ((0, 100), (1, 50)):
             times = [1000 * number for number in range(size)]
@@ -75,20 +75,20 @@ def filled(cluster: SyncCluster, topic: str) -> str:
     return topic
 
 
-def test_a_batch_reads_all_there_is(cluster: SyncCluster, filled: str) -> None:
+def test_a_batch_reads_all_existing_records(cluster: SyncCluster, filled: str) -> None:
     job = Job(cluster, subscribe=filled)
     assert job.ranges() == [(0, 0, 100), (1, 0, 50)]
     expected = [(0, n, b"%06d" % n) for n in range(100)] + [(1, n, b"%06d" % n) for n in range(50)]
     assert job.read() == expected
 
 
-def test_what_is_written_after_the_planning_is_not_read(cluster: SyncCluster, filled: str) -> None:
+def test_records_written_after_the_planning_are_not_read(cluster: SyncCluster, filled: str) -> None:
     job = Job(cluster, subscribe=filled)
     cluster.produce(filled, numbered(100, 200), partition=0)
     assert len(job.read()) == 150
 
 
-def test_an_empty_topic_has_no_tasks_and_what_spark_makes_of_that_reads_nothing(
+def test_an_empty_topic_has_no_tasks_and_the_partition_that_spark_adds_is_empty(
     cluster: SyncCluster, topic: str
 ) -> None:
     job = Job(cluster, subscribe=topic)
@@ -120,7 +120,7 @@ def test_assign_reads_the_partitions_named(cluster: SyncCluster, filled: str) ->
     assert Job(cluster, assign=json.dumps({filled: [1]})).ranges() == [(1, 0, 50)]
 
 
-def test_a_start_behind_the_end_is_refused(cluster: SyncCluster, filled: str) -> None:
+def test_a_start_beyond_the_end_is_refused(cluster: SyncCluster, filled: str) -> None:
     with pytest.raises(StartAfterEndError, match=f"{filled}-0"):
         Job(
             cluster,
@@ -145,20 +145,20 @@ def test_a_start_behind_the_end_is_refused(cluster: SyncCluster, filled: str) ->
         ([StringStartsWith(("topic",), "x"), EqualTo(("value",), b"1")], [(0, 0, 100), (1, 0, 50)]),
     ],
 )
-def test_filters_limit_what_is_read_at_all(
+def test_filters_limit_the_ranges(
     cluster: SyncCluster, filled: str, filters: list[Any], ranges: list[tuple[int, int, int]]
 ) -> None:
     assert Job(cluster, *filters, subscribe=filled).ranges() == ranges
 
 
-def test_spark_does_not_take_push_filters_for_an_override(cluster: SyncCluster, filled: str) -> None:
-    """It refuses a reader with one as long as the setting is at its default, false."""
+def test_spark_does_not_see_push_filters_as_an_override(cluster: SyncCluster, filled: str) -> None:
+    """Spark refuses a reader with such a method while the setting is false, its default."""
     reader = Job(cluster, subscribe=filled).reader
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
     assert "pushFilters" not in KafkaliteReader.__dict__
 
 
-def test_offsets_that_are_gone_fail_the_job_or_warn(cluster: SyncCluster, filled: str) -> None:
+def test_deleted_offsets_fail_the_job_or_warn(cluster: SyncCluster, filled: str) -> None:
     with sync.Admin(cluster.bootstrap_servers) as admin:
         admin.delete_records({TopicPartition(filled, 0): 30})
     starting = json.dumps({filled: {"0": 10, "1": 0, "2": 0}})
@@ -180,7 +180,7 @@ def test_a_start_that_an_open_transaction_hides_is_no_loss(cluster: SyncCluster,
         assert [each[0] for each in Job(cluster, subscribe=filled, startingOffsets=start).ranges()] == [1]
 
 
-def test_a_topic_that_is_not_there(cluster: SyncCluster) -> None:
+def test_a_missing_topic(cluster: SyncCluster) -> None:
     with pytest.raises(SparkOptionError, match="subscribe names missing topics or partitions: not-there"):
         Job(cluster, subscribe="not-there")
     assert Job(cluster, subscribePattern="not-there.*").read() == []

@@ -1,4 +1,4 @@
-"""The sink of batch jobs, and of foreachBatch, its tasks and driver played by the test: no JVM."""
+"""The sink of batch jobs and of foreachBatch, without a JVM: the test plays tasks and driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = count(1)
 
 
 def through_pickle(value: Any) -> Any:
-    """As it comes out on the other side, with Spark's own pickle."""
+    """Pickle and unpickle a value with Spark's own pickle."""
     return CPickleSerializer().loads(CPickleSerializer().dumps(value))
 
 
@@ -61,7 +61,7 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Enter:
 
 
 def job(cluster: SyncCluster, topic: str, **options: str) -> KafkaliteWriter:
-    """A job's writer as the tasks have it, for it is the same there and in the commit."""
+    """Return a job's writer as in the tasks and the commit."""
     given = CaseInsensitiveDict({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic})
     given.update(options)
     copy: KafkaliteWriter = through_pickle(KafkaliteWriter(given, SCHEMA, False))
@@ -135,7 +135,7 @@ def test_an_older_version_is_refused(cluster: SyncCluster, topic: str, enter: En
         ({"txnAppId": "app", "txnVersion": "1"}, "", False),
     ],
 )
-def test_a_name_that_does_not_come_back_is_retired(
+def test_a_name_that_is_not_used_again_is_retired(
     cluster: SyncCluster,
     topic: str,
     enter: Enter,
@@ -144,7 +144,7 @@ def test_a_name_that_does_not_come_back_is_retired(
     query_id: str,
     is_retired: bool,
 ) -> None:
-    """Or the brokers would keep one for every job there was; within foreachBatch a name does come back."""
+    """Otherwise the brokers would store a name for every job; inside foreachBatch a name is used again."""
     retired: list[int] = []
     retire = TransactionGroup.retire
     monkeypatch.setattr(TransactionGroup, "retire", lambda group: retired.append(retire(group)))
@@ -159,7 +159,7 @@ def test_a_name_that_does_not_come_back_is_retired(
 
 @pytest.mark.parametrize("named", [{}, {"sinkName": "name"}, {"txnAppId": "app", "txnVersion": "1"}])
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_job_that_failed_is_taken_back(
+def test_a_failed_job_is_aborted(
     cluster: SyncCluster, topic: str, enter: Enter, named: dict[str, str], is_told: bool
 ) -> None:
     """Also what a task wrote without a message to the driver, as when a job is cancelled."""
@@ -188,7 +188,7 @@ def test_a_topic_is_not_overwritten(cluster: SyncCluster) -> None:
     assert '.mode("append")' in str(caught.value)
 
 
-def test_errors_come_with_the_writer() -> None:
+def test_errors_are_raised_by_the_writer() -> None:
     with pytest.raises(SinkSchemaError):
         KafkaliteWriter({"kafka.bootstrap.servers": "h:1"}, SCHEMA)
     with pytest.raises(SparkOptionError):
@@ -201,10 +201,10 @@ def test_outside_a_task(cluster: SyncCluster, topic: str, enter: Enter) -> None:
         job(cluster, topic).write(rows("a"))
 
 
-def test_a_named_sink_inside_a_stream_is_known_by_its_batch(
+def test_a_named_sink_inside_a_stream_is_identified_by_its_batch(
     cluster: SyncCluster, topic: str, enter: Enter
 ) -> None:
-    """df.write with sinkName in a foreachBatch function of the user's own."""
+    """df.write with sinkName in a user's own foreachBatch function."""
     properties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "9"}
     for _ in range(2):
         one = job(cluster, topic, sinkName=f"name-{topic}")
@@ -218,7 +218,7 @@ def test_a_named_sink_inside_a_stream_is_known_by_its_batch(
 
 
 class FakeFrame:
-    """Writes as Spark would, by the options that it was given."""
+    """Writes like Spark, with the given options."""
 
     def __init__(self, cluster: SyncCluster, enter: Enter, *values: str) -> None:
         self.enter, self.values = enter, values
@@ -274,7 +274,7 @@ def test_foreach_batch_needs_a_name() -> None:
         foreach_batch({"kafka.bootstrap.servers": "h:1"}, sinkName="")
 
 
-def test_foreach_batch_tells_errors_before_the_query_starts() -> None:
+def test_foreach_batch_raises_errors_before_the_query_starts() -> None:
     with pytest.raises(SparkOptionError, match=r"kafka\.bootstrap\.servers"):
         foreach_batch({"topic": "out"}, sinkName="s")
     with pytest.raises(SparkOptionError, match="txnversion"):

@@ -1,4 +1,4 @@
-"""SparkCluster against one broker: topics, offsets, fetches, groups, news, the pool."""
+"""SparkCluster against one broker: topics, offsets, fetches, groups, long polls, the pool."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def offsets_in(fetched: Fetched) -> list[int]:
 
 
 class Counting:
-    """A fault that spoils nothing and counts the requests."""
+    """A fault that only counts the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -82,7 +82,7 @@ def test_a_pattern_matches_whole_names(cluster: SyncCluster, spark: SparkCluster
     assert spark.topics(pattern="no") == {}
 
 
-def test_internal_topics_are_told_only_by_name(spark: SparkCluster, topic: str) -> None:
+def test_internal_topics_are_returned_only_by_name(spark: SparkCluster, topic: str) -> None:
     spark.commit_offsets("makes-the-offsets-topic", {TopicPartition(topic, 0): 0})
     assert "__consumer_offsets" not in spark.topics(pattern=".*")
     assert "__consumer_offsets" not in spark.topics()
@@ -94,7 +94,7 @@ def test_a_name_that_no_topic_can_have_is_refused_at_once(spark: SparkCluster) -
         spark.topics(names=["bad name"])
 
 
-def test_a_snapshot_tells_starts_and_ends_of_each_partition(
+def test_a_snapshot_has_starts_and_ends_of_each_partition(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     cluster.produce(topic, [b"x"] * 10, partition=0)
@@ -115,7 +115,7 @@ def test_a_snapshot_of_some_partitions_has_minus_one_for_the_others(
     assert (found.starts, found.ends) == ((-1, 0, -1), (-1, 10, -1))
 
 
-def test_one_request_tells_starts_and_ends_of_all_partitions(
+def test_one_request_returns_starts_and_ends_of_all_partitions(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     counting = Counting()
@@ -125,7 +125,7 @@ def test_one_request_tells_starts_and_ends_of_all_partitions(
     assert len(counting.requests) == 1
 
 
-def test_a_snapshot_sees_new_partitions_and_a_topic_made_anew(
+def test_a_snapshot_has_new_partitions_and_a_topic_created_again(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     before = spark.snapshot({topic: None})[topic]
@@ -141,7 +141,7 @@ def test_a_snapshot_sees_new_partitions_and_a_topic_made_anew(
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_topic_that_goes_while_it_is_looked_at(
+def test_a_topic_deleted_during_a_snapshot(
     cluster: SyncCluster,
     spark: SparkCluster,
     topic: str,
@@ -166,7 +166,7 @@ def test_a_topic_that_goes_while_it_is_looked_at(
     assert not comes_back or found[topic].topic_id == spark.topics(names=[topic])[topic].topic_id
 
 
-def test_a_topic_that_goes_each_time_it_is_looked_at_is_an_error(
+def test_a_topic_deleted_during_every_snapshot_is_an_error(
     spark: SparkCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def list_offsets(*_: Any) -> Any:
@@ -177,14 +177,14 @@ def test_a_topic_that_goes_each_time_it_is_looked_at_is_an_error(
         spark.snapshot({topic: None})
 
 
-def test_one_lasting_error_among_passing_ones_is_raised_at_once(
+def test_a_permanent_error_among_retriable_ones_is_raised_at_once(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     cluster.produce(topic, [b"x"], partition=0)
     passing, lasting = TopicPartition(topic, 0), TopicPartition(topic, 1)
     spark.snapshot({topic: None})
     leaders = spark._state.brokers.metadata.topics[topic].leaders
-    leaders[0] = Leader(leaders[0].node_id, 99)  # the broker knows no such epoch
+    leaders[0] = Leader(leaders[0].node_id, 99)  # an epoch that the broker does not know
     with pytest.raises(OffsetOutOfRangeError, match=f"{topic}-1"):
         spark.ends_by_bytes({passing: 0, lasting: 5}, {passing: 1, lasting: 6}, 1)
 
@@ -201,7 +201,7 @@ def test_read_committed_ends_at_the_last_stable_offset(cluster: SyncCluster, top
             assert uncommitted.snapshot({topic: [0]})[topic].ends[0] == 4
             assert offsets_in(committed.fetch(tp, 0, max_bytes=MIB)) == [0, 1, 2]
             assert offsets_in(uncommitted.fetch(tp, 0, max_bytes=MIB)) == [0, 1, 2, 3]
-        assert committed.wait_for_data({tp: 3}, LONG_MS)  # the marker comes a moment later
+        assert committed.wait_for_data({tp: 3}, LONG_MS)  # the marker is written later
         assert committed.snapshot({topic: [0]})[topic].ends[0] == 5  # the record and its marker
 
 
@@ -222,7 +222,7 @@ def test_a_time_is_found_to_the_record_inside_a_batch(
     assert spark.offsets_for_times({}) == {}
 
 
-def test_records_that_nobody_sees_are_not_found_by_their_time(cluster: SyncCluster, topic: str) -> None:
+def test_invisible_records_are_not_found_by_their_time(cluster: SyncCluster, topic: str) -> None:
     spark = SparkCluster.shared(options_for(cluster))
     tp = TopicPartition(topic, 0)
     settings = {"bootstrap_servers": cluster.bootstrap_servers, "transactional_id": topic}
@@ -234,9 +234,9 @@ def test_records_that_nobody_sees_are_not_found_by_their_time(cluster: SyncClust
         producer.begin_transaction()
         producer.send_and_wait(topic, b"committed", partition=0, timestamp_ms=6_000)
         producer.commit_transaction()
-        assert spark.wait_for_data({tp: 2}, LONG_MS)  # the marker comes a moment later
+        assert spark.wait_for_data({tp: 2}, LONG_MS)  # the marker is written later
     assert spark.offsets_for_times({tp: 5_000}) == {tp: 2}
-    assert spark.offsets_for_times({tp: 6_001}) == {tp: None}  # only a marker is younger
+    assert spark.offsets_for_times({tp: 6_001}) == {tp: None}  # only a marker is newer
 
 
 def test_a_time_is_found_although_records_are_deleted_meanwhile(
@@ -261,12 +261,12 @@ def test_a_time_is_found_although_records_are_deleted_meanwhile(
 
 
 def sizes_of(spark: SparkCluster, tp: TopicPartition) -> list[tuple[int, int]]:
-    """(next offset, bytes) of each batch."""
+    """Return (next offset, bytes) of each batch."""
     batches = iter_batches(spark.fetch(tp, 0, max_bytes=100 * MIB).payload)
     return [(batch.header.next_offset, batch.size_bytes) for batch in batches]
 
 
-def test_bytes_are_shared_in_proportion_and_cut_at_batches(
+def test_bytes_are_divided_in_proportion_in_whole_batches(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     large, small, empty = (TopicPartition(topic, number) for number in range(3))
@@ -288,7 +288,7 @@ def test_bytes_are_shared_in_proportion_and_cut_at_batches(
     assert spark.ends_by_bytes({large: 19, small: 10, empty: 0}, ends, 10 * batch_bytes) == ends
 
 
-def test_bytes_that_no_batch_fits_in_still_give_one_batch(
+def test_a_byte_limit_below_every_batch_still_gives_one_batch(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     for number, count in ((0, 2), (1, 4)):
@@ -299,14 +299,14 @@ def test_bytes_that_no_batch_fits_in_still_give_one_batch(
     reached = spark.ends_by_bytes(starts, ends, 1)
     assert reached == {TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 1}
     steps = 0
-    while starts != ends:  # nobody starves
+    while starts != ends:  # no partition starves
         starts = spark.ends_by_bytes(starts, ends, 1)
         steps += 1
     assert steps == 6
 
 
-def test_who_waited_goes_before_the_others(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
-    """Its one batch is larger than its share, however often it is asked for."""
+def test_a_waiting_partition_is_served_first(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+    """Its single batch is larger than its part, however often it is asked for."""
     small, large = TopicPartition(topic, 0), TopicPartition(topic, 1)
     for _ in range(50):
         cluster.produce(topic, [b"x" * 1_000], partition=0)
@@ -355,7 +355,7 @@ def test_fetches_are_sent_ahead(cluster: SyncCluster, spark: SparkCluster, topic
     assert [offsets_in(spark.receive_fetch(token)) for token in reversed(tokens)] == [[2], [1], [0]]
 
 
-def test_a_dropped_token_costs_the_next_request_nothing_but_its_answer(
+def test_a_dropped_token_does_not_disturb_the_next_request(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     cluster.produce(topic, [b"x"] * 2, partition=0)
@@ -363,7 +363,7 @@ def test_a_dropped_token_costs_the_next_request_nothing_but_its_answer(
     assert offsets_in(spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)) == [0, 1]
 
 
-def test_an_offset_that_is_gone_is_told_with_those_there_are(
+def test_a_deleted_offset_is_an_error_with_the_existing_ones(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     cluster.produce(topic, [b"x"] * 10, partition=0)
@@ -375,12 +375,12 @@ def test_an_offset_that_is_gone_is_told_with_those_there_are(
 
 
 def _sleep_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], object]) -> None:
-    """Have the client sleep so, and no other thread of this process."""
+    """Replace the client's sleep, but no other thread's."""
     monkeypatch.setattr(brokers_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 @pytest.mark.parametrize("partition", [0, 3])
-def test_what_does_not_exist_is_an_error_at_once(
+def test_a_missing_topic_or_partition_is_an_error_at_once(
     spark: SparkCluster, topic: str, partition: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _sleep_by(monkeypatch, lambda _: pytest.fail("nothing to wait for"))
@@ -389,7 +389,7 @@ def test_what_does_not_exist_is_an_error_at_once(
         spark.fetch(TopicPartition(name, partition), 0, max_bytes=MIB)
 
 
-def test_a_fetch_of_a_topic_that_went_is_an_error(
+def test_a_fetch_of_a_deleted_topic_is_an_error(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
@@ -399,7 +399,7 @@ def test_a_fetch_of_a_topic_that_went_is_an_error(
         spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
 
 
-def test_a_topic_made_anew_is_read_although_its_leader_epochs_begin_anew(
+def test_a_topic_created_again_is_read_although_its_leader_epochs_restart(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     tp = TopicPartition(topic, 0)
@@ -422,7 +422,7 @@ def test_a_topic_made_anew_is_read_although_its_leader_epochs_begin_anew(
         lambda: disconnect_next(2, after=True),
     ],
 )
-def test_what_passes_is_tried_again(
+def test_retriable_errors_are_retried(
     cluster: SyncCluster, spark: SparkCluster, topic: str, fault: Callable[[], object]
 ) -> None:
     cluster.produce(topic, [b"x"], partition=0)
@@ -432,7 +432,7 @@ def test_what_passes_is_tried_again(
     assert spark.snapshot({topic: None})[topic].ends == (1, 0, 0)
 
 
-def test_pauses_are_as_long_as_the_settings_say(
+def test_pauses_follow_the_settings(
     cluster: SyncCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"retry.backoff.ms": "7000", "retry.backoff.max.ms": "9000"}
@@ -442,21 +442,19 @@ def test_pauses_are_as_long_as_the_settings_say(
     _sleep_by(monkeypatch, pauses.append)
     cluster.intercept(ApiKey.FETCH, fail_next(4))
     spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
-    least_and_most = [(5.6, 8.4), (7.2, 10.8), (7.2, 10.8)]  # a fifth less or more
+    least_and_most = [(5.6, 8.4), (7.2, 10.8), (7.2, 10.8)]  # 20 % less or more
     assert len(pauses) == 3  # none after the first failure
     assert all(least <= pause <= most for (least, most), pause in zip(least_and_most, pauses, strict=True))
 
 
-def test_a_refusal_that_will_not_pass_is_raised_at_once(
-    cluster: SyncCluster, spark: SparkCluster, topic: str
-) -> None:
+def test_a_permanent_error_is_raised_at_once(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.intercept(ApiKey.FETCH, fail_next(1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
     with pytest.raises(BrokerError) as caught:
         spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
     assert caught.value.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_a_broker_that_never_answers_is_given_up_and_named(cluster: SyncCluster, topic: str) -> None:
+def test_a_broker_that_never_responds_is_abandoned_and_named(cluster: SyncCluster, topic: str) -> None:
     spark = SparkCluster.shared(options_for(cluster, request_timeout_ms=300))
     spark.snapshot({topic: None})
     cluster.intercept(ApiKey.FETCH, drop_next(1000))
@@ -467,7 +465,7 @@ def test_a_broker_that_never_answers_is_given_up_and_named(cluster: SyncCluster,
         cluster.intercept(ApiKey.FETCH, None)
 
 
-def test_brokers_that_are_not_there_are_all_named() -> None:
+def test_unreachable_brokers_are_all_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         addresses = [f"127.0.0.1:{listening.getsockname()[1]}" for listening in (one, two)]
     spark = SparkCluster(ClientOptions(",".join(addresses), request_timeout_ms=200))
@@ -477,7 +475,7 @@ def test_brokers_that_are_not_there_are_all_named() -> None:
     assert "bootstrap.servers" in str(caught.value)
 
 
-def test_a_bootstrap_address_that_is_dead_is_passed_over(cluster: SyncCluster, topic: str) -> None:
+def test_a_dead_bootstrap_address_is_skipped(cluster: SyncCluster, topic: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as dead:
         address = f"127.0.0.1:{dead.getsockname()[1]}"
     spark = SparkCluster(ClientOptions(f"{address}, {cluster.bootstrap_servers}"))
@@ -488,7 +486,7 @@ def test_a_bootstrap_address_that_is_dead_is_passed_over(cluster: SyncCluster, t
 # --- groups --------------------------------------------------------------------------------------
 
 
-def test_offsets_of_a_group_come_back(spark: SparkCluster, topic: str) -> None:
+def test_committed_offsets_of_a_group_are_returned(spark: SparkCluster, topic: str) -> None:
     group = f"group-of-{topic}"
     assert spark.committed_offsets(group) == {}
     positions = {TopicPartition(topic, 0): 7, TopicPartition(topic, 2): 0}
@@ -497,12 +495,12 @@ def test_offsets_of_a_group_come_back(spark: SparkCluster, topic: str) -> None:
     assert spark.committed_offsets(group) == positions
 
 
-def test_offsets_of_a_topic_that_is_not_there_are_refused(spark: SparkCluster, topic: str) -> None:
+def test_offsets_of_a_missing_topic_are_refused(spark: SparkCluster, topic: str) -> None:
     with pytest.raises(UnknownTopicOrPartitionError, match="absent-0"):
         spark.commit_offsets(f"group-of-{topic}", {TopicPartition("absent", 0): 1})
 
 
-def test_tools_see_what_was_committed(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_tools_show_committed_offsets(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x"] * 10, partition=0)
     spark.commit_offsets(f"group-of-{topic}", {TopicPartition(topic, 0): 4}, "batch 4")
     with kafkalite.sync.Admin(cluster.bootstrap_servers) as admin:
@@ -546,25 +544,27 @@ def test_a_group_with_members_keeps_its_offsets(
     assert spark.committed_offsets(group).get(TopicPartition(topic, 0)) != 3
 
 
-# --- news ----------------------------------------------------------------------------------------
+# --- long polls ----------------------------------------------------------------------------------
 
 
 def positions_of(topic: str, *offsets: int) -> dict[TopicPartition, int]:
     return {TopicPartition(topic, number): offset for number, offset in enumerate(offsets)}
 
 
-def test_without_news_the_wait_ends(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_without_new_data_the_wait_ends(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x"], partition=1)
     assert not spark.wait_for_data(positions_of(topic, 0, 1, 0), 50)
     assert not spark.wait_for_data({}, 1)
 
 
-def test_what_is_there_already_is_news(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_existing_data_ends_the_wait_at_once(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x"], partition=1)
     assert spark.wait_for_data(positions_of(topic, 0, 0, 0), LONG_MS)
 
 
-def test_what_comes_while_waiting_is_news(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_data_that_arrives_during_the_wait_ends_it(
+    cluster: SyncCluster, spark: SparkCluster, topic: str
+) -> None:
     counting = Counting()
     cluster.intercept(ApiKey.FETCH, counting)
 
@@ -595,10 +595,10 @@ def test_an_outstanding_poll_is_kept_for_the_next_wait(
     cluster.intercept(ApiKey.FETCH, None)
 
 
-def test_an_outstanding_poll_is_replaced_when_less_or_other_was_read(
+def test_an_outstanding_poll_is_replaced_when_the_positions_changed(
     cluster: SyncCluster, spark: SparkCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_poll, "POLL_MS", LONG_MS * 6)  # it is not over by itself
+    monkeypatch.setattr(long_poll, "POLL_MS", LONG_MS * 6)  # it does not end by itself
     cluster.produce(topic, [b"x"], partition=0)
     assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 10)
     assert spark.wait_for_data({TopicPartition(topic, 0): 0}, LONG_MS)
@@ -607,7 +607,7 @@ def test_an_outstanding_poll_is_replaced_when_less_or_other_was_read(
     assert spark.wait_for_data({TopicPartition(topic, 0): 1, TopicPartition(topic, 1): 0}, LONG_MS)
 
 
-def test_an_old_answer_is_judged_by_where_the_reader_is_now(
+def test_an_old_response_is_compared_with_the_current_position(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     assert not spark.wait_for_data({TopicPartition(topic, 0): 0}, 10)
@@ -615,23 +615,23 @@ def test_an_old_answer_is_judged_by_where_the_reader_is_now(
     assert not spark.wait_for_data({TopicPartition(topic, 0): 1}, 50)
 
 
-def test_an_outstanding_poll_holds_up_nothing_else(cluster: SyncCluster, topic: str) -> None:
+def test_an_outstanding_poll_does_not_delay_other_requests(cluster: SyncCluster, topic: str) -> None:
     spark = SparkCluster.shared(options_for(cluster, request_timeout_ms=1_000))
-    cluster.intercept(ApiKey.FETCH, drop_next(1))  # what comes behind it on its connection never comes
+    cluster.intercept(ApiKey.FETCH, drop_next(1))  # later responses on its connection never arrive
     assert not spark.wait_for_data(positions_of(topic, 0, 0, 0), 10)
     spark.snapshot({topic: None})
     spark.fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
     assert spark.committed_offsets("some-group") == {}
 
 
-def test_a_poll_is_sent_no_data(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_a_poll_receives_no_data(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     cluster.produce(topic, [b"x" * 100_000], partition=0)
     fetched_bytes = cluster.statistics().fetched_bytes
     assert spark.wait_for_data({TopicPartition(topic, 0): 0}, LONG_MS)
     assert cluster.statistics().fetched_bytes == fetched_bytes
 
 
-def test_records_of_an_open_transaction_are_no_news_before_it_ends(
+def test_records_of_an_open_transaction_are_no_new_data(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     positions = {TopicPartition(topic, 0): 0}
@@ -643,7 +643,7 @@ def test_records_of_an_open_transaction_are_no_news_before_it_ends(
         assert spark.wait_for_data(positions, LONG_MS)
 
 
-def test_partitions_that_can_not_be_watched_do_not_hide_the_others(
+def test_partitions_that_cannot_be_polled_do_not_hide_the_others(
     cluster: SyncCluster, spark: SparkCluster, topic: str
 ) -> None:
     positions = {**positions_of(topic, 0, 10), TopicPartition("absent", 0): 0}
@@ -652,7 +652,7 @@ def test_partitions_that_can_not_be_watched_do_not_hide_the_others(
     assert spark.wait_for_data(positions, LONG_MS)
 
 
-def test_waiting_for_a_broker_that_is_away_only_takes_its_time(topic: str) -> None:
+def test_waiting_for_an_unreachable_broker_returns_false_after_the_wait(topic: str) -> None:
     with SyncCluster(transport="tcp") as own:
         own.create_topic(topic)
         spark = SparkCluster(options_for(own))
@@ -688,13 +688,13 @@ def test_pooled_connections_survive_a_restart_of_their_broker(topic: str) -> Non
             assert spark.committed_offsets("g") == {tp: 1}
 
 
-def test_a_fetch_under_way_survives_the_restart_of_its_broker(topic: str) -> None:
+def test_a_fetch_in_flight_survives_the_restart_of_its_broker(topic: str) -> None:
     with SyncCluster(transport="tcp") as own:
         own.create_topic(topic)
         spark = SparkCluster.shared(options_for(own))
         token = spark.send_fetch(TopicPartition(topic, 0), 0, max_bytes=MIB, max_wait_ms=LONG_MS)
         own.kill()
-        ahead = spark.send_fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)  # nobody is there
+        ahead = spark.send_fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)  # no broker runs
         own.start()
         own.produce(topic, [b"x"], partition=0)
         assert offsets_in(spark.receive_fetch(token)) == [0]
@@ -716,7 +716,7 @@ def test_the_pool_is_bounded(cluster: SyncCluster, topic: str) -> None:
         SparkCluster.shared(options_for(cluster, client_id=f"more-{number}"))
         assert SparkCluster.shared(options_for(cluster, client_id="one")) is first
     assert (first.connection_count, second.connection_count) == (1, 0)
-    assert second.snapshot({topic: None})[topic].ends == (0, 0, 0)  # of use still
+    assert second.snapshot({topic: None})[topic].ends == (0, 0, 0)  # still usable
     second.close()
 
 
@@ -753,20 +753,20 @@ def test_a_forked_child_makes_its_own_connections(
     assert os.read(read_end, 10) == b"right"
     os.close(read_end)
     os.waitpid(child, 0)
-    assert offsets_in(spark.receive_fetch(ahead)) == [0]  # its answer was the parent's alone
+    assert offsets_in(spark.receive_fetch(ahead)) == [0]  # only the parent received its response
     assert spark.connection_count == 2
     cluster.produce(topic, [b"x"], partition=0)
     assert spark.wait_for_data({tp: 1}, LONG_MS)
 
 
-def test_what_it_looks_like(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_the_repr(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     token = spark.send_fetch(TopicPartition(topic, 0), 0, max_bytes=MIB)
     assert repr(token) == f"<FetchToken {topic}-0 from 0, sent>"
     spark.receive_fetch(token)
     assert repr(spark) == f"<SparkCluster <Brokers {cluster.address}, 1 connections>>"
 
 
-def test_closing_is_not_the_end(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
+def test_a_closed_cluster_can_be_used_again(cluster: SyncCluster, spark: SparkCluster, topic: str) -> None:
     spark.snapshot({topic: None})
     spark_cluster.close_all()
     assert spark.connection_count == 0

@@ -1,4 +1,4 @@
-"""Fetched batches as Arrow in Spark's schema, compared with the records that a consumer gets of them."""
+"""Fetched batches as Arrow in Spark's schema, compared with the records that a consumer returns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def to_spark(
     batch: RecordBatch, topic: str, partition: int, schema: pa.Schema, start: int, end: int
 ) -> pa.RecordBatch:
-    """The batch's records with offsets from ``start`` (inclusive) to ``end`` (exclusive) in ``schema``."""
+    """Return the records with offsets from ``start`` (inclusive) to ``end`` (exclusive)."""
     builder = SparkBatchBuilder(schema, topic, partition)
     builder.add(batch, start, end)
     return builder.build()
@@ -47,7 +47,7 @@ def batch(values: Sequence[bytes | None], **settings: Any) -> RecordBatch:
 
 
 def row(record: Record) -> dict[str, Any]:
-    """What Spark is to have of a record."""
+    """Return the row that Spark must receive for a record."""
     return {
         "key": record.key,
         "value": record.value,
@@ -98,7 +98,7 @@ def test_each_column_is_that_of_the_records(settings: dict[str, Any], start: int
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 10**9), (7, 1195), (1000, 1030)])
-def test_batches_of_all_kinds_become_one(start: int, end: int) -> None:
+def test_batches_of_all_kinds_are_joined(start: int, end: int) -> None:
     values = [b"v%d" % i if i % 5 else None for i in range(100)]
     batches, offset = [], 0
     for settings in [*MIXED.values(), {}]:
@@ -108,7 +108,7 @@ def test_batches_of_all_kinds_become_one(start: int, end: int) -> None:
     assert_holds(gathered(batches, start, end), batches, start, end)
 
 
-def test_gap_between_batches_shows_in_the_offsets_alone() -> None:
+def test_a_gap_between_batches_shows_in_the_offsets_alone() -> None:
     batches = [batch([b"a"] * 3, base_offset=offset) for offset in (0, 3, 50, 53, 100)]
     rows = gathered(batches, 0, 1000)
     assert rows["offset"].to_pylist() == [0, 1, 2, 3, 4, 5, 50, 51, 52, 53, 54, 55, 100, 101, 102]
@@ -132,17 +132,17 @@ def test_log_append_time_is_every_record_s() -> None:
     assert_holds(rows, batches, 0, 3)
 
 
-def test_record_without_a_time_is_a_millisecond_before_1970_as_in_the_connector() -> None:
+def test_a_record_without_timestamp_is_a_millisecond_before_1970_as_in_the_connector() -> None:
     rows = to_spark(batch([b"a"]), "t", 3, picked("timestamp"), 0, 1)
     assert rows["timestamp"].to_pylist() == [EPOCH - timedelta(milliseconds=1)]
 
 
-def test_time_beyond_spark_s_is_named() -> None:
+def test_a_time_beyond_sparks_range_is_named() -> None:
     with pytest.raises(RecordError, match=r"t-3@8 to 9: a time of 9223372036854775807 ms is beyond"):
         to_spark(batch([b"a", b"b"], base_offset=8, timestamps_ms=2**63 - 1), "t", 3, ALL, 0, 10)
 
 
-def test_values_stay_where_they_were_received() -> None:
+def test_values_are_not_copied() -> None:
     received = build_batch([b"x" * 100] * 50, keys=[b"k"] * 50)
     start = pa.py_buffer(received).address
     rows = to_spark(RecordBatch(received), "t", 3, ALL, 10, 40)
@@ -150,7 +150,7 @@ def test_values_stay_where_they_were_received() -> None:
         assert start < rows[name].buffers()[2].address < start + len(received), name
 
 
-def test_only_the_columns_asked_for_in_their_order() -> None:
+def test_only_the_requested_columns_in_their_order() -> None:
     schema = picked("offset", "value", value=pa.string())
     rows = to_spark(batch(["grün".encode(), None]), "t", 3, schema, 0, 2)
     assert rows.schema == schema
@@ -158,14 +158,14 @@ def test_only_the_columns_asked_for_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_bytes_that_are_no_text_are_named(before: int) -> None:
+def test_bytes_that_are_not_text_are_named(before: int) -> None:
     batches = [batch([b"fine"] * 4, base_offset=0)] * before
     batches.append(batch([b"ok", "ü".encode(), b"\xff\xfe"], base_offset=40))
     with pytest.raises(SourceSchemaError, match=r"t-3@42: the value is not text.*'value binary'"):
         gathered(batches, 0, 100, picked("value", value=pa.string()))
 
 
-def test_text_cut_apart_by_the_bounds_of_its_records_is_named_too() -> None:
+def test_text_split_by_record_bounds_is_named_too() -> None:
     halves = "ü".encode()
     with pytest.raises(SourceSchemaError, match="t-3@0"):
         to_spark(batch([halves[:1], halves[1:]]), "t", 3, picked("value", value=pa.string()), 0, 2)
@@ -210,12 +210,12 @@ def test_offsets_out_of_order_are_refused_alone_and_joined(neighbours: int, wron
     seal(stored)
     fine = [batch([b"12345678"] * 3, base_offset=offset) for offset in (2, 8)]
     batches = [*fine[:neighbours], RecordBatch(stored), *fine[1 : 1 + neighbours]]
-    for start in (0, 6):  # the whole batch, and a part of it, which begins at the wrong offset
+    for start in (0, 6):  # the whole batch, and a part that begins at the wrong offset
         with pytest.raises(CorruptBatchError, match="t-3@5: the column value is inconsistent"):
             gathered(batches, start, 100)
 
 
-def test_timestamps_below_none_are_refused() -> None:
+def test_timestamps_below_minus_one_are_refused() -> None:
     stored = build_batch([b"a", b"b"], timestamps_ms=[5, 6])
     delta = struct.pack("<2i", 0, 1)
     at = stored.index(delta, HEADER_BYTES)
@@ -225,7 +225,7 @@ def test_timestamps_below_none_are_refused() -> None:
         gathered([RecordBatch(stored)], 0, 2)
 
 
-def test_headers_of_other_records_are_refused() -> None:
+def test_headers_with_another_record_count_are_refused() -> None:
     stored = build_batch([b"a", b"b"], headers=[[("n", b"v")], []])
     at = stored.index(b"\x92\x91\x92", HEADER_BYTES)
     stored[at] = 0x91

@@ -1,4 +1,4 @@
-"""One blocking connection: results in order, deadlines, what is lost and what is refused."""
+"""One blocking connection: responses in order, deadlines, lost connections, errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connection(cluster: SyncCluster) -> Iterator[BrokerConnection]:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Somebody who takes connections and says nothing by himself."""
+    """A server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
@@ -52,13 +52,13 @@ def metadata_of(*topics: str) -> MetadataRequest:
     return MetadataRequest(list(topics), False)
 
 
-def test_a_call_is_answered(connection: BrokerConnection, topic: str) -> None:
+def test_a_call_receives_its_response(connection: BrokerConnection, topic: str) -> None:
     reply = connection.call(metadata_of(topic), soon())
     assert [told.name for told in reply.message.topics] == [topic]
     assert connection.in_flight == 0
 
 
-def test_requests_are_pipelined_and_their_answers_taken_in_any_order(
+def test_requests_are_pipelined_and_their_responses_received_in_any_order(
     connection: BrokerConnection, topic: str
 ) -> None:
     sent = [connection.send(metadata_of(name), soon()) for name in (topic, "absent", topic)]
@@ -68,7 +68,7 @@ def test_requests_are_pipelined_and_their_answers_taken_in_any_order(
     assert connection.in_flight == 0
 
 
-def test_the_answer_to_a_dropped_reply_is_read_past(
+def test_the_response_to_a_dropped_reply_is_skipped(
     cluster: SyncCluster, connection: BrokerConnection, topic: str
 ) -> None:
     cluster.produce(topic, [b"x" * 500_000], partition=0)
@@ -126,7 +126,7 @@ def test_waiting_leaves_the_connection_open(
     assert connection.receive(reply, soon()).message.partitions[0].high_watermark == 1
 
 
-def test_a_refusal_of_the_whole_request_is_raised_and_the_connection_goes_on(
+def test_an_error_of_the_whole_request_is_raised_and_the_connection_stays_open(
     cluster: SyncCluster, connection: BrokerConnection, topic: str
 ) -> None:
     cluster.intercept(ApiKey.METADATA, fail_next(1, ErrorCode.NOT_CONTROLLER))
@@ -143,17 +143,17 @@ def test_a_connection_to_an_unused_port_is_refused(listener: socket.socket) -> N
 
 
 @pytest.mark.parametrize("address", ["nowhere", ":9092", "host:", "host:port", "host:99999"])
-def test_what_is_no_address_is_named(address: str) -> None:
+def test_an_invalid_address_is_named(address: str) -> None:
     with pytest.raises(ConnectionFailedError, match="is not an address"):
         BrokerConnection.open(address, client_id="test", deadline_s=soon())
 
 
-def test_a_server_that_says_nothing_is_given_up(listener: socket.socket) -> None:
+def test_a_server_that_never_responds_is_abandoned(listener: socket.socket) -> None:
     with pytest.raises(ConnectionFailedError, match="did not respond"):
         BrokerConnection.open(address_of(listener), client_id="test", deadline_s=time.monotonic() + 0.05)
 
 
-def test_a_server_that_speaks_something_else_is_named(listener: socket.socket) -> None:
+def test_a_server_with_another_protocol_is_named(listener: socket.socket) -> None:
     def speak() -> None:
         accepted, _ = listener.accept()
         with accepted:
@@ -182,10 +182,12 @@ def test_a_connection_that_is_lost_fails_all_that_is_in_flight(topic: str, clust
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_server_that_hangs_up_in_the_handshake_is_named(listener: socket.socket, is_reset: bool) -> None:
+def test_a_server_that_closes_the_connection_in_the_handshake_is_named(
+    listener: socket.socket, is_reset: bool
+) -> None:
     def hang_up() -> None:
         accepted, _ = listener.accept()
-        if is_reset:  # by closing with bytes unread
+        if is_reset:  # closing with unread bytes resets the connection
             select.select([accepted], [], [], 10)
         else:
             accepted.recv(1_000)
@@ -198,7 +200,7 @@ def test_a_server_that_hangs_up_in_the_handshake_is_named(listener: socket.socke
     server.join(10)
 
 
-def test_a_server_that_takes_no_more_ends_the_sending(
+def test_a_server_that_stops_reading_ends_the_sending(
     connection: BrokerConnection, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_connection(listener.getsockname()) as deaf:
@@ -211,10 +213,10 @@ def test_a_server_that_takes_no_more_ends_the_sending(
     assert repr(connection).endswith("closed, 0 in flight>")
 
 
-def test_a_write_that_a_signal_interrupts_gives_the_connection_up(
+def test_a_write_interrupted_by_a_signal_closes_the_connection(
     connection: BrokerConnection, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the request may be on its way; the next one would be read as its rest."""
+    """A part of the request may be sent; the next request would be read as its rest."""
 
     class Interrupted(Exception):
         pass
@@ -248,7 +250,7 @@ def test_an_idle_connection_whose_broker_stopped_is_stale() -> None:
     connection.close()
 
 
-def test_an_api_the_broker_does_not_speak_is_our_own_error(
+def test_an_api_that_the_broker_lacks_is_a_local_error(
     connection: BrokerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection._protocol, "_versions", {})
@@ -258,7 +260,7 @@ def test_an_api_the_broker_does_not_speak_is_our_own_error(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_closing_in_a_forked_child_leaves_the_parents_connection_alone(
+def test_closing_in_a_forked_child_keeps_the_parents_connection(
     connection: BrokerConnection, topic: str
 ) -> None:
     child = os.fork()
@@ -269,7 +271,7 @@ def test_closing_in_a_forked_child_leaves_the_parents_connection_alone(
     assert connection.call(metadata_of(topic), soon()).message.topics[0].name == topic
 
 
-def test_a_read_that_a_signal_interrupts_gives_the_connection_up(
+def test_a_read_interrupted_by_a_signal_closes_the_connection(
     connection: BrokerConnection, topic: str
 ) -> None:
     class Interrupted(Exception):

@@ -1,4 +1,4 @@
-"""The object that Spark makes for the format, how it is found, shipped, and what it tells; no JVM."""
+"""The object that Spark makes for the format, how it is found and shipped, and progress; without a JVM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(**options: str) -> KafkaliteDataSource:
 
 
 def test_spark_finds_the_format_by_the_name_of_the_module() -> None:
-    """An editable install must put the package itself on the path, or nobody sees it."""
+    """An editable install must put the package itself on the path, or Spark does not find it."""
     done = subprocess.run(
         [sys.executable, "-c", "import pkgutil; print([m.name for m in pkgutil.iter_modules()])"],
         capture_output=True,
@@ -42,7 +42,7 @@ def test_spark_finds_the_format_by_the_name_of_the_module() -> None:
     assert "pyspark_kafkalite" in {module.name for module in pkgutil.iter_modules()}
 
 
-def test_the_class_is_as_spark_wants_it() -> None:
+def test_the_class_has_the_interface_that_spark_requires() -> None:
     assert issubclass(DefaultSource, DataSource)
     assert inspect.ismethod(DefaultSource.name)
     assert DefaultSource.name() == "kafkalite"
@@ -52,8 +52,8 @@ def test_the_class_is_as_spark_wants_it() -> None:
         assert list(inspect.signature(method).parameters) == ["self", "schema"]
 
 
-def test_making_pickling_and_asking_for_the_schema_reaches_no_broker() -> None:
-    """Nobody listens at that address."""
+def test_creating_pickling_and_reading_the_schema_sends_no_request() -> None:
+    """No broker listens at that address."""
     copied = cloudpickle.loads(cloudpickle.dumps(source()))
     assert copied.schema().fieldNames() == [
         "key",
@@ -69,15 +69,15 @@ def test_making_pickling_and_asking_for_the_schema_reaches_no_broker() -> None:
     cloudpickle.dumps(copied.reader(schema=copied.schema()))
 
 
-def test_options_that_can_not_be_fail_at_load() -> None:
+def test_invalid_options_fail_at_load() -> None:
     with pytest.raises(SparkOptionError, match="exactly one of assign, subscribe and subscribePattern"):
         DefaultSource(CaseInsensitiveDict({"kafka.bootstrap.servers": "h:1"})).schema()
     with pytest.raises(SparkOptionError, match="maxOffsetsPerTrigger"):
         source(maxOffsetsPerTrigger="many").schema()
-    source(startingOffsets="latest").schema()  # a stream may, a batch not: the reader will say
+    source(startingOffsets="latest").schema()  # valid in a stream, not in a batch: the reader will raise it
 
 
-def test_an_unknown_option_is_warned_of_by_the_reader_and_not_twice() -> None:
+def test_the_reader_warns_once_of_an_unknown_option() -> None:
     made = source(startingOfsets="earliest")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -87,7 +87,7 @@ def test_an_unknown_option_is_warned_of_by_the_reader_and_not_twice() -> None:
     assert len(told) == 1
 
 
-def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
+def test_the_package_loads_its_names_on_first_use() -> None:
     assert sparkbridge.KafkaliteDataSource is KafkaliteDataSource
     for name in sparkbridge.__all__:
         assert callable(getattr(sparkbridge, name))
@@ -97,8 +97,8 @@ def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
 # --- shipping -------------------------------------------------------------------------------------------
 
 
-def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
-    """From the zip alone: nothing of it is looked for in the checkout, nothing is compiled."""
+def test_the_shipped_package_imports_by_itself(tmp_path: Path) -> None:
+    """From the zip alone: nothing is imported from the checkout, nothing is compiled."""
     archive = tmp_path / "kafkalite.zip"
     pack(archive)
     code = """
@@ -124,7 +124,7 @@ print(sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[2:]
     assert done.stdout.strip() == str(sorted(PACKAGES))
 
 
-def test_a_connect_session_is_told_what_to_do() -> None:
+def test_a_connect_session_has_a_hint() -> None:
     with pytest.raises(SparkBridgeError, match=r"Spark Connect.*pip install"):
         install(object())
 
@@ -153,7 +153,7 @@ def progress(**changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def test_progress_tells_rows_lag_and_time() -> None:
+def test_progress_has_rows_lag_and_time() -> None:
     batch = BatchProgress.parse(progress())
     assert (batch.batch_id, batch.row_count, batch.rows_per_second, batch.batch_ms) == (3, 4, 50.0, 80)
     assert batch.lag == 15
@@ -168,6 +168,6 @@ def test_progress_of_another_source_has_no_lag(offset: Any) -> None:
     assert (batch.row_count, batch.lag, batch.positions) == (2, 0, {})
 
 
-def test_progress_of_a_query_that_has_not_begun() -> None:
+def test_progress_of_a_query_before_its_first_batch() -> None:
     bare = {"id": "q", "runId": "r", "batchId": 0, "sources": [], "processedRowsPerSecond": None}
     assert BatchProgress.parse(bare).lag == 0

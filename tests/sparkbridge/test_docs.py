@@ -1,4 +1,4 @@
-"""docs/spark.md has every option, with its default and its words, as the code has them."""
+"""docs/spark.md has every option, with the default and the text of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SparkCluster against three brokers: leaders and coordinators that die, move and come back."""
+"""SparkCluster against three brokers: leaders and coordinators die, move and return."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _numbers = count(1)
 def brokers() -> Iterator[SyncCluster]:
     with SyncCluster(3, transport="tcp") as running:
         yield running
-        running.kill()  # requests that a test had dropped would hold up a stop in good order
+        running.kill()  # dropped requests would delay an orderly stop
 
 
 @pytest.fixture
 def three(brokers: SyncCluster) -> SyncCluster:
-    """All three run, and hear of each other."""
+    """All three run and know each other."""
     brokers.start()
     brokers.wait_until(lambda inner: all(broker.is_running for broker in inner.brokers.values()))
     return brokers
@@ -92,7 +92,7 @@ def test_a_topic_that_no_broker_knows_is_an_error(three: SyncCluster, spark: Spa
         spark.fetch(TopicPartition("absent", 0), 0, max_bytes=MIB)
 
 
-def test_a_leader_killed_under_fetches_is_left_for_the_next(
+def test_fetches_move_to_the_next_leader_when_theirs_is_killed(
     three: SyncCluster, spark: SparkCluster, replicated: str
 ) -> None:
     tp = TopicPartition(replicated, 0)
@@ -110,7 +110,7 @@ def test_a_leader_killed_under_fetches_is_left_for_the_next(
     assert values_in(spark.fetch(tp, 0, max_bytes=MIB)) == [b"0", b"more"]
 
 
-def test_a_leader_that_hangs_is_left_when_the_others_name_another(
+def test_a_leader_that_hangs_is_abandoned_when_others_report_a_new_one(
     three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers_module, "PATIENCE_S", 0.1)
@@ -149,7 +149,7 @@ def test_a_coordinator_that_dies_is_found_again(
     assert spark.committed_offsets(group) == {tp: 2}
 
 
-def test_a_coordinator_that_does_not_answer_is_asked_anew(
+def test_a_coordinator_that_does_not_respond_is_asked_again(
     three: SyncCluster, spark: SparkCluster, replicated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups_module, "PATIENCE_S", 0.1)
@@ -159,7 +159,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_anew(
 
 
 @pytest.mark.parametrize("silent", [1, 2, 3])
-def test_any_broker_tells_the_metadata_when_one_is_silent(
+def test_any_broker_serves_the_metadata_when_one_is_silent(
     three: SyncCluster, spark: SparkCluster, replicated: str, silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers_module, "STAGGER_S", 0.1)
@@ -171,7 +171,7 @@ def test_any_broker_tells_the_metadata_when_one_is_silent(
         three.intercept(ApiKey.METADATA, None, node_id=silent)
 
 
-def test_news_come_from_any_leader_and_from_the_next_one(
+def test_new_data_is_noticed_at_any_leader_and_at_the_next_one(
     three: SyncCluster, spark: SparkCluster, replicated: str
 ) -> None:
     positions = {TopicPartition(replicated, number): 1 for number in range(6)}
@@ -192,7 +192,7 @@ def test_news_come_from_any_leader_and_from_the_next_one(
     three.start(leader)
 
 
-def test_one_dead_leader_does_not_hold_up_the_news_of_another(
+def test_a_dead_leader_does_not_delay_new_data_of_another(
     three: SyncCluster, spark: SparkCluster, replicated: str
 ) -> None:
     leaders = [three.leader(replicated, number) for number in range(6)]
@@ -232,7 +232,7 @@ def test_a_partition_without_a_leader_is_waited_for_and_then_named(
     assert values_in(spark.receive_fetch(token)) == [b"x"]
 
 
-def test_when_all_are_away_the_error_names_them(three: SyncCluster, replicated: str) -> None:
+def test_if_all_brokers_are_unreachable_the_error_names_them(three: SyncCluster, replicated: str) -> None:
     spark = SparkCluster(ClientOptions(three.bootstrap_servers, request_timeout_ms=500))
     spark.snapshot({replicated: None})
     three.kill()
@@ -244,10 +244,10 @@ def test_when_all_are_away_the_error_names_them(three: SyncCluster, replicated: 
 
 
 @pytest.mark.parametrize("lag", ["no topic", "an older topic", "fewer partitions"])
-def test_one_broker_that_lags_does_not_make_a_topic_gone(
+def test_one_lagging_broker_does_not_make_a_topic_missing(
     three: SyncCluster, replicated: str, lag: str
 ) -> None:
-    """Its word alone would fail the query, or with failOnDataLoss=false leave out what is there."""
+    """Its response alone would fail the query, or with failOnDataLoss=false skip existing records."""
 
     def lagging(_request: Any, proceed: Any, _clock: Any) -> Any:
         answer = proceed()

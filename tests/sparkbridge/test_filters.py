@@ -1,4 +1,4 @@
-"""What filters leave to be read, against filtering every record."""
+"""The ranges that filters leave, compared with filtering every record."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_filter(each: Any, left: list[tuple[Any, ...]]) -> None:
     ],
     ids=str,
 )
-def test_what_nothing_follows_from_is_passed_over(each: Any) -> None:
+def test_filters_without_a_limit_are_skipped(each: Any) -> None:
     assert Pruning.of([each]) == Pruning()
 
 
@@ -117,7 +117,7 @@ def test_a_time_is_a_lower_bound_in_whole_milliseconds(each: Any, from_ms: int |
     )
 
 
-def test_the_latest_of_several_times_counts() -> None:
+def test_the_latest_of_several_times_is_used() -> None:
     filters = [spark.GreaterThan(("timestamp",), when(ms)) for ms in (5, 9, 7)]
     assert Pruning.of(filters).from_ms == 10
 
@@ -187,11 +187,11 @@ def holds(each: Any, record: dict[str, Any]) -> bool:
         st.tuples(st.sampled_from("ab"), st.integers(0, 2)),
         st.tuples(
             st.integers(0, 3), st.lists(st.integers(-1, 12), max_size=8)
-        ),  # log start; times, in any order
+        ),  # log start; timestamps, in any order
         max_size=4,
     ),
 )
-def test_nothing_that_a_filter_lets_through_is_left_out(
+def test_no_record_that_a_filter_lets_through_is_omitted(
     given_filters: list[Any], logs: dict[Any, Any]
 ) -> None:
     records = [

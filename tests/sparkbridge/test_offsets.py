@@ -38,7 +38,7 @@ def test_the_form_is_the_connectors() -> None:
     assert json.dumps(offset.to_json(), separators=(",", ":")) == '{"t":{"0":23}}'
 
 
-def test_our_keys_stand_beside_the_topics() -> None:
+def test_our_keys_are_beside_the_topics() -> None:
     offset = StreamOffset(
         {TopicPartition("t", 0): 150}, {"t": "uuid"}, {TopicPartition("t", 0): 100}, is_initial=True
     )
@@ -65,7 +65,7 @@ def test_json_and_back_is_the_same(offset: StreamOffset) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(stream_offsets, st.randoms())
-def test_the_same_value_always_gives_the_same_text(offset: StreamOffset, random: Any) -> None:
+def test_equal_values_give_equal_text(offset: StreamOffset, random: Any) -> None:
     def shuffled(values: dict[Any, Any]) -> dict[Any, Any]:
         items = list(values.items())
         random.shuffle(items)
@@ -110,7 +110,7 @@ def test_positions_and_back(wanted: Positions) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_offset_is_refused_and_quoted(told: Any) -> None:
+def test_an_invalid_offset_is_refused_and_quoted(told: Any) -> None:
     with pytest.raises(OffsetFormatError) as caught:
         StreamOffset.parse(told)
     assert "can't be used" in str(caught.value)
@@ -122,13 +122,13 @@ def test_a_key_of_a_later_version_is_refused() -> None:
         StreamOffset.parse({"t": {"0": 5}, "@later": 1})
 
 
-def test_a_long_offset_is_quoted_in_part() -> None:
+def test_a_long_offset_is_quoted_partly() -> None:
     with pytest.raises(OffsetFormatError) as caught:
         StreamOffset.parse({f"topic-{i}": {"0": "x"} for i in range(1000)})
     assert len(str(caught.value)) < 500
 
 
-def test_an_offset_that_is_no_json_value_is_quoted_still() -> None:
+def test_an_offset_that_is_not_json_is_quoted() -> None:
     with pytest.raises(OffsetFormatError, match="object at"):
         StreamOffset.parse({"t": object()})
 
@@ -139,7 +139,7 @@ def test_partition_numbers(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", "01", " 1", "1.0", "x", "٣", 3, None, "2147483648"])
-def test_what_is_no_partition_number(text: Any) -> None:
+def test_an_invalid_partition_number(text: Any) -> None:
     assert partition_number(text) is None
 
 

@@ -1,4 +1,4 @@
-"""Each option of the tables: what it does to the parsed options, and what it refuses."""
+"""Each option: its effect on the parsed options, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_defaults_of_a_sink(is_stream: bool) -> None:
     )
 
 
-def test_the_tables_say_each_thing_once() -> None:
+def test_every_option_is_declared_once() -> None:
     for table in (SOURCE_OPTIONS, SINK_OPTIONS):
         names = [row.name.lower() for row in table]
         assert len(names) == len(set(names))
@@ -163,7 +163,7 @@ def test_every_option_of_the_source_is_tried() -> None:
     ("name", "text", "where", "value"),
     [(name, *case) for name, cases in PARSED.items() for case in cases],
 )
-def test_an_option_arrives(name: str, text: str, where: str, value: Any) -> None:
+def test_an_option_of_the_source_is_parsed(name: str, text: str, where: str, value: Any) -> None:
     found: Any = source({name: text})
     for part in where.split("."):
         found = getattr(found, part)
@@ -253,14 +253,14 @@ def test_subscribe_pattern() -> None:
         ({"assign": '{"t/u":[0]}'}, "outside"),
     ],
 )
-def test_exactly_one_way_says_what_to_read(given: dict[str, str], problem: str) -> None:
+def test_exactly_one_subscription_is_required(given: dict[str, str], problem: str) -> None:
     with pytest.raises(SparkOptionError) as caught:
         SourceOptions.parse(SERVERS | given, is_stream=True)
     assert problem in str(caught.value)
 
 
 # --- where to start and end ------------------------------------------------------------------------
-def test_a_timestamp_goes_before_timestamps_before_offsets() -> None:
+def test_a_timestamp_overrides_timestamps_which_override_offsets() -> None:
     given = {"startingOffsets": "earliest"}
     assert source(given).starting.option == "startingOffsets"
     given["startingOffsetsByTimestamp"] = '{"t":{"0":5}}'
@@ -270,7 +270,7 @@ def test_a_timestamp_goes_before_timestamps_before_offsets() -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_endings_go_before_each_other_alike(is_stream: bool) -> None:
+def test_endings_override_each_other_in_the_same_order(is_stream: bool) -> None:
     given = {"endingOffsets": '{"t":{"0":5}}'}
     for name, text in (("", ""), ("endingOffsetsByTimestamp", '{"t":{"0":5}}'), ("endingTimestamp", "7")):
         if name:
@@ -286,7 +286,7 @@ def test_a_stream_to_the_latest_has_no_bound() -> None:
     assert source(endingOffsets='{"t":{"0":-1,"1":5}}').ending is not None
 
 
-def test_the_strategy_is_that_of_times() -> None:
+def test_the_strategy_applies_to_times() -> None:
     given = {"startingTimestamp": "7"}
     assert not source(given).starting.is_latest_without_match
     assert not source(
@@ -342,7 +342,7 @@ def test_commits_need_a_group() -> None:
         "kafka.security.protocol",
     ],
 )
-def test_what_the_source_sets_itself_is_refused(name: str) -> None:
+def test_options_that_the_source_sets_itself_are_refused(name: str) -> None:
     with pytest.raises(SparkOptionError) as caught:
         source({name: "s3cret"})
     assert name in str(caught.value)
@@ -362,14 +362,14 @@ def test_what_the_source_sets_itself_is_refused(name: str) -> None:
         "kafka.sasl.mechanism",
     ],
 )
-def test_what_the_sink_sets_itself_is_refused(name: str) -> None:
+def test_options_that_the_sink_sets_itself_are_refused(name: str) -> None:
     with pytest.raises(SparkOptionError) as caught:
         sink({name: "s3cret"})
     assert name in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 
-def test_servers_without_the_prefix_are_seen() -> None:
+def test_servers_without_the_prefix_are_mentioned() -> None:
     with pytest.raises(
         SparkOptionError, match=r"kafka.bootstrap.servers is not set, but bootstrap.servers is"
     ):
@@ -392,7 +392,7 @@ def test_settings_of_the_client_pass_through() -> None:
     assert client.producer == {}
 
 
-def test_a_setting_that_the_source_has_no_use_for_warns() -> None:
+def test_a_setting_without_effect_on_the_source_warns() -> None:
     with pytest.warns(UnknownSparkOptionWarning, match=r"kafka\.max\.poll\.records is ignored"):
         source({"kafka.max.poll.records": "10"})
 
@@ -419,7 +419,7 @@ def test_settings_of_the_producer_pass_through() -> None:
         sink({"kafka.compression.type": "zip"})
 
 
-# --- what nothing reads ----------------------------------------------------------------------------
+# --- options without effect ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "near"),
     [
@@ -433,19 +433,19 @@ def test_settings_of_the_producer_pass_through() -> None:
     ],
 )
 def test_an_unknown_option_warns_with_the_nearest_name(name: str, near: str) -> None:
-    with pytest.warns(UnknownSparkOptionWarning) as told:
+    with pytest.warns(UnknownSparkOptionWarning) as caught:
         source({name: "1"})
-    assert len(told) == 1
-    assert f"{name.lower()} is not an option of the kafkalite source" in str(told[0].message)
-    assert str(told[0].message).endswith(f"did you mean {near}?")
+    assert len(caught) == 1
+    assert f"{name.lower()} is not an option of the kafkalite source" in str(caught[0].message)
+    assert str(caught[0].message).endswith(f"did you mean {near}?")
 
 
-def test_an_option_like_no_other_is_told_alone() -> None:
+def test_an_option_without_a_similar_name_has_no_suggestion() -> None:
     with pytest.warns(UnknownSparkOptionWarning, match="zzzz.* is ignored$"):
         source(zzzz="1")
 
 
-def test_an_option_of_the_other_side_is_told_as_such() -> None:
+def test_an_option_of_the_other_side_is_recognized() -> None:
     for name in ("kafka.linger.ms", "topic"):
         with pytest.warns(
             UnknownSparkOptionWarning, match=f"{name} is not an option.*it is an option of the sink$"
@@ -456,13 +456,13 @@ def test_an_option_of_the_other_side_is_told_as_such() -> None:
             sink({name: "5"})
 
 
-def test_a_refused_name_is_never_suggested() -> None:
-    with pytest.warns(UnknownSparkOptionWarning) as told:
+def test_a_refused_option_is_never_suggested() -> None:
+    with pytest.warns(UnknownSparkOptionWarning) as caught:
         source({"kafka.enable.autocommit": "1"})
-    assert "kafka.enable.auto.commit" not in str(told[0].message)
+    assert "kafka.enable.auto.commit" not in str(caught[0].message)
 
 
-def test_what_spark_puts_there_is_no_reason_to_warn() -> None:
+def test_options_of_spark_itself_cause_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         source(path="x", checkpointLocation="/tmp/c", queryName="q")
@@ -480,7 +480,7 @@ def test_what_spark_puts_there_is_no_reason_to_warn() -> None:
         ("commitGroupOffsets", "false"),
     ],
 )
-def test_what_a_batch_ignores_is_told(name: str, text: str) -> None:
+def test_a_batch_warns_of_ignored_options(name: str, text: str) -> None:
     assert {row.name for row in SOURCE_OPTIONS if row.applies != "both"} >= {name}
     with pytest.warns(UnknownSparkOptionWarning, match=f"{name} is ignored: it is an option of streams"):
         options = source({name: text}, is_stream=False)
@@ -514,7 +514,7 @@ def test_every_option_of_the_sink_is_tried() -> None:
     ("name", "text", "where", "value"),
     [(name, *case) for name, cases in SINK_PARSED.items() for case in cases],
 )
-def test_an_option_of_the_sink_arrives(name: str, text: str, where: str, value: Any) -> None:
+def test_an_option_of_the_sink_is_parsed(name: str, text: str, where: str, value: Any) -> None:
     assert getattr(sink({name: text}), where) == value
 
 
@@ -551,17 +551,17 @@ def test_a_job_that_may_be_submitted_again() -> None:
         sink(txnAppId="nightly", txnVersion="7", exactlyOnce="false", is_stream=False)
 
 
-def test_a_stream_has_an_identity_of_its_own() -> None:
-    with pytest.warns(UnknownSparkOptionWarning, match="is an option of batch jobs") as told:
+def test_a_stream_ignores_txn_app_id() -> None:
+    with pytest.warns(UnknownSparkOptionWarning, match="is an option of batch jobs") as caught:
         options = sink(txnAppId="nightly", txnVersion="7")
-    assert len(told) == 2
+    assert len(caught) == 2
     assert (options.txn_app_id, options.txn_version) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("name", "bad", "good"), [("acks", "1", "all"), ("enable.idempotence", "false", "true")]
 )
-def test_exactly_once_needs_what_it_rests_on(name: str, bad: str, good: str) -> None:
+def test_exactly_once_needs_acks_and_idempotence(name: str, bad: str, good: str) -> None:
     assert sink({f"kafka.{name}": good}).client.producer == {name: good}
     with pytest.raises(SparkOptionError, match=f"kafka.{name} is {bad}, which exactlyOnce does not allow"):
         sink({f"kafka.{name}": bad})

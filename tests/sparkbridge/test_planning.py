@@ -1,4 +1,4 @@
-"""How far a batch goes and what was lost: each rule, and what must hold over whole runs with crashes."""
+"""The end of a batch and its losses: each rule, and invariants over whole runs with crashes."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def test_a_batch_goes_to_the_end() -> None:
     assert losses == []
 
 
-def test_no_news_is_the_start_itself() -> None:
+def test_without_new_data_the_start_itself_is_returned() -> None:
     start = StreamOffset.parse({"t": {"0": 5}, "@ids": {"t": "id"}, "@from": {"t": {"0": 2}}})
     proposal = latest(make_plan(), start, logs(5))
     assert proposal.end is start
     assert not proposal.has_batch
 
 
-def test_a_checkpoint_of_the_connector_goes_on_and_learns_the_ids() -> None:
+def test_a_checkpoint_of_the_connector_is_continued_and_gets_ids() -> None:
     start = StreamOffset.parse({"t": {"0": 5}})
     assert latest(make_plan(), start, logs(5)).end is start
     assert latest(make_plan(), start, logs(6)).end == at(6)
 
 
-def test_a_broker_without_ids_is_taken_as_it_is() -> None:
+def test_a_broker_without_topic_ids_is_accepted() -> None:
     proposal = latest(make_plan(), StreamOffset({T0: 5}), logs(6, id_=""))
     assert proposal.end == StreamOffset({T0: 6})
     assert latest(make_plan(), at(5), logs(6, id_="")).losses == []
@@ -102,18 +102,18 @@ def test_the_initial_offset_is_the_same_when_asked_twice() -> None:
     assert plan.initial(logs(20, 20), {T0: 20, T1: 20}) is first
 
 
-def test_the_first_batch_tells_where_it_begins() -> None:
+def test_the_first_batch_has_its_own_start() -> None:
     plan = make_plan()
     start = plan.initial(logs(10, 10), {T0: 5, T1: 10})
     end = latest(plan, start, logs(12, 10)).end
     assert end == at(12, 10, from_={T0: 5, T1: 10})
 
 
-def test_a_start_at_the_latest_loses_nothing_when_the_first_batch_crashes() -> None:
+def test_a_start_at_latest_loses_nothing_when_the_first_batch_crashes() -> None:
     plan = make_plan()
     start = plan.initial(logs(50), {T0: 50})
     logged = json.dumps(latest(plan, start, logs(80)).end.to_json())
-    # The driver dies; at the restart "latest" is 100, and Spark runs the logged batch from there.
+    # The driver dies. After the restart "latest" is 100, and Spark runs the logged batch from there.
     again = make_plan()
     later = again.initial(logs(100), {T0: 100})
     ranges, losses = again.ranges(later, parsed(logged), logs(100))
@@ -130,7 +130,7 @@ def test_an_idle_start_is_logged_at_once() -> None:
     assert not latest(plan, proposal.end, logs(50)).has_batch
 
 
-def test_a_query_over_nothing_starts() -> None:
+def test_a_query_without_topics_starts() -> None:
     plan = make_plan()
     start = plan.initial({}, {})
     proposal = latest(plan, start, {})
@@ -140,13 +140,13 @@ def test_a_query_over_nothing_starts() -> None:
 
 
 # --- maxOffsetsPerTrigger --------------------------------------------------------------------------
-def test_the_maximum_is_shared_by_lag_and_exact() -> None:
+def test_the_maximum_is_divided_by_lag_exactly() -> None:
     proposal = latest(make_plan(maxOffsetsPerTrigger=10), at(0, 0, 5), logs(100, 50, 5))
     assert proposal.end == at(7, 3, 5)
     assert latest(make_plan(maxOffsetsPerTrigger=150), at(0, 0, 5), logs(100, 50, 5)).end == at(100, 50, 5)
 
 
-def test_the_maximum_does_not_bound_a_trigger_of_once() -> None:
+def test_the_maximum_does_not_limit_trigger_once() -> None:
     plan = make_plan(maxOffsetsPerTrigger=10, minOffsetsPerTrigger=10, maxBytesPerTrigger=1)
     latest(plan, at(0), logs(1))
     proposal = latest(plan, at(0), logs(3), is_limited=False)
@@ -160,7 +160,7 @@ lags_of = st.dictionaries(
 
 @settings(derandomize=True, deadline=None)
 @given(lags_of, st.integers(1, 10**6), st.dictionaries(st.just(T0), st.integers(1, 9)))
-def test_shares_are_exact_fair_and_within_the_lag(
+def test_parts_of_the_limit_are_exact_fair_and_within_the_lag(
     lags: dict[TopicPartition, int], limit: int, waits: dict[TopicPartition, int]
 ) -> None:
     shares = share_out(lags, limit, waits)
@@ -171,15 +171,15 @@ def test_shares_are_exact_fair_and_within_the_lag(
         assert abs(shares[tp] - lag * min(limit, total) / total) < 1
 
 
-def test_what_rounding_leaves_goes_to_those_below_one_first() -> None:
+def test_the_remainder_of_rounding_goes_first_to_parts_below_one() -> None:
     assert share_out({T0: 1, T1: 66, T2: 33}, 10, {}) == {T0: 1, T1: 6, T2: 3}
     assert share_out({T0: 1, T1: 1, T2: 98}, 10, {T1: 1}) == {T0: 0, T1: 1, T2: 9}
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.integers(1, 5))
-def test_nobody_starves_however_much_the_others_get(rates: list[int], limit: int) -> None:
-    """The small partition has one record for ever, the others grow faster than they are read."""
+def test_no_partition_starves_however_much_the_others_get(rates: list[int], limit: int) -> None:
+    """The small partition always has one record, the others grow faster than they are read."""
     plan = make_plan(maxOffsetsPerTrigger=limit)
     ends = [1, *(10_000 * rate for rate in rates)]
     offset = at(*(0 for _ in ends))
@@ -191,7 +191,7 @@ def test_nobody_starves_however_much_the_others_get(rates: list[int], limit: int
     pytest.fail(f"t-0 never had its turn: {offset}")
 
 
-def test_a_partition_without_a_share_stays_and_a_new_one_is_not_taken_up() -> None:
+def test_a_partition_that_gets_nothing_stays_and_a_new_one_is_not_added() -> None:
     plan = make_plan(maxOffsetsPerTrigger=1)
     offset = latest(plan, at(0), logs(100, 2)).end
     assert offset == at(1)
@@ -201,7 +201,7 @@ def test_a_partition_without_a_share_stays_and_a_new_one_is_not_taken_up() -> No
 
 
 # --- minOffsetsPerTrigger and maxTriggerDelay ------------------------------------------------------
-def test_the_minimum_holds_a_batch_back_until_the_delay_is_over() -> None:
+def test_the_minimum_delays_a_batch_until_the_maximum_delay() -> None:
     plan = make_plan(minOffsetsPerTrigger=10, maxTriggerDelay="60s")
     first = latest(plan, at(0), logs(1), NOW_MS)
     assert first.has_batch  # the first trigger of a run never waits
@@ -224,7 +224,7 @@ def test_minimum_and_maximum_together() -> None:
     assert latest(plan, offset, logs(21)).end == at(21)
 
 
-def test_a_change_is_not_held_back() -> None:
+def test_a_change_is_not_delayed() -> None:
     plan = make_plan(minOffsetsPerTrigger=100)
     latest(plan, at(0, 0), logs(1, 0))
     proposal = latest(plan, at(1, 0), logs(1))
@@ -233,7 +233,7 @@ def test_a_change_is_not_held_back() -> None:
 
 
 # --- maxBytesPerTrigger ----------------------------------------------------------------------------
-def test_bytes_are_asked_for_and_cut() -> None:
+def test_an_end_by_bytes_limits_the_batch() -> None:
     plan = make_plan(maxBytesPerTrigger="1k")
     proposal = latest(plan, at(3, 5), logs(10, 5, 4))
     assert proposal.wants_bytes is not None
@@ -244,14 +244,14 @@ def test_bytes_are_asked_for_and_cut() -> None:
     assert plan.cut(cut, {T0: 3}) is cut
 
 
-def test_an_answer_is_kept_inside_of_what_was_asked() -> None:
+def test_an_end_by_bytes_stays_within_the_requested_range() -> None:
     plan = make_plan(maxBytesPerTrigger=1, maxOffsetsPerTrigger=4)
     proposal = latest(plan, at(3, 3), logs(10, 10))
     assert proposal.end == at(5, 5)
     assert plan.cut(proposal, {T0: 99, T1: 1}).end == at(5, 3)
 
 
-def test_a_cut_to_nothing_is_no_news() -> None:
+def test_a_limit_to_no_records_makes_no_batch() -> None:
     plan = make_plan(maxBytesPerTrigger=1)
     start = at(3)
     proposal = latest(plan, start, logs(10, 5, starts=(0, 2)))
@@ -260,19 +260,19 @@ def test_a_cut_to_nothing_is_no_news() -> None:
     assert [loss[:4] for loss in plan.cut(proposal, {T1: 3}).losses] == [("t", 1, 0, 2)]
 
 
-def test_a_cut_keeps_the_beginning_of_the_query() -> None:
+def test_a_limit_keeps_the_start_of_the_query() -> None:
     plan = make_plan(maxBytesPerTrigger=1)
     proposal = latest(plan, plan.initial(logs(9, 9), {T0: 2, T1: 3}), logs(9, 9))
     assert plan.cut(proposal, {T0: 4}).end == at(4, 3, from_={T0: 2, T1: 3})
 
 
-def test_a_cut_does_not_read_a_topic_made_again_from_its_old_offset() -> None:
+def test_a_limit_does_not_read_a_new_topic_from_an_old_offset() -> None:
     plan = make_plan(maxBytesPerTrigger=1)
     proposal = latest(plan, at(7, 7, id_="old"), logs(9, 9, id_="new"))
     assert plan.cut(proposal, {T0: 4}).end == StreamOffset({T0: 4}, {"t": "new"}, {T0: 0})
 
 
-def test_who_was_left_without_bytes_is_the_first_at_the_next_trigger() -> None:
+def test_a_partition_left_without_bytes_is_first_at_the_next_trigger() -> None:
     plan, start, firsts = make_plan(maxBytesPerTrigger=1), at(0, 0, 0), []
     for _ in range(4):
         proposal = latest(plan, start, logs(10, 10, 10))
@@ -285,8 +285,8 @@ def test_who_was_left_without_bytes_is_the_first_at_the_next_trigger() -> None:
     assert start == at(1, 1, 2)
 
 
-def test_nobody_starves_between_two_limits() -> None:
-    """Of three partitions two have offsets, and of these one has bytes: the larger one, unless one waits."""
+def test_no_partition_starves_between_two_limits() -> None:
+    """Two of three partitions have offsets. The larger one has bytes, unless another one waits."""
     plan, start, ends = make_plan(maxOffsetsPerTrigger=2, maxBytesPerTrigger=1), at(0, 0, 0), (1000, 10, 10)
     for _ in range(12):
         proposal = latest(plan, start, logs(*ends))
@@ -297,7 +297,7 @@ def test_nobody_starves_between_two_limits() -> None:
     assert min(start.positions.values()) > 0
 
 
-def test_nothing_to_read_asks_for_no_bytes() -> None:
+def test_without_data_no_bytes_are_looked_up() -> None:
     plan = make_plan(maxBytesPerTrigger=1)
     assert latest(plan, at(3), logs(3)).wants_bytes is None
 
@@ -317,7 +317,7 @@ def test_available_now_ends_where_the_logs_ended() -> None:
     assert len(found) == 2
 
 
-def test_available_now_is_fixed_at_the_first_look_and_not_before() -> None:
+def test_available_now_is_fixed_at_the_first_snapshot() -> None:
     plan = make_plan()
     plan.prepare_available_now()
     pending_start, pending_end = at(0), at(5)
@@ -337,7 +337,7 @@ def test_available_now_ignores_the_minimum() -> None:
     assert latest(plan, offset, logs(2)).end == at(2)
 
 
-def test_available_now_from_the_start_of_a_query_comes_to_an_end() -> None:
+def test_available_now_from_the_start_of_a_query_ends() -> None:
     plan = make_plan()
     plan.prepare_available_now()
     start = plan.initial(logs(5), {T0: 5})
@@ -346,7 +346,7 @@ def test_available_now_from_the_start_of_a_query_comes_to_an_end() -> None:
     assert latest(plan, offset, logs(50)).end is offset
 
 
-def test_available_now_leaves_a_topic_made_again_to_the_next_run() -> None:
+def test_available_now_leaves_a_topic_created_again_to_the_next_run() -> None:
     plan = make_plan(maxOffsetsPerTrigger=2)
     plan.prepare_available_now()
     offset = latest(plan, at(0, id_="old"), logs(9, id_="old")).end
@@ -389,7 +389,7 @@ def test_a_bound_before_the_start_reads_nothing() -> None:
     assert not latest(plan, at(9), logs(50)).has_batch
 
 
-def test_a_relative_bound_counts_from_the_first_look() -> None:
+def test_a_relative_bound_counts_from_the_first_snapshot() -> None:
     plan = make_plan(endingOffsets="-10")
     offset = latest(plan, at(0), logs(50)).end
     assert offset == at(40)
@@ -407,13 +407,13 @@ def test_a_time_is_looked_up_until_it_is_found() -> None:
     assert latest(plan, offset, logs(20)).end is offset
 
 
-def test_a_relative_time_counts_from_the_first_look() -> None:
+def test_a_relative_time_counts_from_the_first_snapshot() -> None:
     plan = make_plan(endingTimestamp="-10m")
     assert plan.needed_lookups(logs(5), NOW_MS).times == {T0: NOW_MS - 600_000}
     assert plan.needed_lookups(logs(5), NOW_MS + 5).times == {T0: NOW_MS - 600_000}
 
 
-def test_an_answer_that_is_missing_is_not_guessed() -> None:
+def test_a_missing_end_by_bytes_reads_nothing() -> None:
     with pytest.raises(KeyError):
         latest(make_plan(endingTimestamp=1000), at(0), logs(5))
 
@@ -427,17 +427,17 @@ def test_ending_json_names_exactly_what_a_new_query_reads() -> None:
     plan = make_plan(endingOffsets='{"t":{"0":7}}')
     with pytest.raises(StartOffsetMismatchError, match=r"endingOffsets must name.*lacks t-1"):
         plan.initial(logs(5, 5), {T0: 0, T1: 0})
-    assert latest(plan, at(0), logs(5, 5)).end == at(5)  # one born later is not read
+    assert latest(plan, at(0), logs(5, 5)).end == at(5)  # a later partition is not read
 
 
-def test_the_minimum_does_not_hold_back_the_last_batch_before_the_bound() -> None:
+def test_the_minimum_does_not_delay_the_last_batch_before_the_bound() -> None:
     plan = make_plan(endingOffsets='{"t":{"0":7}}', minOffsetsPerTrigger=5)
     offset = latest(plan, at(0), logs(5)).end
     assert latest(plan, offset, logs(6)).end is offset
     assert latest(plan, offset, logs(9)).end == at(7)
 
 
-# --- what changes and what is lost -----------------------------------------------------------------
+# --- changes and losses ----------------------------------------------------------------------------
 def test_a_new_partition_starts_at_its_log_start_and_keeps_it() -> None:
     plan = make_plan()
     proposal = latest(plan, at(5), logs(5, 3))
@@ -457,16 +457,16 @@ def test_a_new_partition_that_does_not_begin_at_zero_is_a_loss() -> None:
     assert [loss[:4] for loss in proposal.losses] == [("t", 1, 0, 1)]
 
 
-def test_a_new_partition_without_records_is_no_news() -> None:
+def test_a_new_partition_without_records_makes_no_batch() -> None:
     assert not latest(make_plan(), at(5), logs(5, 0)).has_batch
 
 
-def test_a_new_topic_is_read_whole() -> None:
+def test_a_new_topic_is_read_completely() -> None:
     proposal = latest(make_plan(), at(5), logs(5) | logs(3, topic="u", id_="v"))
     assert proposal.end == StreamOffset({T0: 5, U0: 3}, {"t": "id", "u": "v"}, {U0: 0})
 
 
-def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
+def test_a_deleted_topic_is_a_loss_that_is_reported_once() -> None:
     proposal = latest(make_plan(), at(5, 6), {})
     assert proposal.end == StreamOffset({})
     assert [(str(loss)) for loss in proposal.losses] == [
@@ -477,7 +477,7 @@ def test_a_deleted_topic_is_a_loss_and_is_told_once() -> None:
     assert (again.has_batch, again.losses) == (False, [])
 
 
-def test_a_topic_made_again_is_known_by_its_id_and_read_from_its_start() -> None:
+def test_a_topic_created_again_is_detected_by_its_id_and_read_from_its_start() -> None:
     plan = make_plan()
     start = at(5, id_="old")
     proposal = latest(plan, start, logs(9, starts=(2,), id_="new"))
@@ -489,7 +489,7 @@ def test_a_topic_made_again_is_known_by_its_id_and_read_from_its_start() -> None
     assert (spans(ranges), losses) == ({T0: (2, 9)}, [])
 
 
-def test_offsets_that_went_back_are_a_loss_and_never_read_twice() -> None:
+def test_offsets_that_moved_back_are_a_loss_and_never_read_twice() -> None:
     plan = make_plan()
     start = at(9, 3)
     assert went_back(start, logs(6, 3)) == [T0]
@@ -501,12 +501,12 @@ def test_offsets_that_went_back_are_a_loss_and_never_read_twice() -> None:
     assert [loss[:4] for loss in latest(make_plan(), at(9), logs(8)).losses] == [("t", 0, 8, 9)]
 
 
-def test_what_did_not_go_back_is_not_looked_at_again() -> None:
+def test_an_end_that_did_not_move_back_is_not_looked_up_again() -> None:
     assert went_back(at(6, 3), logs(6, 9)) == []
     assert went_back(at(9, id_="old"), logs(6, id_="new")) == []
 
 
-def test_retention_that_overtakes_is_told_by_the_ranges() -> None:
+def test_retention_that_overtakes_is_reported_with_the_ranges() -> None:
     plan = make_plan()
     start, snapshot = at(5, 5), logs(20, 20, starts=(12, 20))
     proposal = latest(plan, start, snapshot)
@@ -516,12 +516,12 @@ def test_retention_that_overtakes_is_told_by_the_ranges() -> None:
     assert [loss[:4] for loss in losses] == [("t", 0, 5, 12), ("t", 1, 5, 20)]
 
 
-def test_no_more_is_told_lost_than_the_batch_had() -> None:
+def test_no_more_is_reported_lost_than_the_batch_had() -> None:
     ranges, losses = make_plan().ranges(at(5), at(9), logs(20, starts=(12,)))
     assert (ranges, [loss[:4] for loss in losses]) == ([], [("t", 0, 5, 9)])
 
 
-def test_a_log_start_inside_of_what_was_read_is_no_loss() -> None:
+def test_a_log_start_before_the_position_is_no_loss() -> None:
     snapshot = logs(20, starts=(5,))
     assert whole_ranges({T0: 5}, {T0: 20}, {}, snapshot) == ([OffsetRange("t", 0, 5, 20, "id")], [])
     assert whole_ranges({T0: 3}, {T0: 3}, {}, snapshot) == ([], [])
@@ -539,7 +539,7 @@ def test_limits_count_from_the_log_start() -> None:
         (logs(9, id_="new"), "the topic was deleted and created again"),
     ],
 )
-def test_what_goes_between_planning_and_reading_is_told(snapshot: Any, why: str) -> None:
+def test_records_deleted_between_planning_and_reading_are_reported(snapshot: Any, why: str) -> None:
     ranges, losses = make_plan().ranges(at(2), at(9), snapshot)
     assert ranges == []
     assert losses == [Loss("t", 0, 2, 9, why)]
@@ -567,7 +567,7 @@ def test_ranges_are_split() -> None:
     st.integers(0, 3),
     st.booleans(),
 )
-def test_ranges_depend_on_the_json_and_the_log_starts_alone(
+def test_ranges_depend_only_on_the_json_and_the_log_starts(
     partitions: list[tuple[int, int, int]], growth: list[int], born: int, is_initial: bool
 ) -> None:
     starts = tuple(start for start, _, _ in partitions)
@@ -583,14 +583,14 @@ def test_ranges_depend_on_the_json_and_the_log_starts_alone(
     later = logs(*later_ends, starts=starts + (0,) * born)
     known = parsed(json.dumps(start.to_json()))
     assert make_plan().ranges(known, parsed(text), later) == now
-    if is_initial:  # asked again after the crash, initialOffset may say anything
+    if is_initial:  # after the crash, initialOffset may return anything
         moved = {tp: offset + 3 for tp, offset in positions.items()}
         assert make_plan().ranges(StreamOffset(moved), parsed(text), later) == now
 
 
 @dataclass
 class Run:
-    """A query as Spark drives one: an offset log, a commit log, and crashes at any point."""
+    """A query as Spark runs it: an offset log, a commit log, and crashes at any point."""
 
     options: dict[str, Any]
     ends: list[int]
@@ -613,11 +613,11 @@ class Run:
         self.finished = len(self.batches)
 
     def go(self, triggers: int, crash_at: int, answer: Any) -> None:
-        """One life of the driver: a pending batch, then triggers; it dies before that of ``crash_at`` ran."""
+        """Run the driver once: a pending batch, then triggers; it dies before batch ``crash_at`` runs."""
         plan = make_plan(**self.options)
         if len(self.batches) > self.finished:
             start, end = self.batches[-1]
-            if len(self.batches) == 1:  # the initial offset is in no log: Spark asks for it again
+            if len(self.batches) == 1:  # no log has the initial offset: Spark asks for it again
                 latest_now = {TopicPartition("t", n): end_ for n, end_ in enumerate(self.ends)}
                 start = json.dumps(plan.initial(self.snapshot(), latest_now).to_json())
             self.execute(plan, start, end)
@@ -657,7 +657,7 @@ def test_every_offset_is_read_once_whatever_crashes(
 ) -> None:
     run = Run(options, list(ends))
 
-    def by_one(asked: Any) -> Positions:  # a log of one byte per record: a record of each at least
+    def by_one(asked: Any) -> Positions:  # a log of one byte per record: at least one record of each
         return {tp: min(asked.ends[tp], start + asked.max_bytes) for tp, start in asked.starts.items()}
 
     for triggers, crash_at, growth, is_born in lives:

@@ -1,4 +1,4 @@
-"""read_range: what one task yields of a partition. Most of it against a log in memory, the rest over TCP."""
+"""read_range: the rows that one task reads, mostly from a log in memory, otherwise over TCP."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Log:
         self.on_send: Callable[[int], None] = lambda offset: None
         self.on_receive: Callable[[int], None] = lambda offset: None
 
-    # --- what is written
+    # --- writing
 
     def add(self, batch: bytearray, count: int = 1) -> None:
         stamp(batch, base_offset=self.end, leader_epoch=0)
@@ -90,10 +90,10 @@ class Log:
             self.aborted.append((producer, first, self.end))
         self.add(build_marker(producer, 0, 0, is_commit, 5))
 
-    # --- what is asked
+    # --- requests
 
     def index_of(self, offset: int) -> int:
-        """The batch that holds ``offset``."""
+        """Return the index of the batch that contains ``offset``."""
         return bisect_right(self.batches, offset, key=lambda batch: batch[1])
 
     def topics(self, *, names: Any = None, pattern: Any = None) -> dict[str, TopicInfo]:
@@ -157,7 +157,7 @@ def log() -> Log:
 
 
 def numbered(log: Log, count: int, per_batch: int = 1) -> list[tuple[int, str]]:
-    """Fill the log; what a reader is to have of it."""
+    """Fill the log, and return what a reader must read."""
     first = log.end
     for base in range(first, first + count, per_batch):
         log.write(*(b"v%d" % offset for offset in range(base, min(base + per_batch, first + count))))
@@ -167,13 +167,13 @@ def numbered(log: Log, count: int, per_batch: int = 1) -> list[tuple[int, str]]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def test_empty_range_asks_nobody(log: Log) -> None:
+def test_an_empty_range_sends_no_request(log: Log) -> None:
     assert list(log.read(7, 7, topic_id="id-1")) == []
     assert log.calls == []
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 100), (3, 97), (10, 20), (15, 16), (99, 100)])
-def test_exactly_the_range_comes_whatever_the_batches(log: Log, start: int, end: int) -> None:
+def test_exactly_the_range_is_returned_whatever_the_batches(log: Log, start: int, end: int) -> None:
     written = numbered(log, 100, per_batch=10)
     assert log.rows(start, end) == written[start:end]
 
@@ -192,7 +192,7 @@ def test_whole_schema_is_the_one_spark_checks(log: Log) -> None:
     )
 
 
-def test_next_fetch_is_sent_before_rows_are_given_and_none_behind_the_end(
+def test_the_next_fetch_is_sent_before_rows_are_returned_and_none_beyond_the_end(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "LEAST_BYTES", 0)
@@ -218,7 +218,7 @@ def test_next_fetch_is_sent_before_rows_are_given_and_none_behind_the_end(
     ]
 
 
-def test_fetch_that_can_t_be_sent_ahead_is_sent_when_it_is_needed(log: Log) -> None:
+def test_a_fetch_that_cannot_be_sent_ahead_is_sent_when_it_is_needed(log: Log) -> None:
     written = numbered(log, 30, per_batch=10)
     refusals = iter([False, True])
 
@@ -241,15 +241,15 @@ def test_small_batches_are_joined_and_each_record_batch_is_of_bounded_size(log: 
     assert all(2 * rows.num_rows >= TARGET_ROWS for rows in given[:-1])
 
 
-def test_answers_with_little_are_joined_too(log: Log) -> None:
+def test_small_responses_are_joined(log: Log) -> None:
     written = numbered(log, 40)
-    log.on_receive = lambda offset: setattr(log, "stable", offset + 1)  # one record an answer
+    log.on_receive = lambda offset: setattr(log, "stable", offset + 1)  # one record per response
     (rows,) = log.read(0, 40)
     assert [tuple(row.values()) for row in rows.to_pylist()] == written
 
 
 @pytest.mark.parametrize(("count", "value_bytes"), [(64, 100_000), (100_000, 3), (1, 5_000_000)])
-def test_batch_that_is_far_too_large_comes_in_parts(log: Log, count: int, value_bytes: int) -> None:
+def test_a_batch_that_is_far_too_large_is_returned_in_parts(log: Log, count: int, value_bytes: int) -> None:
     log.write(*[b"x" * value_bytes] * count)
     given = list(log.read(0, count))
     assert sum(rows.num_rows for rows in given) == count
@@ -267,7 +267,7 @@ def test_a_compressed_answer_is_not_one_record_batch(log: Log) -> None:
     assert all(rows.num_rows * 1000 <= 2 * TARGET_BYTES for rows in given)
 
 
-# --- what no consumer may see --------------------------------------------------------------------
+# --- invisible records ---------------------------------------------------------------------------
 
 
 def test_gaps_and_markers_are_no_loss(log: Log) -> None:
@@ -338,7 +338,7 @@ def test_any_range_of_any_log(
 # --- damage --------------------------------------------------------------------------------------
 
 
-def test_damaged_batch_is_named_by_its_address(log: Log) -> None:
+def test_a_damaged_batch_is_named_by_its_offset(log: Log) -> None:
     numbered(log, 5)
     base, next_offset, batch = log.batches[3]
     log.batches[3] = (base, next_offset, batch[:-3] + b"\0\0\0")
@@ -346,7 +346,7 @@ def test_damaged_batch_is_named_by_its_address(log: Log) -> None:
         log.rows(0, 5)
 
 
-def test_bytes_that_are_no_batch_are_named_by_their_address(log: Log) -> None:
+def test_bytes_that_are_not_a_batch_are_named_by_their_offset(log: Log) -> None:
     numbered(log, 2)
     log.batches.append((2, 3, b"rubbish"))
     log.end = 3
@@ -368,7 +368,7 @@ def test_kafka_s_own_rows_are_named_by_their_address(log: Log) -> None:
 # --- losses --------------------------------------------------------------------------------------
 
 IGNORED = {"failOnDataLoss": "false"}
-ONE_BY_ONE = {"kafka.max.partition.fetch.bytes": "1"}  # one batch an answer
+ONE_BY_ONE = {"kafka.max.partition.fetch.bytes": "1"}  # one batch per response
 
 
 def test_log_start_beyond_the_position_is_a_loss(log: Log) -> None:
@@ -380,7 +380,7 @@ def test_log_start_beyond_the_position_is_a_loss(log: Log) -> None:
         log.rows(10, 50)
 
 
-def test_reading_goes_on_at_the_log_start_when_loss_is_allowed(log: Log) -> None:
+def test_reading_continues_at_the_log_start_when_loss_is_allowed(log: Log) -> None:
     written = numbered(log, 100)
     log.start = 30
     with pytest.warns(DataLossWarning, match="t-0 offsets 10 to 30: the log now starts at 30"):
@@ -389,7 +389,7 @@ def test_reading_goes_on_at_the_log_start_when_loss_is_allowed(log: Log) -> None
         assert log.rows(10, 20, **IGNORED) == []
 
 
-def test_log_start_that_overtakes_a_read_under_way(log: Log) -> None:
+def test_a_log_start_that_overtakes_a_read(log: Log) -> None:
     for _ in range(4):
         log.write(*[b"x" * 1000] * 600)
 
@@ -421,9 +421,7 @@ def test_range_beyond_the_log_s_end_is_a_loss(log: Log) -> None:
         (lambda log: setattr(log, "topic_id", "id-2"), "the topic was deleted and created again"),
     ],
 )
-def test_topic_that_is_gone_or_another_one_is_a_loss(
-    log: Log, change: Callable[[Log], None], why: str
-) -> None:
+def test_a_deleted_or_replaced_topic_is_a_loss(log: Log, change: Callable[[Log], None], why: str) -> None:
     numbered(log, 10)
     change(log)
     with pytest.raises(DataLossError, match=rf"t-0 offsets 2 to 8: {why} \(set failOnDataLoss"):
@@ -435,7 +433,7 @@ def test_topic_that_is_gone_or_another_one_is_a_loss(
 @pytest.mark.parametrize(
     ("topic_id", "why"), [("", "the partition was deleted"), ("id-1", "the topic was deleted")]
 )
-def test_topic_that_goes_while_it_is_read_is_a_loss(log: Log, topic_id: str, why: str) -> None:
+def test_a_topic_deleted_while_it_is_read_is_a_loss(log: Log, topic_id: str, why: str) -> None:
     numbered(log, 10)
     log.on_receive = lambda offset: setattr(log, "is_deleted", True)
     with pytest.raises(DataLossError, match=f"t-0 offsets 2 to 8: {why}"):
@@ -449,7 +447,7 @@ def test_topic_of_the_same_id_is_read(log: Log) -> None:
     assert log.calls == asked, "once, behind the answer, whose records so are known to be of this topic"
 
 
-def test_a_read_spares_collections(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_excludes_objects_from_collection(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     uses: list[str] = []
     monkeypatch.setattr(range_reader, "spare_collections", uses.append)
     written = numbered(log, 10)
@@ -458,7 +456,7 @@ def test_a_read_spares_collections(log: Log, monkeypatch: pytest.MonkeyPatch) ->
     assert uses == ["read"]
 
 
-def test_a_first_answer_of_another_topic_is_not_given(log: Log) -> None:
+def test_a_first_response_of_another_topic_is_not_returned(log: Log) -> None:
     numbered(log, 10)
     log.on_receive = lambda offset: setattr(log, "topic_id", "id-2")
     with pytest.warns(DataLossWarning, match="t-0 offsets 2 to 8: the topic was deleted and created again"):
@@ -466,15 +464,15 @@ def test_a_first_answer_of_another_topic_is_not_given(log: Log) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, IGNORED])
-def test_a_topic_made_anew_while_it_is_read_fails_the_task(log: Log, given: dict[str, str]) -> None:
-    """Whatever failOnDataLoss says: rows of another topic may be among those given. The next try tells."""
+def test_a_topic_created_again_while_it_is_read_fails_the_task(log: Log, given: dict[str, str]) -> None:
+    """Even with failOnDataLoss=false: returned rows may be of another topic."""
     numbered(log, 10)
     log.on_receive = lambda offset: setattr(log, "topic_id", "id-2" if offset > 4 else "id-1")
     with pytest.raises(DataLossError, match=r"t-0: .* created again while offsets 2 to 8"):
         log.rows(2, 8, topic_id="id-1", **ONE_BY_ONE, **given)
 
 
-def test_a_topic_gone_and_made_anew_is_told_once(log: Log) -> None:
+def test_a_topic_deleted_and_created_again_is_reported_once(log: Log) -> None:
     written = numbered(log, 10)
 
     def refuse(offset: int) -> None:
@@ -498,7 +496,7 @@ def test_a_broker_that_lags_behind_does_not_fail_a_read_at_its_end(log: Log) -> 
     assert list(ids) == []
 
 
-def test_brokers_that_go_when_all_was_read_do_not_fail_the_task(log: Log) -> None:
+def test_brokers_that_stop_after_the_last_record_do_not_fail_the_task(log: Log) -> None:
     written = numbered(log, 10)
     rows = log.read(2, 8, topic_id="id-1", **ONE_BY_ONE)
     read = next(rows).to_pylist()
@@ -511,7 +509,7 @@ def test_brokers_that_go_when_all_was_read_do_not_fail_the_task(log: Log) -> Non
     assert [tuple(row.values()) for row in read] == written[2:8]
 
 
-def test_a_topic_deleted_when_all_was_read_is_no_loss(log: Log) -> None:
+def test_a_topic_deleted_after_the_last_record_is_no_loss(log: Log) -> None:
     written = numbered(log, 10)
     rows = log.read(2, 8, topic_id="id-1", **ONE_BY_ONE)
     read = next(rows).to_pylist()
@@ -520,7 +518,7 @@ def test_a_topic_deleted_when_all_was_read_is_no_loss(log: Log) -> None:
     assert [tuple(row.values()) for row in read] == written[2:8]
 
 
-def test_leader_that_does_not_know_its_end_yet_is_asked_again(log: Log) -> None:
+def test_a_leader_that_does_not_know_its_end_yet_is_asked_again(log: Log) -> None:
     written = numbered(log, 10)
     refusals = iter([True, True])
 
@@ -532,7 +530,7 @@ def test_leader_that_does_not_know_its_end_yet_is_asked_again(log: Log) -> None:
     assert log.rows(0, 10) == written
 
 
-def test_end_that_never_becomes_readable_is_named(log: Log) -> None:
+def test_an_end_that_never_becomes_readable_is_named(log: Log) -> None:
     numbered(log, 10)
     log.end = 12
     limit = {"kafkaConsumer.pollTimeoutMs": "20"}
@@ -546,8 +544,8 @@ def test_end_that_never_becomes_readable_is_named(log: Log) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionFailedError, RequestTimeoutError])
-def test_leader_that_is_away_for_long_is_waited_for(log: Log, error: type[KafkaliteError]) -> None:
-    """For kafkaConsumer.pollTimeoutMs, as the connector does, not only for kafka.request.timeout.ms."""
+def test_a_leader_that_is_away_for_long_is_waited_for(log: Log, error: type[KafkaliteError]) -> None:
+    """For kafkaConsumer.pollTimeoutMs, as in the connector, not only for kafka.request.timeout.ms."""
     written = numbered(log, 10)
     failures = iter(range(3))
 
@@ -562,7 +560,7 @@ def test_leader_that_is_away_for_long_is_waited_for(log: Log, error: type[Kafkal
         log.rows(0, 10, **{"kafkaConsumer.pollTimeoutMs": "20"})
 
 
-def test_time_that_the_rows_take_is_not_waited_for(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_rows_take_does_not_count(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "CHUNK_BYTES", 1)
     numbered(log, 2 * TARGET_ROWS, per_batch=TARGET_ROWS)
     now_s = [0.0]
@@ -581,7 +579,7 @@ def test_time_that_the_rows_take_is_not_waited_for(log: Log, monkeypatch: pytest
 
 
 def test_log_that_now_ends_inside_of_the_range_is_a_loss(log: Log) -> None:
-    """Not a batch that fails for ever: what was planned was there, and is not any more."""
+    """The planned records no longer exist: the batch must not fail for ever."""
     written = numbered(log, 10)
     limit = {"kafkaConsumer.pollTimeoutMs": "20"}
     with pytest.raises(DataLossError, match="t-0 offsets 10 to 12: the log now ends at 10"):
@@ -591,8 +589,8 @@ def test_log_that_now_ends_inside_of_the_range_is_a_loss(log: Log) -> None:
 
 
 @pytest.mark.parametrize("lags", [lambda log: {}, lambda log: {"t": TopicInfo("an older one", 1)}])
-def test_topic_is_gone_only_when_the_next_broker_says_so_too(log: Log, lags: Any) -> None:
-    """With failOnDataLoss=false one broker's word would leave out the whole range."""
+def test_a_topic_is_missing_only_if_the_next_broker_confirms_it(log: Log, lags: Any) -> None:
+    """With failOnDataLoss=false one broker's response would skip the whole range."""
     written = numbered(log, 10)
     results = iter([lags(log), lags(log)])
     now = log.topics
@@ -643,7 +641,7 @@ def test_transactions_of_a_broker(cluster: SyncCluster, topic: str) -> None:
     assert len(read_all(cluster, OffsetRange(topic, 0, 0, end), **uncommitted)) == 6
 
 
-def test_read_that_is_left_leaves_the_connection_fit_for_the_next(cluster: SyncCluster, topic: str) -> None:
+def test_an_abandoned_read_keeps_the_connection_usable(cluster: SyncCluster, topic: str) -> None:
     cluster.produce(topic, [b"x" * 1000] * 5000, partition=0)
     wanted = options(cluster.bootstrap_servers)
     shared = SparkCluster.shared(wanted.client)
@@ -653,7 +651,7 @@ def test_read_that_is_left_leaves_the_connection_fit_for_the_next(cluster: SyncC
     assert len(read_all(cluster, OffsetRange(topic, 0, 10, 4000))) == 3990
 
 
-def test_topic_made_anew_is_noticed(cluster: SyncCluster, topic: str) -> None:
+def test_a_topic_created_again_is_noticed(cluster: SyncCluster, topic: str) -> None:
     cluster.produce(topic, [b"a"] * 10, partition=0)
     wanted = options(cluster.bootstrap_servers)
     topic_id = SparkCluster.shared(wanted.client).topics(names=[topic])[topic].topic_id
@@ -711,8 +709,8 @@ print(read_bytes, status("VmHWM") - before)
 """
 
 
-def test_300_megabytes_pass_through_a_bounded_memory(cluster: SyncCluster, topic: str) -> None:
-    """The peak over what the process had before its first fetch: two results, what is made of them, slack."""
+def test_300_megabytes_are_read_in_bounded_memory(cluster: SyncCluster, topic: str) -> None:
+    """The peak above the memory before the first fetch: two responses, their rows, and slack."""
     count, times = 60_000, 5
     for _ in range(6):
         cluster.produce(topic, [b"x" * 1000] * (count // 6), partition=0)

@@ -1,4 +1,4 @@
-"""The plans of rounds: every point strikes, none after what ends its run."""
+"""The plans of rounds: every point strikes, and none after a point that ends its run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDS = range(200)
 
 
 @pytest.mark.parametrize("points", [ALL, ("before-commit",), ("task-fails", STOPPED), ()])
-def test_every_point_strikes_once_and_the_last_run_ends_in_peace(points: tuple[str, ...]) -> None:
+def test_every_point_strikes_once_and_the_last_run_ends_normally(points: tuple[str, ...]) -> None:
     for seed in SEEDS:
         runs = plan_round(seeded_rng(seed), points)
         planned = [point for run in runs for point in run.plan]
@@ -31,7 +31,7 @@ def test_every_point_strikes_once_and_the_last_run_ends_in_peace(points: tuple[s
         assert not runs[-1].ends_driver and not runs[-1].ends_query and isinstance(runs[-1].until, str)
 
 
-def test_what_kills_is_the_last_of_its_run() -> None:
+def test_a_killing_point_is_the_last_of_its_run() -> None:
     for seed in SEEDS:
         for run in plan_round(seeded_rng(seed)):
             *others, last = list(run.plan) or [""]
@@ -42,7 +42,7 @@ def test_what_kills_is_the_last_of_its_run() -> None:
                 assert all(run.plan[other] < run.plan[last] for other in others)
 
 
-def test_batches_go_up() -> None:
+def test_batch_numbers_ascend() -> None:
     for seed in SEEDS:
         runs = plan_round(seeded_rng(seed))
         for one, other in pairwise(run for run in runs if run.plan):
@@ -50,7 +50,7 @@ def test_batches_go_up() -> None:
         assert all(last_batch_id(runs) >= batch_id for run in runs for batch_id in run.plan.values())
 
 
-def test_executors_are_their_own_for_a_whole_driver() -> None:
+def test_executors_of_one_driver_are_recognized() -> None:
     for seed in SEEDS:
         runs = plan_round(seeded_rng(seed))
         (killed,) = (run for run in runs if "executor-killed" in run.plan)
@@ -66,7 +66,7 @@ def test_a_seed_is_a_plan() -> None:
     assert len({str(plan_round(seeded_rng(seed))) for seed in SEEDS}) == len(SEEDS)
 
 
-def test_planning_that_counts_one_batch_too_many_strikes_after_all_others() -> None:
+def test_planning_one_batch_too_many_strikes_after_all_others() -> None:
     for seed in range(200):
         for run in plan_round(seeded_rng(seed)):
             others = [batch_id for point, batch_id in run.plan.items() if point not in PLANNING]

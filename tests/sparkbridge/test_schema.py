@@ -1,4 +1,4 @@
-"""The schema of the source, and the projections of it that a user may ask for."""
+"""The schema of the source, and its projections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_columns_are_those_of_the_kafka_connector() -> None:
 @pytest.mark.parametrize(
     ("as_map", "kind"), [(False, "array<struct<key:string,value:binary>>"), (True, "map<string,binary>")]
 )
-def test_headers_come_last_when_they_are_asked_for(as_map: bool, kind: str) -> None:
+def test_headers_are_the_last_column(as_map: bool, kind: str) -> None:
     whole = source_schema(include_headers=True, headers_as_map=as_map)
     assert whole.fields[:-1] == source_schema().fields
     assert whole.fields[-1].name == "headers"
@@ -105,6 +105,6 @@ def test_any_columns_in_any_order_are_a_projection(projection: StructType) -> No
         ),
     ],
 )
-def test_what_is_no_projection_is_named(projection: StructType, message: str) -> None:
+def test_an_invalid_projection_is_named(projection: StructType, message: str) -> None:
     with pytest.raises(SourceSchemaError, match=message):
         check_projection(projection)

@@ -67,7 +67,7 @@ def values(slice_: PartitionSlice) -> list[Any]:
     return list(slice_.records.values.cast(pa.binary()).to_pylist())
 
 
-def test_rows_without_key_stay_as_they_are() -> None:
+def test_rows_without_key_are_not_copied() -> None:
     batch = batch_of(value=[b"1", b"2", None])
     (slice_,) = split(batch)
     assert (slice_.topic, slice_.partition) == ("t", NO_PARTITION)
@@ -75,11 +75,11 @@ def test_rows_without_key_stay_as_they_are() -> None:
     assert slice_.records.values.buffers()[2].address == batch.column(0).buffers()[2].address
 
 
-def test_no_rows_are_no_share() -> None:
+def test_no_rows_make_no_slice() -> None:
     assert split(batch_of(value=[])) == []
 
 
-def test_a_column_of_null_keys_is_no_key() -> None:
+def test_a_column_of_null_keys_counts_as_no_key() -> None:
     (slice_,) = split(batch_of(value=[b"1"], key=[None]))
     assert slice_.partition == NO_PARTITION
     assert slice_.records.keys is None
@@ -107,7 +107,7 @@ def test_rows_with_and_without_key_in_one_batch() -> None:
     assert where == {b"a": partition_for_key(b"k", 7), b"b": 0, b"c": 0}
 
 
-def test_hash_has_a_place_for_no_key() -> None:
+def test_hash_has_a_partition_for_rows_without_key() -> None:
     none = partition_for_key(b"", 7)
     slices = split(batch_of(value=[b"a", b"b"], key=[None, b"k"]), partitioner="hash", partitions=7)
     where = {value: slice_.partition for slice_ in slices for value in values(slice_)}
@@ -122,7 +122,7 @@ def test_random_uses_every_partition() -> None:
     assert sum(slice_.records.row_count for slice_ in slices) == 1_000
 
 
-def test_the_column_partition_goes_before_the_key() -> None:
+def test_the_column_partition_overrides_the_key() -> None:
     batch = batch_of(value=[b"a", b"b", b"c", b"d"], key=[b"k"] * 4, partition=[2, 0, 2, None])
     where: dict[int, list[bytes]] = {}
     for slice_ in split(batch, partitions=3):
@@ -137,13 +137,13 @@ def test_a_null_partition_without_key_takes_the_next() -> None:
     assert {slice_.partition: values(slice_) for slice_ in slices} == {0: [b"b"], 1: [b"a"]}
 
 
-def test_null_partitions_only_are_no_partition() -> None:
+def test_a_column_of_null_partitions_counts_as_no_partition() -> None:
     (slice_,) = split(batch_of(value=[b"a", b"b"], partition=[None, None]))
     assert slice_.partition == NO_PARTITION
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_a_partition_that_is_not_there(wrong: int) -> None:
+def test_a_missing_partition(wrong: int) -> None:
     with pytest.raises(RecordError, match=rf"partition {wrong}, but topic 't' has partitions 0 to 2"):
         split(batch_of(value=[b"a", b"b"], partition=[0, wrong]))
 
@@ -174,7 +174,7 @@ def test_a_row_without_topic() -> None:
         split(batch_of(value=[b"1", b"2"], topic=["a", None]), None)
 
 
-def test_the_topic_option_does_not_look_at_the_column() -> None:
+def test_the_topic_option_ignores_the_column() -> None:
     (slice_,) = split(batch_of(value=[b"1"], topic=[None]), "out")
     assert slice_.topic == "out"
 
@@ -253,7 +253,7 @@ rows = st.lists(
 
 
 @given(rows, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans())
-def test_pieces_fit_and_are_all_that_came(
+def test_pieces_fit_and_are_complete(
     given_rows: Any, skip: int, has_keys: bool, has_timestamps: bool, has_headers: bool
 ) -> None:
     whole = Records(

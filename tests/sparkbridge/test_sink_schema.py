@@ -12,7 +12,7 @@ from sparkbridge.sink.schema import SinkColumns, sink_columns
 
 
 def schema(text: str) -> StructType:
-    """Of names and types, for DDL needs a JVM."""
+    """Make a schema from names and types: Spark's DDL parser needs a JVM."""
     from pyspark.sql.types import (
         ArrayType,
         BinaryType,
@@ -43,7 +43,7 @@ def schema(text: str) -> StructType:
     return StructType([StructField(name, kinds[kind]) for name, kind in fields])
 
 
-def test_all_columns_are_found_wherever_they_lie() -> None:
+def test_all_columns_are_found_in_any_order() -> None:
     columns = sink_columns(
         schema("timestamp timestamp,topic string,key string,headers headers,value binary,partition int"), None
     )
@@ -54,7 +54,7 @@ def test_value_alone_is_enough_with_a_topic() -> None:
     assert sink_columns(schema("value string"), "out") == SinkColumns(value=0)
 
 
-def test_the_topic_option_goes_before_the_column() -> None:
+def test_the_topic_option_overrides_the_column() -> None:
     assert sink_columns(schema("value string,topic string"), "out").topic is None
 
 
@@ -79,13 +79,13 @@ def test_a_column_of_a_wrong_type_is_named(column: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_no_value_is_told_with_the_columns_that_are_there() -> None:
+def test_a_missing_value_is_reported_with_the_existing_columns() -> None:
     with pytest.raises(SinkSchemaError, match="no column 'value', only 'a', 'b'"):
         sink_columns(schema("a string,b string"), "out")
 
 
 @pytest.mark.parametrize("slip", ["vlaue", "Value", "values"])
-def test_a_slip_of_value_is_told(slip: str) -> None:
+def test_a_typing_error_of_value_is_reported(slip: str) -> None:
     with pytest.raises(SinkSchemaError, match=f"did you mean column '{slip}'"):
         sink_columns(schema(f"{slip} string"), "out")
 
@@ -95,7 +95,7 @@ def test_no_topic_anywhere() -> None:
         sink_columns(schema("value string"), None)
 
 
-def test_a_slip_of_topic_is_told() -> None:
+def test_a_typing_error_of_topic_is_reported() -> None:
     with pytest.raises(SinkSchemaError, match="did you mean column 'topics'"):
         sink_columns(schema("value string,topics string"), None)
 
@@ -113,12 +113,12 @@ def test_other_columns_are_ignored_as_by_the_connector() -> None:
 
 
 @pytest.mark.parametrize(("slip", "meant"), [("Key", "key"), ("partion", "partition"), ("header", "headers")])
-def test_a_column_that_looks_like_a_slip_is_warned_of(slip: str, meant: str) -> None:
+def test_a_column_that_looks_like_a_typing_error_causes_a_warning(slip: str, meant: str) -> None:
     with pytest.warns(UnknownSparkOptionWarning, match=f"'{slip}' is not written; if '{meant}' is meant"):
         sink_columns(schema(f"value string,{slip} string"), "out")
 
 
-def test_a_column_near_to_one_that_is_there_is_no_slip() -> None:
+def test_a_column_similar_to_an_existing_one_is_no_typing_error() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sink_columns(schema("value string,key string,keys string"), "out")

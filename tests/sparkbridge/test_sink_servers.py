@@ -1,4 +1,4 @@
-"""The driver's look at the brokers before a job: as Spark's planning process does it, without Spark."""
+"""The driver's check of the brokers before a job, as in Spark's planning process, without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparkbridge.datasource import KafkaliteDataSource
 from sparkbridge.sink import servers as sink_servers
 
 SCHEMA = StructType([StructField("value", BinaryType())])
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +46,12 @@ def make(kind: str, servers: str, **more: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
-def test_a_wrong_address_is_told_before_the_job(kind: str) -> None:
+def test_a_wrong_address_fails_before_the_job(kind: str) -> None:
     started_s = time.monotonic()
     with pytest.raises(
         ConnectionFailedError, match=r"kafka\.bootstrap\.servers is '127\.0\.0\.1:1'"
     ) as caught:
-        make(kind, NOBODY)
+        make(kind, UNREACHABLE)
     assert "names a broker's host and port" in str(caught.value)
     assert time.monotonic() - started_s < 10
 
@@ -65,17 +65,17 @@ def test_a_wrong_address_is_told_before_the_job(kind: str) -> None:
         ("batch", {"txnAppId": "app", "txnVersion": "1"}, True),
     ],
 )
-def test_only_a_job_of_its_own_is_given_up_early(
+def test_only_an_unnamed_job_fails_early(
     monkeypatch: pytest.MonkeyPatch, kind: str, more: dict[str, str], is_patient: bool
 ) -> None:
-    """Others may be a batch of a stream that runs."""
+    """Other jobs may be a batch of a running stream."""
     monkeypatch.setattr(sink_servers, "JOB_PATIENCE_MS", 100)
     with pytest.raises(ConnectionFailedError, match=r"within 0\.3 s" if is_patient else r"within 0\.1 s"):
-        make(kind, NOBODY, **more)
+        make(kind, UNREACHABLE, **more)
 
 
-def test_later_writers_ask_nobody(cluster: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is made for every micro-batch, also while brokers restart."""
+def test_later_writers_send_no_request(cluster: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark makes a writer for every micro-batch, also while brokers restart."""
     make("stream", cluster.bootstrap_servers)
 
     def refuse(self: Admin) -> Admin:
@@ -85,7 +85,7 @@ def test_later_writers_ask_nobody(cluster: SyncCluster, monkeypatch: pytest.Monk
     make("stream", cluster.bootstrap_servers)
 
 
-def test_the_process_that_commits_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_commits_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, sink_servers.PLANNING_MODULE)
-    make("stream", NOBODY)
-    make("batch", NOBODY)
+    make("stream", UNREACHABLE)
+    make("batch", UNREACHABLE)

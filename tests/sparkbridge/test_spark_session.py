@@ -77,7 +77,7 @@ def test_the_environment_is_as_before_once_the_jvm_has_started(
         assert "PYSPARK_PYTHON" not in os.environ, "executors have a Python of their own"
 
 
-def test_a_shadow_home_has_pyspark_unpacked_where_spark_asks_for_a_zip(tmp_path: Path) -> None:
+def test_a_shadow_home_has_pyspark_unpacked_in_place_of_the_zip(tmp_path: Path) -> None:
     home = shadow_home(tmp_path)
     assert home is not None
     assert (home / "python/lib/pyspark.zip/pyspark/__init__.py").exists()
@@ -86,7 +86,7 @@ def test_a_shadow_home_has_pyspark_unpacked_where_spark_asks_for_a_zip(tmp_path:
     assert shadow_home(tmp_path) == home
 
 
-def test_processes_that_make_a_shadow_home_at_once_all_get_a_whole_one(tmp_path: Path) -> None:
+def test_processes_that_make_a_shadow_home_at_once_all_get_a_complete_one(tmp_path: Path) -> None:
     homes: list[Path | None] = []
     barrier = threading.Barrier(8)
 
@@ -104,7 +104,7 @@ def test_processes_that_make_a_shadow_home_at_once_all_get_a_whole_one(tmp_path:
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [homes[0]], "nothing half made is left"
 
 
-def test_without_a_place_for_them_there_are_no_quick_starts_and_no_error(tmp_path: Path) -> None:
+def test_without_a_writable_cache_spark_starts_slowly_and_without_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert shadow_home(tmp_path / "file" / "below") is None
     assert class_archive(tmp_path / "file" / "below") is None
@@ -146,7 +146,7 @@ def test_one_process_makes_the_class_archive_and_others_go_without(
     assert f"-XX:SharedArchiveFile={archive}" in options
 
 
-def test_an_archive_that_can_not_be_made_is_done_without(
+def test_an_archive_that_cannot_be_made_raises_an_error_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(home: Path, archive: Path) -> None:
@@ -158,7 +158,9 @@ def test_an_archive_that_can_not_be_made_is_done_without(
     assert "KAFKALITE_SPARK_CACHE" in caught.value.hint
 
 
-def test_without_a_place_there_is_nothing_to_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_writable_cache_no_archive_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     assert not can_make_class_archive(tmp_path / "file")
     with pytest.raises(FastStartError, match="cannot write to"):
@@ -208,7 +210,7 @@ def _runs(pid: str) -> bool:
         return False
 
 
-def test_what_nobody_can_use_any_more_goes_when_an_archive_is_made(
+def test_unusable_files_are_removed_when_an_archive_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
@@ -226,11 +228,11 @@ def test_what_nobody_can_use_any_more_goes_when_an_archive_is_made(
     assert left == {mine.name, archive.name, other.name, f"{other.name}-java17-cccccccccccc.jsa"}
 
 
-def test_what_another_user_has_put_there_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_user_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_start, "_record", lambda home, archive: archive.write_text("classes"))
     assert make_class_archive(tmp_path).exists()
     monkeypatch.setattr(os, "getuid", lambda: 12_345)
-    if tmp_path.stat().st_uid == 0:  # what is root's is trusted
+    if tmp_path.stat().st_uid == 0:  # root's files are trusted
         for path in tmp_path.iterdir():
             os.chown(path, 54_321, -1)
     assert shadow_home(tmp_path) is None
@@ -290,8 +292,8 @@ def test_missing_requirements_are_listed_with_what_to_do(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("is_quiet", [True, False])
-def test_a_worker_whose_jvm_hangs_up_ends_quietly(is_quiet: bool, tmp_path: Path) -> None:
-    """As the JVM does: starts the daemon, has it fork a worker, and hangs up before a word was said."""
+def test_a_worker_whose_jvm_closes_the_connection_ends_quietly(is_quiet: bool, tmp_path: Path) -> None:
+    """The test plays the JVM: it starts the daemon, lets it fork a worker, and closes the connection."""
     home = shadow_home(tmp_path)
     assert home is not None
     module = quiet_daemon(home) if is_quiet else "pyspark.daemon"
@@ -305,7 +307,7 @@ def test_a_worker_whose_jvm_hangs_up_ends_quietly(is_quiet: bool, tmp_path: Path
         "PATH": os.environ["PATH"],
     }
     with (
-        tempfile.TemporaryDirectory() as sockets,  # tmp_path may be longer than a socket's path may be
+        tempfile.TemporaryDirectory() as sockets,  # tmp_path may be too long for a socket's path
         subprocess.Popen(
             [sys.executable, "-P", "-m", module, "pyspark.worker"],
             env=environment | {"PYTHON_WORKER_FACTORY_SOCK_DIR": sockets},
@@ -327,7 +329,7 @@ def test_a_worker_whose_jvm_hangs_up_ends_quietly(is_quiet: bool, tmp_path: Path
     assert not is_quiet or not told
 
 
-def test_what_else_fails_in_a_worker_is_told() -> None:
+def test_other_errors_of_a_worker_are_reported() -> None:
     def fail(sock: object, authenticated: bool) -> int:
         raise RuntimeError("something")
 
@@ -339,7 +341,7 @@ def test_what_else_fails_in_a_worker_is_told() -> None:
 def test_workers_are_quiet_where_the_jvm_finds_the_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's SPARK_HOME, or a JVM that runs already, has no module of ours: no worker would start."""
+    """A user's SPARK_HOME, or a running JVM, does not have our module: no worker would start."""
     home = shadow_home(tmp_path)
     assert home is not None
     monkeypatch.setattr("pyspark.SparkContext._jvm", None)
@@ -362,7 +364,7 @@ def _refuse(*_: object) -> int:
 
 
 def test_ctrl_c_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
-    """A SPARK_HOME whose JVM never reports."""
+    """With a SPARK_HOME whose JVM never reports."""
     script, told = tmp_path / "home/bin/spark-submit", tmp_path / "pid"
     script.parent.mkdir(parents=True)
     script.write_text(
@@ -390,8 +392,8 @@ def test_ctrl_c_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
     assert not is_left
 
 
-def test_what_spark_submit_was_told_goes_before_what_we_recommend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a job submitted to a cluster would run on the machine that submits it."""
+def test_settings_of_spark_submit_override_the_recommended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a job submitted to a cluster would run on the submitting machine."""
     told: dict[str, str] = {}
 
     class Builder:

@@ -1,4 +1,4 @@
-"""Cutting ranges for tasks: as Spark's connector does, and what must hold for any."""
+"""Ranges split for tasks: like Spark's connector, and invariants."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_without_bounds_a_partition_is_a_task() -> None:
     assert split(ranges) == ranges
 
 
-def test_empty_ranges_are_left_out() -> None:
+def test_empty_ranges_are_omitted() -> None:
     assert _sizes(split(_ranges(5, 0, 3))) == [5, 3]
     assert split([]) == []
     assert split(_ranges(0, 0), min_partitions=3, max_records=2) == []
 
 
-# What Spark's connector makes of the same sizes.
+# The results of Spark's connector for the same sizes.
 @pytest.mark.parametrize(
     ("sizes", "min_partitions", "expected"),
     [
@@ -50,13 +50,13 @@ def test_empty_ranges_are_left_out() -> None:
         ((2,), 10, [1, 1]),
     ],
 )
-def test_min_partitions_cuts_the_large_ranges(
+def test_min_partitions_splits_the_large_ranges(
     sizes: tuple[int, ...], min_partitions: int, expected: list[int]
 ) -> None:
     assert _sizes(split(_ranges(*sizes), min_partitions=min_partitions)) == expected
 
 
-def test_max_records_cuts_before_min_partitions() -> None:
+def test_max_records_is_applied_before_min_partitions() -> None:
     assert _sizes(split(_ranges(10), max_records=4)) == [3, 3, 4]
     assert _sizes(split(_ranges(10, 2), max_records=5, min_partitions=2)) == [5, 5, 2]
     assert _sizes(split(_ranges(10), max_records=5, min_partitions=4)) == [2, 3, 2, 3]
@@ -70,7 +70,7 @@ def test_a_piece_keeps_its_topic_partition_and_id() -> None:
     assert len(cut(OffsetRange("t", 0, 0, 3), 10)) == 3
 
 
-def test_offsets_beyond_floats_are_cut_exactly() -> None:
+def test_offsets_beyond_float_precision_are_split_exactly() -> None:
     whole = OffsetRange("t", 0, 2**60 + 1, 2**62 + 1)
     pieces = split([whole], min_partitions=3)
     assert pieces[0].start == whole.start
@@ -84,7 +84,9 @@ bound = st.none() | st.integers(1, 60)
 
 @settings(derandomize=True, deadline=None)
 @given(sizes, bound, st.none() | st.integers(1, 5_000))
-def test_the_pieces_are_the_ranges(sizes: list[int], min_partitions: int | None, most: int | None) -> None:
+def test_the_pieces_add_up_to_the_ranges(
+    sizes: list[int], min_partitions: int | None, most: int | None
+) -> None:
     if most is not None and sum(sizes) // most > 2_000:
         most = sum(sizes)
     ranges = [OffsetRange(f"t{i % 3}", i, i, i + size) for i, size in enumerate(sizes)]
@@ -116,5 +118,5 @@ def test_counts_and_sizes_are_within_bounds(
     if min_partitions is None or min_partitions <= by_most:
         assert len(pieces) == by_most
     else:
-        # An aim and not a promise: rounding may miss it, by no more than half a piece for each cut range.
+        # An aim, not a guarantee: rounding may miss it by at most half a piece for each split range.
         assert by_most <= len(pieces) <= min_partitions + by_most

@@ -1,4 +1,4 @@
-"""Where to start and to end: what may be written, which look-ups it needs, and what becomes of it."""
+"""Where to start and end: the accepted text (position_specs), the look-ups, and the resolved positions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _times(text: str, **more: Any) -> Any:
     return parse_starting_times(text, "startingTimestamp", **({"is_latest_without_match": False} | more))
 
 
-# --- what may be written ---------------------------------------------------------------------------
+# --- accepted text ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -98,7 +98,7 @@ def test_json_names_partitions_and_topics() -> None:
         '{"t":' * 100_000,
     ],
 )
-def test_what_is_no_place_is_refused_by_name(text: str) -> None:
+def test_an_invalid_place_is_refused_by_name(text: str) -> None:
     with pytest.raises(SparkOptionError) as caught:
         parse_starting_offsets(text)
     assert str(caught.value).startswith("startingOffsets")
@@ -163,14 +163,14 @@ def test_times_by_topic_and_partition() -> None:
         "[]",
     ],
 )
-def test_what_is_no_time_is_refused_by_name(text: str) -> None:
+def test_an_invalid_time_is_refused_by_name(text: str) -> None:
     with pytest.raises(SparkOptionError, match="startingTimestamp"):
         _times(text)
 
 
-# --- which look-ups --------------------------------------------------------------------------------
+# --- look-ups --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", ["earliest", "latest", "-5", '{"t":{"0":5,"1":-1}}'])
-def test_most_need_no_look_up(text: str) -> None:
+def test_most_specs_need_no_look_up(text: str) -> None:
     assert not needed_lookups(parse_starting_offsets(text), PARTITIONS, NOW_MS)
 
 
@@ -208,7 +208,7 @@ def test_an_error_lists_few_of_many_partitions() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_json_for_nothing_that_is_read() -> None:
+def test_json_without_a_partition_that_is_read() -> None:
     with pytest.raises(StartOffsetMismatchError, match="the partitions are: none"):
         needed_lookups(parse_starting_offsets('{"t":{"0":5}}'), {}, NOW_MS)
 
@@ -225,7 +225,7 @@ def test_assigned_are_those_of_the_snapshot_or_of_assign() -> None:
     assert assigned(snapshot, {"t": (7, 2, 1), "v": (0,)}) == {TopicPartition("t", 2): Bounds(2, 6)}
 
 
-def test_an_end_held_back_behind_the_log_start_is_no_loss() -> None:
+def test_an_end_before_the_log_start_is_no_loss() -> None:
     held_back = assigned({"t": TopicSnapshot("i", (10,), (4,))})
     assert held_back == {T0: Bounds(10, 10)}
     assert resolve_starting(parse_starting_offsets("earliest"), held_back) == ({T0: 10}, [])
@@ -248,7 +248,7 @@ def test_places_become_positions(text: str, positions: dict[TopicPartition, int]
     assert resolved.losses == []
 
 
-def test_an_offset_outside_is_told_and_moved_to_the_nearer_side() -> None:
+def test_an_offset_outside_is_a_loss_and_moved_to_the_nearer_side() -> None:
     resolved = resolve_starting(parse_starting_offsets('{"t":{"0":3,"1":70}}'), PARTITIONS)
     assert resolved.positions == {T0: 10, T1: 50}
     assert [loss[:4] for loss in resolved.losses] == [("t", 0, 3, 10), ("t", 1, 50, 70)]
@@ -256,7 +256,7 @@ def test_an_offset_outside_is_told_and_moved_to_the_nearer_side() -> None:
     assert "beyond the end; 50 is used" in resolved.losses[1].why
 
 
-def test_a_groups_offsets_are_taken_and_the_rest_is_read_whole() -> None:
+def test_a_groups_offsets_are_used_and_other_partitions_are_read_completely() -> None:
     spec = parse_starting_offsets("group")
     assert resolve_starting(spec, PARTITIONS, LookupResults(committed={T1: 30})).positions == {T0: 10, T1: 30}
     resolved = resolve_starting(spec, PARTITIONS, LookupResults(committed={T0: 4, T1: 30}))
@@ -269,13 +269,13 @@ def test_a_time_is_the_first_offset_found() -> None:
     assert resolve_starting(_times("5"), PARTITIONS, results).positions == {T0: 42, T1: 0}
 
 
-def test_a_record_found_behind_the_snapshot_is_no_loss() -> None:
+def test_a_record_found_after_the_snapshot_is_no_loss() -> None:
     resolved = resolve_starting(_times("5"), PARTITIONS, LookupResults(times={T0: 120, T1: 0}))
     assert resolved.positions == {T0: 100, T1: 0}
     assert resolved.losses == []
 
 
-def test_no_record_of_a_time_is_an_error_or_the_end() -> None:
+def test_a_time_without_a_record_is_an_error_or_the_end() -> None:
     results = LookupResults(times={T0: 42, T1: None})
     with pytest.raises(NoOffsetForTimeError, match=r"t-1.*startingOffsetsByTimestampStrategy=latest"):
         resolve_starting(_times("5"), PARTITIONS, results)
@@ -297,7 +297,7 @@ def test_endings_become_positions(text: str, positions: dict[TopicPartition, int
     assert (resolved.positions, resolved.losses) == (positions, [])
 
 
-def test_an_ending_that_is_not_written_yet_is_told() -> None:
+def test_an_ending_that_is_not_written_yet_is_a_loss() -> None:
     resolved = resolve_ending(parse_ending_offsets('{"t":{"0":120,"1":5}}'), PARTITIONS)
     assert resolved.positions == {T0: 100, T1: 5}
     assert [loss[:4] for loss in resolved.losses] == [("t", 0, 100, 120)]
@@ -336,7 +336,7 @@ places = st.one_of(
     ),
     st.dictionaries(st.integers(0, 5), st.integers(0, 300)),
 )
-def test_every_start_is_inside_and_only_moved_ones_are_told(
+def test_every_start_is_inside_the_log_and_only_moved_ones_are_losses(
     wanted: dict[int, tuple[Any, int, int]], committed: dict[int, int]
 ) -> None:
     partitions = {

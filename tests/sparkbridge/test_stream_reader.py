@@ -1,4 +1,4 @@
-"""The life of a stream reader without a JVM: Spark's calls in Spark's order, against a real broker."""
+"""A stream reader without a JVM: Spark's calls in Spark's order, against a real broker."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _groups = count(1)
 
 
 class CrashError(Exception):
-    """The driver of a query is killed."""
+    """The driver of a query was killed."""
 
 
 class Query:
-    """What Spark does with a source, without Spark: its calls and their order, its json, its pickles.
+    """Calls a source as Spark does, with its order of calls, its json and its pickles.
 
-    ``offset_log`` and the number of ``finished`` batches are what a checkpoint has; ``start`` begins a run
-    with a reader that remembers nothing.
+    ``offset_log`` and the number of ``finished`` batches are those of a checkpoint; ``start`` begins a run
+    with a new reader.
     """
 
     def __init__(self, cluster: SyncCluster, **options: Any) -> None:
@@ -75,7 +75,7 @@ class Query:
         self._initial: str | None = None
 
     def trigger(self, limit: Any = None, *, crash: str = "") -> list[tuple[str, int, int, bytes]] | None:
-        """One batch as (topic, partition, offset, value), or None: there is nothing new."""
+        """Run one batch and return its (topic, partition, offset, value); None if there is no new data."""
         if len(self.offset_log) == self.finished:
             start = self._started()
             end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.limit))
@@ -100,7 +100,7 @@ class Query:
         return rows
 
     def run(self) -> list[list[tuple[str, int, int, bytes]]]:
-        """Batches until there is nothing new."""
+        """Run batches until there is no new data."""
         return list(iter(self.trigger, None))
 
     def _started(self, *, before_last: bool = False) -> str:
@@ -125,7 +125,7 @@ class Query:
 
 
 def values(batches: Any) -> list[bytes]:
-    """What was read, in order of topic, partition and offset; each record once."""
+    """Return the values read, by topic, partition and offset; each record once."""
     rows = sorted(row for batch in batches for row in batch or ())
     assert len({row[:3] for row in rows}) == len(rows), "a record was read twice"
     return [row[3] for row in rows]
@@ -143,12 +143,12 @@ def admin(cluster: SyncCluster) -> Iterator[sync.Admin]:
 
 @pytest.fixture
 def one(cluster: SyncCluster, topic: str) -> str:
-    """A topic with records 0 to 99 in partition 0, and nothing in its two others."""
+    """A topic with records 0 to 99 in partition 0, and none in its two others."""
     cluster.produce(topic, numbered(0, 100), partition=0)
     return topic
 
 
-# --- what Spark asks of the class -------------------------------------------------------------------
+# --- the interface for Spark ------------------------------------------------------------------------
 
 
 def test_spark_sees_admission_control_and_available_now(cluster: SyncCluster, one: str) -> None:
@@ -169,13 +169,13 @@ def test_spark_sees_admission_control_and_available_now(cluster: SyncCluster, on
         ({"maxBytesPerTrigger": "1k", "minOffsetsPerTrigger": 4}, ReadMaxBytes(1024)),
     ],
 )
-def test_the_limit_that_spark_is_told(
+def test_the_limit_returned_to_spark(
     cluster: SyncCluster, one: str, options: dict[str, Any], limit: Any
 ) -> None:
     assert Query(cluster, subscribe=one, **options).limit == limit
 
 
-def test_a_query_of_a_topic_that_is_not_there_says_so(cluster: SyncCluster, one: str) -> None:
+def test_a_query_of_a_missing_topic_fails_with_its_name(cluster: SyncCluster, one: str) -> None:
     with pytest.raises(
         SparkOptionError, match="subscribe names missing topics or partitions: nothing-of-that-name"
     ):
@@ -188,9 +188,7 @@ def test_a_query_of_a_topic_that_is_not_there_says_so(cluster: SyncCluster, one:
 # --- batches ----------------------------------------------------------------------------------------
 
 
-def test_everything_is_read_once_and_then_start_itself_says_that_there_is_no_more(
-    cluster: SyncCluster, one: str
-) -> None:
+def test_everything_is_read_once_and_then_start_is_returned(cluster: SyncCluster, one: str) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="earliest", maxOffsetsPerTrigger=30)
     batches = query.run()
     assert [len(batch) for batch in batches] == [30, 30, 30, 10]
@@ -201,16 +199,14 @@ def test_everything_is_read_once_and_then_start_itself_says_that_there_is_no_mor
     assert values(query.run()) == numbered(100, 110)
 
 
-def test_a_clean_restart_goes_on_where_the_last_batch_ended(cluster: SyncCluster, one: str) -> None:
+def test_a_clean_restart_continues_after_the_last_batch(cluster: SyncCluster, one: str) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="earliest", maxOffsetsPerTrigger=30)
     before = [query.trigger(), query.trigger()]
     query.start()
     assert values([*before, *query.run()]) == numbered(0, 100)
 
 
-def test_a_batch_is_read_again_as_it_was_whatever_happened_since(
-    cluster: SyncCluster, one: str, admin: sync.Admin
-) -> None:
+def test_a_repeated_batch_reads_the_same_records(cluster: SyncCluster, one: str, admin: sync.Admin) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="earliest", maxOffsetsPerTrigger=30)
     first = query.trigger()
     with pytest.raises(CrashError):
@@ -225,7 +221,7 @@ def test_a_batch_is_read_again_as_it_was_whatever_happened_since(
 
 
 @pytest.mark.parametrize("crash", ["before the batch is committed", "before the offset is logged"])
-def test_a_query_that_starts_at_the_latest_loses_nothing_when_its_first_batch_crashes(
+def test_a_query_from_latest_loses_nothing_when_its_first_batch_crashes(
     cluster: SyncCluster, one: str, crash: str
 ) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="latest")
@@ -238,10 +234,10 @@ def test_a_query_that_starts_at_the_latest_loses_nothing_when_its_first_batch_cr
     assert values(query.run()) == numbered(100, 200)
 
 
-def test_the_first_batch_itself_is_replayed_from_where_the_query_first_began(
+def test_the_first_batch_is_replayed_from_the_first_start_of_the_query(
     cluster: SyncCluster, one: str
 ) -> None:
-    """A python source has no place of its own in the checkpoint; Spark asks for the initial offset again."""
+    """A Python source cannot store data in the checkpoint; Spark asks for the initial offset again."""
     query = Query(cluster, subscribe=one, startingOffsets="latest")
     query._started()  # Spark asked for the initial offset ...
     cluster.produce(one, numbered(100, 150), partition=0)
@@ -265,7 +261,7 @@ def test_a_new_partition_is_read_from_its_beginning_and_replayed_from_there(
     assert values(query.run()) == numbered(0, 10)
 
 
-def test_a_pattern_takes_up_a_topic_that_comes_later(cluster: SyncCluster, one: str) -> None:
+def test_a_pattern_adds_a_topic_created_later(cluster: SyncCluster, one: str) -> None:
     query = Query(cluster, subscribePattern=f"{one}(-later)?", startingOffsets="earliest")
     assert values(query.run()) == numbered(0, 100)
     cluster.create_topic(f"{one}-later")
@@ -275,7 +271,7 @@ def test_a_pattern_takes_up_a_topic_that_comes_later(cluster: SyncCluster, one: 
     assert values(query.run()) == [b"later"]
 
 
-def test_a_pattern_that_matches_nothing_yet_waits(cluster: SyncCluster, one: str) -> None:
+def test_a_pattern_without_matches_waits(cluster: SyncCluster, one: str) -> None:
     query = Query(cluster, subscribePattern=f"{one}-yet", latestOffset__maxWaitMs=1)
     assert query.run() == [[]]
     cluster.create_topic(f"{one}-yet")
@@ -286,7 +282,7 @@ def test_a_pattern_that_matches_nothing_yet_waits(cluster: SyncCluster, one: str
 # --- AvailableNow and limits --------------------------------------------------------------------------
 
 
-def test_available_now_ends_where_the_logs_ended_and_the_next_run_takes_the_rest(
+def test_available_now_ends_where_the_logs_ended_and_the_next_run_reads_the_rest(
     cluster: SyncCluster, one: str, admin: sync.Admin
 ) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="earliest", maxOffsetsPerTrigger=60)
@@ -313,7 +309,7 @@ def test_available_now_after_a_crash_runs_the_old_batch_first(cluster: SyncClust
     assert values(batches) == numbered(0, 150)
 
 
-def test_once_reads_all_whatever_the_limits(cluster: SyncCluster, one: str) -> None:
+def test_trigger_once_overrides_the_limits(cluster: SyncCluster, one: str) -> None:
     query = Query(
         cluster,
         subscribe=one,
@@ -353,7 +349,7 @@ def test_max_bytes_ends_a_batch_at_whole_record_batches(cluster: SyncCluster, to
     assert [len(batch) for batch in query.run()] == [1] * 10, "never nothing"
 
 
-def test_tasks_share_a_batch_as_min_partitions_and_max_records_say(cluster: SyncCluster, one: str) -> None:
+def test_tasks_split_a_batch_by_min_partitions_and_max_records(cluster: SyncCluster, one: str) -> None:
     for options, task_count in (
         ({}, 1),
         ({"minPartitions": 4}, 4),
@@ -369,7 +365,7 @@ def test_tasks_share_a_batch_as_min_partitions_and_max_records_say(cluster: Sync
 # --- where to start and end ---------------------------------------------------------------------------
 
 
-def test_a_query_starts_where_a_group_is(cluster: SyncCluster, one: str, admin: sync.Admin) -> None:
+def test_a_query_starts_at_a_groups_offsets(cluster: SyncCluster, one: str, admin: sync.Admin) -> None:
     group = f"group-{next(_groups)}"
     admin.alter_group_offsets(group, {TopicPartition(one, 0): 90})
     query = Query(cluster, subscribe=one, startingOffsets="group", kafka__group__id=group)
@@ -416,7 +412,7 @@ def test_retention_that_overtakes_the_query_fails_it(
         query.trigger()
 
 
-def test_without_fail_on_data_loss_the_query_goes_on_behind_the_gap(
+def test_without_fail_on_data_loss_the_query_continues_after_the_gap(
     cluster: SyncCluster, one: str, admin: sync.Admin
 ) -> None:
     query = Query(
@@ -444,7 +440,7 @@ def test_a_deleted_topic_is_a_loss(cluster: SyncCluster, one: str, admin: sync.A
 
 
 def test_a_topic_created_again_is_another_topic(cluster: SyncCluster, one: str, admin: sync.Admin) -> None:
-    """With as many records as before, so that its offsets alone would tell nothing."""
+    """It has as many records as before, so that its offsets alone show no difference."""
     query = Query(cluster, subscribe=one, startingOffsets="earliest")
     query.run()
     admin.delete_topics([one])
@@ -481,10 +477,10 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_asked_again(
         query.trigger()
 
 
-def test_a_batch_is_read_again_whole_when_the_query_names_other_topics_by_now(
+def test_a_batch_is_repeated_completely_after_the_topics_of_the_query_changed(
     cluster: SyncCluster, one: str
 ) -> None:
-    """What was logged says what is read; only the batch after it goes by the options."""
+    """The logged batch determines what is read; the options apply to the next one."""
     other = f"{one}-other"
     cluster.create_topic(other)
     cluster.produce(other, numbered(200, 210))
@@ -497,10 +493,10 @@ def test_a_batch_is_read_again_whole_when_the_query_names_other_topics_by_now(
         query.trigger()
 
 
-def test_a_first_batch_is_run_again_although_a_new_query_could_not_start_so_by_now(
+def test_a_first_batch_is_repeated_even_if_a_new_query_could_not_start(
     cluster: SyncCluster, one: str, admin: sync.Admin
 ) -> None:
-    """Spark asks for the initial offset then too. The connector has it in the checkpoint, we in the batch."""
+    """Spark asks for the initial offset in this case too. The batch has its own start."""
     starting = json.dumps({one: {"0": 40, "1": 0, "2": 0}})
     query = Query(cluster, subscribe=one, startingOffsets=starting)
     with pytest.raises(CrashError):
@@ -515,7 +511,7 @@ def test_a_first_batch_is_run_again_although_a_new_query_could_not_start_so_by_n
 
 
 @pytest.mark.parametrize("error", [UnknownTopicOrPartitionError, OffsetOutOfRangeError])
-def test_what_goes_between_two_questions_is_looked_at_again(
+def test_a_topic_deleted_between_two_requests_is_looked_up_again(
     cluster: SyncCluster, one: str, error: type[BrokerError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failures = SparkCluster.ends_by_bytes, [error("went"), error("went")]
@@ -530,7 +526,7 @@ def test_what_goes_between_two_questions_is_looked_at_again(
     assert values([query.trigger()]) == numbered(0, 100)
 
 
-def test_a_partition_that_waited_for_bytes_has_its_turn(cluster: SyncCluster, topic: str) -> None:
+def test_a_partition_that_waited_for_bytes_is_first(cluster: SyncCluster, topic: str) -> None:
     for number in range(20):
         cluster.produce(topic, numbered(number, number + 1), partition=0)
     cluster.produce(topic, [b"x" * 200], partition=1)
@@ -556,10 +552,10 @@ def test_an_open_transaction_that_was_read_uncommitted_is_neither_a_loss_nor_rea
 
 
 @pytest.mark.parametrize("start", ["offset", "group"])
-def test_a_start_that_an_open_transaction_hides_is_no_loss_and_nothing_before_it_is_read(
+def test_a_start_hidden_by_an_open_transaction_is_no_loss_and_reading_begins_there(
     cluster: SyncCluster, one: str, admin: sync.Admin, start: str
 ) -> None:
-    """A reader of read_uncommitted, or a user, knows offsets behind the last stable one."""
+    """A read_uncommitted reader, or a user, may know offsets beyond the last stable one."""
     group = f"{one}-group"
     places = {"offset": json.dumps({one: {"0": 103, "1": 0, "2": 0}}), "group": "group"}
     with sync.Producer(cluster.bootstrap_servers, transactional_id=one) as producer, producer.transaction():
@@ -576,17 +572,17 @@ def test_a_start_that_an_open_transaction_hides_is_no_loss_and_nothing_before_it
 # --- waiting, progress, groups ------------------------------------------------------------------------
 
 
-def test_latest_offset_waits_for_news(cluster: SyncCluster, one: str) -> None:
-    """The wait is a minute long: without the news, this test would not end in time."""
+def test_latest_offset_waits_for_new_data(cluster: SyncCluster, one: str) -> None:
+    """The wait is a minute long: without the new data, this test would not end in time."""
     query = Query(cluster, subscribe=one, startingOffsets="earliest", latestOffset__maxWaitMs=60_000)
     query.trigger()
-    writing = threading.Thread(target=cluster.produce, args=(one, [b"news"]), kwargs={"partition": 2})
+    writing = threading.Thread(target=cluster.produce, args=(one, [b"new"]), kwargs={"partition": 2})
     writing.start()
-    assert values([query.trigger()]) == [b"news"]
+    assert values([query.trigger()]) == [b"new"]
     writing.join()
 
 
-def test_news_that_makes_no_batch_is_not_followed_one_by_one(
+def test_data_that_makes_no_batch_is_followed_by_a_pause(
     cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -606,7 +602,7 @@ def test_news_that_makes_no_batch_is_not_followed_one_by_one(
     assert pauses == [stream_reader.UNUSABLE_DATA_PAUSE_S]
 
 
-def test_the_progress_tells_where_the_logs_end_and_asks_nobody(
+def test_the_progress_has_the_ends_of_the_logs_without_a_request(
     cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = Query(cluster, subscribe=one, startingOffsets="earliest", maxOffsetsPerTrigger=10)
@@ -616,7 +612,7 @@ def test_the_progress_tells_where_the_logs_end_and_asks_nobody(
     assert query.reader.reportLatestOffset() == {one: {"0": 100, "1": 0, "2": 0}}
 
 
-def test_the_group_has_what_is_finished_and_an_idle_query_has_no_lag(
+def test_the_group_has_the_finished_offsets_and_an_idle_query_has_no_lag(
     cluster: SyncCluster, one: str, admin: sync.Admin
 ) -> None:
     group = f"group-{next(_groups)}"
@@ -635,7 +631,7 @@ def test_the_group_has_what_is_finished_and_an_idle_query_has_no_lag(
     assert lags()[0] == 0
 
 
-def test_a_query_that_is_to_commit_nothing_commits_nothing(
+def test_without_commit_group_offsets_nothing_is_committed(
     cluster: SyncCluster, one: str, admin: sync.Admin
 ) -> None:
     group = f"group-{next(_groups)}"
@@ -650,7 +646,7 @@ def test_a_query_that_is_to_commit_nothing_commits_nothing(
     assert admin.committed_offsets(group) == {}
 
 
-def test_a_group_that_can_not_commit_never_fails_the_query_nor_is_it_asked_at_once_again(
+def test_a_failed_group_commit_does_not_fail_the_query_and_is_not_repeated_at_once(
     cluster: SyncCluster, one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = count(1)
@@ -672,8 +668,8 @@ def test_a_group_that_can_not_commit_never_fails_the_query_nor_is_it_asked_at_on
     assert next(asked) == 2
 
 
-def test_a_leader_that_dies_costs_the_query_time_and_nothing_else() -> None:
-    """Neither an end that the next leader learns late nor a broker that is away counts as a loss."""
+def test_a_leader_that_dies_only_delays_the_query() -> None:
+    """Neither an end that the next leader does not know yet nor an unreachable broker is a loss."""
     with SyncCluster(3, transport="tcp") as brokers:
         brokers.create_topic("t", partitions=3)
         for partition in range(3):

@@ -1,4 +1,4 @@
-"""The stream's sink against a broker, its tasks and driver played by the test: no JVM."""
+"""The stream's sink against a broker, without a JVM: the test plays tasks and driver."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _numbers = count(1)
 
 
 def through_pickle(value: Any) -> Any:
-    """As it comes out on the other side, with Spark's own pickle."""
+    """Pickle and unpickle a value with Spark's own pickle."""
     return CPickleSerializer().loads(CPickleSerializer().dumps(value))
 
 
 class FakeTask:
-    """What a task sees of Spark."""
+    """The task context of Spark."""
 
     def __init__(
         self, query: str, batch: int, partition: int = 0, attempt: int = 0, run: str = "run"
@@ -77,7 +77,7 @@ Enter = Callable[[FakeTask | None], None]
 
 @pytest.fixture
 def enter(monkeypatch: pytest.MonkeyPatch) -> Enter:
-    """Be in this task from now on."""
+    """Enter the context of a task."""
     return lambda task: monkeypatch.setattr(TaskContext, "_taskContext", task)
 
 
@@ -87,7 +87,7 @@ def query() -> str:
 
 
 def writer(cluster: SyncCluster, topic: str, **options: str) -> KafkaliteStreamWriter:
-    """As it comes out of Spark's pickle."""
+    """Return a writer that Spark has pickled."""
     given = CaseInsensitiveDict({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic})
     given.update(options)
     made = KafkaliteStreamWriter(given, SCHEMA, False)
@@ -101,7 +101,7 @@ def rows(*values: str) -> Iterator[Any]:
 
 
 def committed(cluster: SyncCluster, topic: str) -> list[str]:
-    """What a read_committed reader sees now, up to the last stable offsets."""
+    """Return the records that a read_committed reader sees now, up to the last stable offsets."""
 
     async def read() -> list[str]:
         settings: Any = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
@@ -143,7 +143,7 @@ def fail_after(batches: Iterable[Any]) -> Iterator[Any]:
 # --- a batch -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_seen_when_it_is_committed(
+def test_a_batch_is_visible_when_it_is_committed(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic)
@@ -176,7 +176,7 @@ def test_a_committed_batch_run_again_sends_nothing(
     enter(FakeTask(query, 3))
     sink.commit([sink.write(rows("a", "b"))], 3)
     ends = end_offsets(cluster, topic)
-    for partition in (0, 1):  # the re-run may be cut otherwise
+    for partition in (0, 1):  # the second run may be split differently
         enter(FakeTask(query, 3, partition, run="run-2"))
         again = sink.write(rows("a" if partition == 0 else "b"))
         assert (again.rows, again.prepared) == (1, None)
@@ -188,7 +188,7 @@ def test_a_committed_batch_run_again_sends_nothing(
 def test_a_batch_not_committed_is_written_by_its_second_run_only(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
-    """The driver died before the commit; the second run is cut otherwise."""
+    """The driver died before the commit; the second run is split differently."""
     sink = writer(cluster, topic)
     for partition, value in enumerate(("a", "b")):
         enter(FakeTask(query, 0, partition))
@@ -198,10 +198,10 @@ def test_a_batch_not_committed_is_written_by_its_second_run_only(
     assert committed(cluster, topic) == ["a", "b"]
 
 
-def test_an_attempt_that_lost_is_never_seen(
+def test_a_losing_attempt_is_never_visible(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
-    """A speculative copy, or a first attempt whose answer was lost."""
+    """A speculative copy, or a first attempt whose response was lost."""
     sink = writer(cluster, topic)
     enter(FakeTask(query, 0, 0, attempt=0))
     sink.write(rows("a"))
@@ -216,7 +216,7 @@ def test_a_zombie_attempt_after_the_commit_is_refused(
     sink = writer(cluster, topic)
 
     def slow() -> Iterator[Any]:
-        yield from rows(*("x" * 300_000 for _ in range(8)))  # some of it is on its way by the time
+        yield from rows(*("x" * 300_000 for _ in range(8)))  # some of it has been sent by then
         enter(FakeTask(query, 0, 0, attempt=1))
         sink.commit([sink.write(rows("a"))], 0)
         yield from rows(*("x" * 300_000 for _ in range(8)))
@@ -240,7 +240,7 @@ def test_a_task_that_fails_aborts_what_it_wrote(
     assert committed(cluster, topic) == ["a"]
 
 
-def test_abort_takes_back_and_the_batch_can_run_again(
+def test_after_an_abort_the_batch_can_run_again(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic)
@@ -255,10 +255,10 @@ def test_abort_takes_back_and_the_batch_can_run_again(
 
 
 @pytest.mark.parametrize("name", [None, "sink-of-its-own"])
-def test_abort_finds_attempts_that_told_nobody(
+def test_abort_finds_attempts_without_a_message(
     cluster: SyncCluster, topic: str, enter: Enter, query: str, name: str | None
 ) -> None:
-    """A query that is stopped: Spark ends a task's input early, and hears nothing any more."""
+    """A stopped query: Spark ends a task's input early, and its message is never delivered."""
     sink_name = {} if name is None else {"sinkName": f"{name}-{query}"}
     sink = writer(cluster, topic, checkpointLocation=f"/checkpoints/{query}", **sink_name)
     sink_id = f"spark-{sink_name.get('sinkName', query)}"
@@ -275,7 +275,7 @@ def test_abort_finds_attempts_that_told_nobody(
     assert committed(cluster, topic) == ["b"]
 
 
-def test_an_attempt_that_still_writes_is_shut_out_by_the_abort(
+def test_the_abort_fences_an_attempt_that_still_writes(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic, checkpointLocation=f"/checkpoints/{query}")
@@ -291,8 +291,10 @@ def test_an_attempt_that_still_writes_is_shut_out_by_the_abort(
     assert open_members(cluster, f"spark-{query}") == []
 
 
-def test_abort_leaves_others_alone(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
-    """Another query of the same options, and another batch of this one."""
+def test_abort_does_not_touch_other_queries_and_batches(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """Another query with the same options, and another batch of this query."""
     mine, other = (
         writer(cluster, topic, checkpointLocation=f"/checkpoints/{name}") for name in (query, f"{query}-b")
     )
@@ -306,8 +308,10 @@ def test_abort_leaves_others_alone(cluster: SyncCluster, topic: str, enter: Ente
     assert committed(cluster, topic) == ["b", "c"]
 
 
-def test_abort_leaves_another_topic_alone(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
-    """Of queries in containers, say, each with its own directory of the same path."""
+def test_abort_does_not_touch_another_topic(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
+    """For example queries in containers, each with its own directory of the same path."""
     cluster.create_topic(f"{topic}-b", partitions=3)
     mine, other = (writer(cluster, name, checkpointLocation="/checkpoint") for name in (topic, f"{topic}-b"))
     enter(FakeTask(query, 0))
@@ -317,7 +321,7 @@ def test_abort_leaves_another_topic_alone(cluster: SyncCluster, topic: str, ente
     assert committed(cluster, f"{topic}-b") == ["b"]
 
 
-def test_abort_without_a_checkpoint_location_takes_back_what_was_told(
+def test_abort_without_a_checkpoint_location_aborts_finished_tasks(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic)
@@ -352,10 +356,10 @@ def test_a_batch_without_rows_is_recorded_as_finished(
         assert group.last_batch_id() == 4
 
 
-def test_no_messages_are_nothing_to_commit(
+def test_without_messages_there_is_nothing_to_commit(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
-    """Neither the topic nor the query's place in its batches changes."""
+    """Neither the topic nor the query's last batch changes."""
     sink = writer(cluster, topic)
     enter(FakeTask(query, 0))
     sink.commit([sink.write(rows("a"))], 0)
@@ -371,13 +375,13 @@ def test_no_messages_are_nothing_to_commit(
     assert committed(cluster, topic) == ["a", "b"]
 
 
-# --- what can't be -----------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_before_the_last_is_refused(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
-    """A new checkpoint under an old name would lose its first batches."""
+    """A new checkpoint with an old name would lose its first batches."""
     sink = writer(cluster, topic, sinkName=f"sink-{query}")
     enter(FakeTask(query, 7))
     sink.commit([sink.write(rows("a"))], 7)
@@ -389,7 +393,7 @@ def test_a_batch_before_the_last_is_refused(
         sink.commit([empty], 6)
 
 
-def test_the_same_batch_of_another_query_is_not_taken_for_written(
+def test_the_same_batch_of_another_query_does_not_count_as_written(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic, sinkName=f"sink-{query}")
@@ -401,7 +405,9 @@ def test_the_same_batch_of_another_query_is_not_taken_for_written(
         sink.commit([stranger], 0)
 
 
-def test_nor_one_without_rows(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+def test_a_batch_without_rows_of_another_query_is_refused_too(
+    cluster: SyncCluster, topic: str, enter: Enter, query: str
+) -> None:
     sink = writer(cluster, topic, sinkName=f"sink-{query}")
     for _ in range(2):  # the same query may
         enter(FakeTask(query, 0))
@@ -415,7 +421,7 @@ def test_nor_one_without_rows(cluster: SyncCluster, topic: str, enter: Enter, qu
     assert committed(cluster, topic) == ["a"]
 
 
-def test_a_task_open_for_too_long_is_told_as_such(
+def test_a_task_whose_transaction_timed_out_is_reported(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic, **{"kafka.transaction.timeout.ms": "300"})
@@ -430,7 +436,7 @@ def test_a_task_open_for_too_long_is_told_as_such(
     assert committed(cluster, topic) == ["a"]
 
 
-def test_a_task_that_writes_for_too_long_is_told_as_such(
+def test_a_task_that_writes_past_the_timeout_is_reported(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     def slow() -> Iterator[Any]:
@@ -446,7 +452,7 @@ def test_a_task_that_writes_for_too_long_is_told_as_such(
 
 
 def wait_until_closed(cluster: SyncCluster, sink_id: str) -> None:
-    """The coordinator aborts it by its own clock."""
+    """Wait until the coordinator has aborted the transaction, by its own clock."""
     deadline_s = time.monotonic() + 20
     with Admin(cluster.bootstrap_servers) as admin:
         while any(one.state == "Ongoing" for one in admin.describe_transaction_group(sink_id).writers):
@@ -454,7 +460,7 @@ def wait_until_closed(cluster: SyncCluster, sink_id: str) -> None:
             time.sleep(0.02)
 
 
-def test_a_time_out_above_the_brokers_limit_is_lowered(topic: str, enter: Enter, query: str) -> None:
+def test_a_timeout_above_the_brokers_limit_is_lowered(topic: str, enter: Enter, query: str) -> None:
     with SyncCluster(transport="tcp", transaction_max_timeout_ms=5_000) as small:
         small.create_topic("out", partitions=3)
         sink = writer(small, "out")
@@ -469,7 +475,7 @@ def test_outside_a_task(cluster: SyncCluster, topic: str, enter: Enter) -> None:
         writer(cluster, topic).write(rows("a"))
 
 
-def test_errors_come_with_the_writer(cluster: SyncCluster) -> None:
+def test_errors_are_raised_by_the_writer(cluster: SyncCluster) -> None:
     servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
     with pytest.raises(SinkSchemaError):
         KafkaliteStreamWriter(servers, SCHEMA, overwrite=False)
@@ -480,7 +486,7 @@ def test_errors_come_with_the_writer(cluster: SyncCluster) -> None:
 @pytest.mark.parametrize(
     "setting", [("retries", "0"), ("linger.ms", "200000"), ("buffer.memory", "1000")], ids=lambda one: one[0]
 )
-def test_settings_that_do_not_fit_come_with_the_writer(setting: tuple[str, str]) -> None:
+def test_contradictory_settings_are_refused_by_the_writer(setting: tuple[str, str]) -> None:
     name, value = setting
     options = {"kafka.bootstrap.servers": "h:1", "topic": "out", f"kafka.{name}": value}
     with pytest.raises(SparkOptionError, match=rf"kafka\.{name}"):
@@ -492,13 +498,13 @@ def test_complete_mode_overwrites_by_name_only(cluster: SyncCluster, topic: str)
     assert KafkaliteStreamWriter(options, SCHEMA, True).options.topic == topic
 
 
-def test_the_coordinator_fails_over_under_a_commit(topic: str, enter: Enter, query: str) -> None:
+def test_the_coordinator_fails_over_during_a_commit(topic: str, enter: Enter, query: str) -> None:
     with SyncCluster(brokers=3, transport="tcp") as three:
         three.create_topic("out", partitions=3)
         sink = writer(three, "out")
         enter(FakeTask(query, 0))
         written = sink.write(rows("a"))
-        for node_id in (1, 2, 3):  # the coordinator among them, wherever it is
+        for node_id in (1, 2, 3):  # one of them is the coordinator
             three.restart(node_id)
         sink.commit([written], 0)
         assert committed(three, "out") == ["a"]
@@ -508,7 +514,7 @@ def test_the_coordinator_fails_over_under_a_commit(topic: str, enter: Enter, que
 def test_a_broker_that_restarts_is_waited_for(
     enter: Enter, query: str, exactly_once: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the task, and by the commit, neither of which has a connection by then."""
+    """By the task and by the commit, which have no connection at that time."""
     with SyncCluster(transport="tcp") as lone:
         lone.create_topic("out", partitions=3)
         sink = writer(lone, "out", exactlyOnce=exactly_once)
@@ -530,7 +536,9 @@ def test_a_broker_that_restarts_is_waited_for(
         assert committed(lone, "out") == ["a"]
 
 
-def test_brokers_that_stay_away_are_told(enter: Enter, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_stay_unreachable_are_reported(
+    enter: Enter, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sink_commit, "COMMIT_TIMEOUT_MS", 0)
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
     sink = KafkaliteStreamWriter({**options, "kafka.request.timeout.ms": "1"}, SCHEMA)
@@ -541,8 +549,8 @@ def test_brokers_that_stay_away_are_told(enter: Enter, query: str, monkeypatch: 
         sink.commit([sink.write(iter([]))], 0)
 
 
-def test_nothing_is_left_of_a_batch(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
-    """A worker lives for many tasks, of which some fail."""
+def test_no_state_is_left_of_a_batch(cluster: SyncCluster, topic: str, enter: Enter, query: str) -> None:
+    """A worker runs many tasks, of which some fail."""
 
     def run(batch: int) -> int:
         sink = writer(cluster, topic, sinkName=f"sink-{query}")
@@ -561,7 +569,7 @@ def test_nothing_is_left_of_a_batch(cluster: SyncCluster, topic: str, enter: Ent
 # --- at least once -----------------------------------------------------------------------------------
 
 
-def test_at_least_once_is_seen_as_it_is_written(
+def test_at_least_once_is_visible_as_it_is_written(
     cluster: SyncCluster, topic: str, enter: Enter, query: str
 ) -> None:
     sink = writer(cluster, topic, exactlyOnce="false")

@@ -1,4 +1,4 @@
-"""What a task attempt sends: batches, limits, order. The tasks are played by the test."""
+"""The records that a task attempt sends: batches, limits, order. The test plays the tasks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def task(partition: int = 0, batch_id: int = 0) -> TaskIdentity:
 
 
 def write(cluster: SyncCluster, topic: str | None, *batches: Any, **given: str) -> list[Record]:
-    """At least once, for what is written is looked at here; records of the topic by partition."""
+    """Write at least once, and return the records of the topic by partition."""
     given = {"exactlyOnce": "false", **given}
     columns = columns_of(batches[0])
     columns = columns if topic is None else columns._replace(topic=None)
@@ -97,7 +97,7 @@ def test_every_column_is_written(cluster: SyncCluster) -> None:
     assert (second.partition, second.key, second.value, second.headers) == (2, b"", None, ())
 
 
-def test_a_row_without_timestamp_has_that_of_writing(cluster: SyncCluster, topic: str) -> None:
+def test_a_row_without_timestamp_has_the_time_of_writing(cluster: SyncCluster, topic: str) -> None:
     import time
 
     before_ms = time.time_ns() // 1_000_000
@@ -128,7 +128,7 @@ def test_keys_keep_their_order_over_many_batches(cluster: SyncCluster, topic: st
         assert [record.value for record in own] == [b"%d-%d" % (round_, number) for round_ in range(50)]
 
 
-def test_rows_without_key_go_to_the_next_partition_by_the_batch(cluster: SyncCluster, topic: str) -> None:
+def test_each_batch_of_rows_without_key_goes_to_the_next_partition(cluster: SyncCluster, topic: str) -> None:
     batches = [batch_of(value=[b"x" * 900]) for _ in range(6)]
     records = write(cluster, topic, *batches, **{"kafka.max.request.size": "1100"})
     assert sorted(record.partition for record in records) == [0, 0, 1, 1, 2, 2]
@@ -150,21 +150,21 @@ def test_tasks_begin_with_different_partitions(cluster: SyncCluster, topic: str)
     assert sorted(record.partition for record in cluster.records(topic)) == [0, 1, 2]
 
 
-def test_batches_are_no_larger_than_the_topic_takes(cluster: SyncCluster, topic: str) -> None:
+def test_batches_are_no_larger_than_the_topic_allows(cluster: SyncCluster, topic: str) -> None:
     with Admin(cluster.bootstrap_servers) as admin:
         admin.alter_configs("topic", topic, {"max.message.bytes": "5000"})
     records = write(cluster, topic, batch_of(value=[b"x" * 500] * 100))
     assert len(records) == 100
 
 
-def test_a_row_that_the_topic_does_not_take(cluster: SyncCluster, topic: str) -> None:
+def test_a_row_that_the_topic_does_not_accept(cluster: SyncCluster, topic: str) -> None:
     with Admin(cluster.bootstrap_servers) as admin:
         admin.alter_configs("topic", topic, {"max.message.bytes": "5000"})
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
         write(cluster, topic, batch_of(value=[b"x" * 6_000]))
 
 
-def test_a_topic_that_is_not_there(cluster: SyncCluster) -> None:
+def test_a_missing_topic(cluster: SyncCluster) -> None:
     with pytest.raises(InvalidTopicError):
         write(cluster, None, batch_of(value=[b"1"], topic=["no/such topic"]))
 
@@ -189,7 +189,7 @@ def test_no_rows_open_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class CountingProducer:
-    """Takes batches, and knows how much was held back when each one came."""
+    """Records batches, and how many bytes were open when each one was sent."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
@@ -206,7 +206,7 @@ class CountingProducer:
 
 
 def test_open_batches_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand partitions of which none has enough for a batch."""
+    """A thousand partitions, none of which fills a batch."""
     monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 100_000)
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
     producer = CountingProducer(1_000)
@@ -234,8 +234,8 @@ def test_batches_are_filled_over_arrow_batches(monkeypatch: pytest.MonkeyPatch) 
     assert min(producer.sizes[:-1]) > 35_000
 
 
-def test_few_rows_do_not_hold_the_arrow_batch_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rare key among common ones, or a task would keep every batch that it ever saw."""
+def test_few_rows_do_not_keep_their_arrow_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare key among common ones: otherwise a task would keep every batch."""
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
     given = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1", "topic": "t"}, is_stream=True)
     batch = batch_of(value=[b"x" * 1_000] * 1_000, partition=[0] * 999 + [1])
@@ -252,18 +252,18 @@ def outlet_to(producer: CountingProducer, batch: Any, **given: str) -> TopicWrit
     return TopicWriter(producer, columns_of(batch), SinkOptions.parse(options, is_stream=True), task())
 
 
-def test_batches_that_are_put_together_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_batches_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1_000)
     producer = CountingProducer(1)
     outlet = outlet_to(producer, batch_of(value=[b""]))
-    for size_bytes in (600, 390):  # with 5 bytes of each record beside them exactly the limit
+    for size_bytes in (600, 390):  # with the 5 bytes of overhead per record exactly the limit
         outlet.write(batch_of(value=[b"x" * size_bytes]))
     outlet.flush()
     assert max(producer.sizes) <= 1_000
 
 
-def test_many_small_shares_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An Arrow slice of one row costs far more than its bytes."""
+def test_many_small_slices_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Arrow slice of one row needs far more memory than its bytes."""
     monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 1_000_000)
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
     batch = batch_of(value=[b"x"] * 1_000, partition=list(range(1_000)))
@@ -273,8 +273,8 @@ def test_many_small_shares_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     assert 0 < pieces * task_writer.PIECE_BYTES <= 1_000_000
 
 
-def test_small_shares_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else their fixed costs would leave room for batches of a few rows only."""
+def test_small_slices_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise their fixed costs would allow batches of a few rows only."""
     monkeypatch.setattr(task_writer, "MAX_OPEN_BYTES", 1_000_000)
     monkeypatch.setattr(task_writer, "_max_message_bytes", lambda options, topic: 1 << 20)
     batch = batch_of(value=[b"x"] * 50, partition=list(range(50)))
@@ -290,7 +290,7 @@ def test_small_shares_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 @pytest.mark.parametrize("partitioner", ["roundrobin", "sticky", "hash", "random"])
-def test_rows_of_a_partition_leave_in_the_order_they_came(
+def test_rows_of_a_partition_are_sent_in_input_order(
     monkeypatch: pytest.MonkeyPatch, partitions: int, partitioner: str
 ) -> None:
     """With and without key, with and without partition, in Arrow batches of one kind and of all."""

@@ -1,4 +1,4 @@
-"""The judge of copies: it finds what is lost, doubled, foreign, out of order, or read twice differently."""
+"""The verdict on copies finds lost, duplicate, foreign, misordered and differently repeated records."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ LOGGED = {0: end(3), 1: end(6)}
 PLANNED = [planned(0, 3), planned(3, 6)]
 
 
-def test_a_whole_copy_is_well() -> None:
+def test_a_complete_copy_passes() -> None:
     assert check_copy(INPUTS, WHOLE) == []
     assert check_order(WHOLE, PLANNED, LOGGED) == []
     assert check_replays(PLANNED, LOGGED) == []
     assert duplicates(WHOLE) == 0
 
 
-def test_a_lost_record_is_told_in_both_modes() -> None:
+def test_a_lost_record_is_reported_in_both_modes() -> None:
     for at_least_once in (False, True):
         (problem,) = check_copy(INPUTS, WHOLE[1:], at_least_once=at_least_once)
         assert problem.startswith("1 lost: ")
 
 
-def test_a_doubled_record_is_told_unless_allowed() -> None:
+def test_a_duplicate_record_is_reported_unless_allowed() -> None:
     (problem,) = check_copy(INPUTS, [*WHOLE, WHOLE[3]])
     assert problem.startswith("1 doubled: ")
     assert check_copy(INPUTS, [*WHOLE, WHOLE[3]], at_least_once=True) == []
@@ -57,17 +57,17 @@ def test_a_doubled_record_is_told_unless_allowed() -> None:
 
 
 @pytest.mark.parametrize("stranger", [Seen(0, 99, b"k", b"0/9:V"), Seen(0, 99, b"other", WHOLE[0].value)])
-def test_a_record_that_is_no_copy_is_told(stranger: Seen) -> None:
+def test_a_foreign_record_is_reported(stranger: Seen) -> None:
     (problem,) = check_copy(INPUTS, [*WHOLE, stranger])
     assert problem.startswith("1 foreign: ")
 
 
-def test_batches_in_the_wrong_order_are_told() -> None:
+def test_batches_in_the_wrong_order_are_reported() -> None:
     (problem,) = check_order(copied((0, 3), (0, 0), (0, 1)), PLANNED, LOGGED)
     assert "out of order" in problem
 
 
-def test_records_of_one_task_in_the_wrong_order_are_told() -> None:
+def test_records_of_one_task_in_the_wrong_order_are_reported() -> None:
     (problem,) = check_order(copied((0, 1), (0, 0)), PLANNED, LOGGED)
     assert "in batch 0" in problem
 
@@ -77,25 +77,25 @@ def test_tasks_of_one_batch_may_be_interleaved_and_partitions_too() -> None:
     assert check_order(outputs, [planned(0, 3, 2), planned(3, 6)], LOGGED) == []
 
 
-def test_a_batch_read_differently_when_run_again_is_told() -> None:
+def test_a_repeated_batch_that_reads_differently_is_reported() -> None:
     (problem,) = check_replays([planned(0, 3), Planned(end(3), (("t", 0, 1, 3),)), planned(3, 6)], LOGGED)
     assert "batch 0 was read differently" in problem
 
 
-def test_a_batch_split_differently_when_run_again_is_the_same() -> None:
+def test_a_repeated_batch_may_be_split_differently() -> None:
     assert check_replays([planned(0, 3), planned(0, 3, 1), planned(3, 6)], LOGGED) == []
 
 
-def test_a_hole_between_batches_is_told() -> None:
+def test_a_gap_between_batches_is_reported() -> None:
     problems = check_replays([planned(0, 3), planned(4, 6)], LOGGED)
     assert len(problems) == 2 and "the one before ended at 3" in problems[0]
 
 
-def test_a_batch_nobody_planned_is_told() -> None:
+def test_an_unplanned_batch_is_reported() -> None:
     assert check_replays(PLANNED[:1], LOGGED) == ["batch 1 was logged and never planned"]
 
 
-def test_a_plan_strikes_once_at_the_first_chance(tmp_path: Any) -> None:
+def test_a_plan_strikes_once_at_the_first_opportunity(tmp_path: Any) -> None:
     plan = FaultPlan(tmp_path, plan_text({"task-fails": 3}))
     assert not plan.strikes("task-fails", 2)
     assert not plan.strikes("before-commit", 9)
@@ -104,7 +104,7 @@ def test_a_plan_strikes_once_at_the_first_chance(tmp_path: Any) -> None:
     assert plan.struck() == {"task-fails": 4}
 
 
-def test_help_is_asked_for_and_waited_for(tmp_path: Any) -> None:
+def test_another_process_is_asked_to_kill(tmp_path: Any) -> None:
     plan = FaultPlan(tmp_path)
     plan.done("more-input")
     plan.ask("more-input")

@@ -1,4 +1,4 @@
-"""What workers of Spark's leave out of their collections."""
+"""Objects that Spark's workers exclude from garbage collection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_frozen(thing: Any) -> bool:
     return not any(thing is other for other in gc.get_objects())
 
 
-def test_what_is_there_at_the_second_use_is_left_out() -> None:
+def test_objects_of_the_second_use_are_excluded() -> None:
     kept = Cycle()
     spare_collections("write")
     assert not is_frozen(kept)
@@ -37,8 +37,8 @@ def test_what_is_there_at_the_second_use_is_left_out() -> None:
     assert is_frozen(kept)
 
 
-def test_once_for_each_use() -> None:
-    """What comes to be later is collected as ever."""
+def test_each_use_freezes_once() -> None:
+    """Later objects are collected as usual."""
     for _ in range(2):
         spare_collections("write")
     later = Cycle()
@@ -50,7 +50,7 @@ def test_once_for_each_use() -> None:
     assert is_frozen(later)
 
 
-def test_garbage_goes_before() -> None:
+def test_existing_garbage_is_collected_first() -> None:
     import weakref
 
     garbage = weakref.ref(Cycle())
@@ -63,7 +63,7 @@ def test_garbage_goes_before() -> None:
     assert garbage() is None
 
 
-def test_a_process_that_is_no_worker_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_not_a_worker_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_REUSE_WORKER")
     kept = Cycle()
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_process_that_is_no_worker_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
-def test_the_sink_spares_them_in_every_process(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sink_excludes_objects_in_every_process(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the writer is made, where it writes, and where it commits."""
     pytest.importorskip("pyspark")
     pytest.importorskip("pyarrow")

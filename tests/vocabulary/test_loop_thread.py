@@ -1,4 +1,4 @@
-"""The loop behind the blocking clients."""
+"""The event loop in a thread that the blocking clients, Raft and the blocking test cluster use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the queries of a pipeline keep how far they are, and write; no JVM."""
+"""Checkpoints and outputs of a pipeline's queries, without a JVM."""
 
 from __future__ import annotations
 
@@ -38,15 +38,13 @@ def pipeline(*sinks: str) -> Pipeline:
         (["sinks.a", "sinks.b"], ["/cp/a", "/cp/b"]),
     ],
 )
-def test_a_sink_that_is_added_leaves_the_others_where_they_are(
-    sinks: list[str], directories: list[str]
-) -> None:
+def test_an_added_sink_does_not_move_the_others(sinks: list[str], directories: list[str]) -> None:
     found = pipeline(*sinks)
     assert [checkpoint_path("/cp", found, sink) for sink in found.sinks] == directories
 
 
 def test_a_checkpoint_of_other_sinks_is_refused(tmp_path: Path) -> None:
-    """Nothing of it would be found: all queries would begin anew, and write everything once more."""
+    """Otherwise the queries would find no checkpoint and write everything again."""
     one, several = tmp_path / "one", tmp_path / "several"
     one.mkdir()
     (one / "metadata").touch()
@@ -70,7 +68,7 @@ def test_a_checkpoint_of_other_sinks_is_refused(tmp_path: Path) -> None:
         ([], [], True),
         ([], [0, 1], True),
         (["0", "1", ".0.crc"], ["0", "1"], True),
-        (["0"], ["0", "1"], True),  # the last is run again
+        (["0"], ["0", "1"], True),  # the last batch is repeated
         (["9.compact", "10"], ["9", "10", "11"], True),
         (["0"], [], False),
         (["9.compact", "10"], ["0", "1"], False),
@@ -80,7 +78,7 @@ def test_a_checkpoint_of_other_sinks_is_refused(tmp_path: Path) -> None:
 def test_files_of_another_checkpoint_are_refused(
     tmp_path: Path, written: list[str], planned: list[str], is_own: bool
 ) -> None:
-    """Spark would skip batch 0 of a query begun anew, for batch 0 is written; and end without an error."""
+    """Spark would skip batch 0 of a new query because batch 0 is written, without an error."""
     for directory, names in (("out/_spark_metadata", written), ("cp/offsets", planned)):
         (tmp_path / directory).mkdir(parents=True)
         for name in names:
@@ -95,7 +93,7 @@ def test_files_of_another_checkpoint_are_refused(
 
 
 def test_only_files_of_finished_batches_are_read(tmp_path: Path) -> None:
-    """What a killed run leaves is not in Spark's list; a compacted list holds all before it."""
+    """Files of a killed run are not in Spark's list; a compacted list has all earlier files."""
     assert written_files(tmp_path) is None
     log = tmp_path / "_spark_metadata"
     log.mkdir()

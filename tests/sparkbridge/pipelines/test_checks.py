@@ -1,4 +1,4 @@
-"""What a check function gets: a topic's records over several partitions, and differences it can show."""
+"""The methods of CheckRun: a topic's records over several partitions, and shown differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_records_and_rows(cluster: SyncCluster, topic: str) -> None:
     assert sum(row["n"] for row in run.rows()) == 2 * sum(range(50))
 
 
-def test_what_was_aborted_is_not_read(cluster: SyncCluster, topic: str) -> None:
+def test_aborted_records_are_not_read(cluster: SyncCluster, topic: str) -> None:
     from kafkalite.client.blocking.producer import Producer
 
     run = check_run(cluster.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""Schemas as text: what Spark takes is taken, what it refuses is refused with a reason."""
+"""Schemas as text: those that Spark accepts are accepted, others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkbridge.pipelines.ddl import parse_schema
         ("s STRUCT<a: INT, b: ARRAY<STRUCT<c: DATE>>>", [("s", "struct<a:int,b:array<struct<c:date>>>")]),
     ],
 )
-def test_what_spark_takes(text: str, fields: list[tuple[str, str]]) -> None:
+def test_schemas_that_spark_accepts(text: str, fields: list[tuple[str, str]]) -> None:
     assert [tuple(field) for field in parse_schema(text)] == fields
 
 
@@ -39,7 +39,7 @@ def test_what_spark_takes(text: str, fields: list[tuple[str, str]]) -> None:
         ("p DECIMAL(two)", "no type 'DECIMAL(two)'"),
     ],
 )
-def test_what_spark_refuses(text: str, reason: str) -> None:
+def test_schemas_that_spark_refuses(text: str, reason: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_schema(text)
     assert reason in str(caught.value)

@@ -1,4 +1,4 @@
-"""Mistakes that people make in a pipeline's file, and what they are told; all of them at once."""
+"""Mistakes in a pipeline's file, and how they are reported: all of them at once."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def good(text: str) -> Pipeline:
     return pipeline
 
 
-def told(text: str) -> str:
-    """Every problem on a line: ``[table] key message (hint)``."""
+def problems_of(text: str) -> str:
+    """Return every problem on a line: ``[table] key message (hint)``."""
     _, problems = parsed(text)
     return "\n".join(f"{each.place} {each.message} ({each.hint})" for each in problems)
 
@@ -90,7 +90,7 @@ def test_the_shortest_file() -> None:
     assert pipeline.source.decode.format == "none"
 
 
-def test_several_sinks_have_a_group_each() -> None:
+def test_each_of_several_sinks_has_a_group() -> None:
     text = changed("[sink]\n", "[sinks.priced]\n") + '\n[sinks.raw]\nfrom = "source"\nparquet = "raw"\n'
     pipeline = good(text)
     assert [(sink.name, sink.reads, pipeline.group_id(sink)) for sink in pipeline.sinks] == [
@@ -100,9 +100,9 @@ def test_several_sinks_have_a_group_each() -> None:
 
 
 def test_two_sinks_into_one_directory() -> None:
-    """Spark would take the batches of one for those of the other, and leave them out."""
+    """Spark would take the batches of one query for those of the other, and skip them."""
     text = changed('[sink]\ntopic = "priced"\nkey = "country"', '[sinks.a]\nparquet = "out"\n[sinks.b]\n')
-    assert told(text + 'parquet = "./out/"') == (
+    assert problems_of(text + 'parquet = "./out/"') == (
         "[sinks.b] parquet is the directory of [sinks.a], too: each needs one of its own ()"
     )
     good(text + 'parquet = "out/b"')
@@ -113,7 +113,7 @@ def test_a_wrong_kind_is_one_mistake() -> None:
         ('topic = "orders"', "topics = 'a'"),
         ('topic = "priced"\nkey = "country"', "console = 1"),
     ):
-        assert len(told(changed(old, new)).splitlines()) == 1
+        assert len(problems_of(changed(old, new)).splitlines()) == 1
 
 
 def test_a_single_named_sink_is_named_as_among_several() -> None:
@@ -121,7 +121,7 @@ def test_a_single_named_sink_is_named_as_among_several() -> None:
     assert pipeline.group_id(pipeline.sinks[0]) == "orders.priced"
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = """
     [pipelin]
     [source]
@@ -132,7 +132,7 @@ def test_everything_wrong_is_told_at_once() -> None:
     parquet = "p"
     output_mode = "apend"
     """
-    lines = told(text)
+    lines = problems_of(text)
     for part in (
         "[source] topc is not known here (did you mean topic?)",
         "[transform 1] sql give exactly one of sql and python",
@@ -198,7 +198,7 @@ def test_everything_wrong_is_told_at_once() -> None:
     ],
 )
 def test_a_mistake(old: str, new: str, expected: str) -> None:
-    assert expected in told(changed(old, new))
+    assert expected in problems_of(changed(old, new))
 
 
 @pytest.mark.parametrize(
@@ -216,18 +216,18 @@ def test_a_mistake(old: str, new: str, expected: str) -> None:
         ("[tabels]\n", "tabels is not known here (did you mean tables?)"),
     ],
 )
-def test_a_mistake_in_what_may_be_left_out(extra: str, expected: str) -> None:
-    assert expected in told(GOOD + extra)
+def test_a_mistake_in_an_optional_part(extra: str, expected: str) -> None:
+    assert expected in problems_of(GOOD + extra)
 
 
 def test_files_can_only_be_appended_to() -> None:
     text = changed('topic = "priced"\nkey = "country"', 'parquet = "x"\noutput_mode = "complete"')
-    assert "files can only be appended to" in told(text)
+    assert "files can only be appended to" in problems_of(text)
 
 
-def test_a_check_needs_something_to_look_at() -> None:
+def test_a_check_needs_a_sink_that_stores_rows() -> None:
     text = changed('topic = "priced"\nkey = "country"', "console = true") + '[check]\npython = "c.py:check"'
-    assert "[check] needs a sink that stores its rows" in told(text)
+    assert "[check] needs a sink that stores its rows" in problems_of(text)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_a_check_needs_something_to_look_at() -> None:
 )
 def test_sql_that_reads_only_views(sql: str) -> None:
     text = changed("SELECT * FROM source JOIN prices USING (id)", sql)
-    assert told(text) == ""
+    assert problems_of(text) == ""
 
 
-def test_a_view_of_elsewhere_is_a_warning() -> None:
+def test_an_unknown_view_is_a_warning() -> None:
     text = changed("JOIN prices", "JOIN warehouse_stock")
     pipeline, (problem,) = parsed(text)
     assert pipeline is not None
@@ -256,23 +256,23 @@ def test_a_view_of_elsewhere_is_a_warning() -> None:
     assert "reads 'warehouse_stock'" in problem.message
 
 
-def test_an_append_sink_below_an_aggregation_wants_a_watermark() -> None:
+def test_an_append_sink_after_an_aggregation_needs_a_watermark() -> None:
     grouped = changed(
         "SELECT * FROM source JOIN prices USING (id)", "SELECT count(*) FROM source GROUP BY id"
     )
-    assert "[sink] output_mode append needs a watermark where 'priced' groups" in told(grouped)
+    assert "[sink] output_mode append needs a watermark where 'priced' groups" in problems_of(grouped)
     with_one = grouped.replace("[sink]", 'watermark = { column = "time", delay = "1 minute" }\n[sink]')
-    assert told(with_one) == ""
+    assert problems_of(with_one) == ""
     assert good(with_one).steps[0].watermark == Watermark("time", "1 minute")
-    assert told(grouped.replace("[sink]", '[sink]\noutput_mode = "complete"')) == ""
+    assert problems_of(grouped.replace("[sink]", '[sink]\noutput_mode = "complete"')) == ""
 
 
 def test_a_watermark_has_a_delay() -> None:
     text = changed("[sink]", 'watermark = { column = "time", dely = "1 minute" }\n[sink]')
-    assert "[transform 1.watermark] delay is missing" in told(text)
-    assert "dely is not known here (did you mean delay?)" in told(text)
+    assert "[transform 1.watermark] delay is missing" in problems_of(text)
+    assert "dely is not known here (did you mean delay?)" in problems_of(text)
     text = changed("[sink]", 'watermark = { column = "time", delay = "soon" }\n[sink]')
-    assert "delay is 'soon', but must be a number and a unit" in told(text)
+    assert "delay is 'soon', but must be a number and a unit" in problems_of(text)
 
 
 def test_available_now_from_latest_reads_nothing() -> None:
@@ -307,17 +307,17 @@ def test_text_by_named_groups() -> None:
 
 
 def test_text_and_its_mistakes() -> None:
-    assert "'sttus' is not a group of the pattern (did you mean status?)" in told(
+    assert "'sttus' is not a group of the pattern (did you mean status?)" in problems_of(
         TEXT.replace("SCHEMA", 'schema = "sttus INT"')
     )
-    assert "no array<int> can be read from text" in told(
+    assert "no array<int> can be read from text" in problems_of(
         TEXT.replace("SCHEMA", 'schema = "status ARRAY<INT>"')
     )
     unclosed = TEXT.replace("SCHEMA", "").replace("(?P<status>", "((?P<status>")
-    assert "pattern is not a regular expression" in told(unclosed)
+    assert "pattern is not a regular expression" in problems_of(unclosed)
     nameless = TEXT.replace("SCHEMA", "").replace("?P<status>", "").replace("?<client>", "")
-    assert "has no named group" in told(nameless)
-    assert "mode is 'DROP', but must be one of" in told(TEXT.replace("SCHEMA", 'mode = "DROP"'))
+    assert "has no named group" in problems_of(nameless)
+    assert "mode is 'DROP', but must be one of" in problems_of(TEXT.replace("SCHEMA", 'mode = "DROP"'))
     assert good(TEXT.replace("SCHEMA", 'mode = "dropmalformed"')).source.decode.mode == "DROPMALFORMED"
 
 
@@ -369,6 +369,6 @@ def test_intervals(text: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "document", [{}, {"pipeline": 1}, {"sink": []}, {"transform": "x"}, {"source": {"options": 1}}]
 )
-def test_nothing_makes_it_raise(document: dict[str, Any]) -> None:
+def test_no_document_makes_the_parser_raise(document: dict[str, Any]) -> None:
     _, problems = parse_pipeline(document)
     assert any(not each.is_warning for each in problems)

@@ -1,4 +1,4 @@
-"""The input of a demo, on a broker; no JVM."""
+"""The input of a demo on a broker, without a JVM."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> files.PipelineFile:
 def test_topics_that_exist_are_refused_before_any_is_made(
     cluster: SyncCluster, file: files.PipelineFile
 ) -> None:
-    """A second try after deleting what the first one named must not meet what the first one made."""
+    """Otherwise, after deleting the named topics, a second try would find the created ones."""
     cluster.create_topic("demo-in")
     with pytest.raises(TopicAlreadyExistsError, match="demo-in exists; a demo creates its topics") as caught:
         demo.fill(file, cluster.bootstrap_servers)

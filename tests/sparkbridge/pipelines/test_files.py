@@ -1,4 +1,4 @@
-"""Files of pipelines: lines of problems, --set, what a file names, and the examples."""
+"""Pipeline files: lines of problems, --set, referenced files, and the examples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(place: Path, text: str, *overrides: str) -> list[str]:
+def problem_lines(place: Path, text: str, *overrides: str) -> list[str]:
     path = place / "pipeline.toml"
     path.write_text(text)
     file = files.read(path, overrides)
@@ -62,11 +62,11 @@ def told(place: Path, text: str, *overrides: str) -> list[str]:
 
 
 def test_a_good_file(place: Path) -> None:
-    assert told(place, GOOD) == []
-    assert files.read(place).path == place / "pipeline.toml"  # a directory will do
+    assert problem_lines(place, GOOD) == []
+    assert files.read(place).path == place / "pipeline.toml"  # a directory is accepted
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(tmp_path / "nothing.toml")
 
@@ -108,24 +108,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_the_line_of_a_mistake(place: Path, old: str, new: str, expected: str) -> None:
     assert old in GOOD
-    lines = told(place, GOOD.replace(old, new))
+    lines = problem_lines(place, GOOD.replace(old, new))
     assert [line for line in lines if line.startswith(expected)], lines
 
 
-def test_python_that_is_none(place: Path) -> None:
+def test_invalid_python(place: Path) -> None:
     (place / "steps.py").write_text("def price(:\n")
-    (line,) = told(place, GOOD)
+    (line,) = problem_lines(place, GOOD)
     assert "steps.py:1 is not Python" in line
 
 
-def test_an_imported_function_will_do(place: Path) -> None:
+def test_an_imported_function_is_accepted(place: Path) -> None:
     (place / "steps.py").write_text("from elsewhere import work as price\n")
-    assert told(place, GOOD) == []
+    assert problem_lines(place, GOOD) == []
 
 
-def test_files_that_are_missing_are_told_with_all_else(place: Path) -> None:
+def test_missing_files_are_reported_with_all_other_mistakes(place: Path) -> None:
     text = GOOD.replace('topic = "priced"', 'topic = 7\n[demo]\nload = ""').replace("prices.csv", "price.csv")
-    assert [line.split(";")[0] for line in told(place, text)] == [
+    assert [line.split(";")[0] for line in problem_lines(place, text)] == [
         "p.toml:10: [tables.prices] csv: there is no price.csv",
         "p.toml:21: [sink] topic is 7, but must be a string",
         "p.toml:23: [demo] load is empty",
@@ -136,15 +136,18 @@ def test_files_that_are_missing_are_told_with_all_else(place: Path) -> None:
 @pytest.mark.parametrize(
     "old", ['"prices.csv"', '"steps.py:price"', 'topic = "priced"', 'trigger = "5 seconds"']
 )
-def test_a_path_that_can_be_none(place: Path, old: str, path: str) -> None:
+def test_an_invalid_path(place: Path, old: str, path: str) -> None:
     new = {
         '"prices.csv"': f'"{path}"',
         '"steps.py:price"': f'"{path}.py:price"',
         'topic = "priced"': f'parquet = "{path}"',
         'trigger = "5 seconds"': f'checkpoint = "{path}"\ntrigger = "5 seconds"',
     }[old]
-    lines = told(place, GOOD.replace(old, new))
-    is_made = path == "x" * 300 and old in {'topic = "priced"', 'trigger = "5 seconds"'}  # the run will tell
+    lines = problem_lines(place, GOOD.replace(old, new))
+    is_made = path == "x" * 300 and old in {
+        'topic = "priced"',
+        'trigger = "5 seconds"',
+    }  # the run will report it
     assert is_made or [line for line in lines if "is not a valid path" in line or "can't be read" in line], (
         lines
     )
@@ -165,11 +168,11 @@ def test_a_path_that_can_be_none(place: Path, old: str, path: str) -> None:
 )
 def test_the_file_of_a_table(place: Path, path: str, is_there: bool) -> None:
     text = GOOD.replace("prices.csv", path.replace("/PLACE", str(place)))
-    assert told(place, text) == [] if is_there else "there is no" in told(place, text)[0]
+    assert problem_lines(place, text) == [] if is_there else "there is no" in problem_lines(place, text)[0]
 
 
-def test_a_function_can_be_sent_to_a_process_that_cannot_import_it(place: Path) -> None:
-    """A UDF is pickled for Spark's workers, with what it refers to in its file."""
+def test_a_function_can_be_pickled_for_a_process_that_cannot_import_it(place: Path) -> None:
+    """A UDF is pickled for Spark's workers, with the objects of its file that it uses."""
     pickled = place / "function.pickle"
     (place / "steps.py").write_text(
         "MARK = '!'\n\ndef louder(text):\n    return text.upper() + MARK\n\ndef price(): return louder\n"
@@ -194,13 +197,13 @@ def test_a_function_can_be_sent_to_a_process_that_cannot_import_it(place: Path) 
         ("a.b=c=d", {"a": {"b": "c=d"}}),
     ],
 )
-def test_set(override: str, expected: Any) -> None:
+def test_an_override_sets_a_value(override: str, expected: Any) -> None:
     document: dict[str, Any] = {}
     apply_override(document, override)
     assert document == expected
 
 
-def test_set_in_a_list() -> None:
+def test_an_override_in_a_list() -> None:
     document = {"transform": [{"sql": "a"}, {"sql": "b"}]}
     apply_override(document, "transform.2.sql=SELECT 1")
     assert document["transform"] == [{"sql": "a"}, {"sql": "SELECT 1"}]
@@ -216,7 +219,7 @@ def test_set_in_a_list() -> None:
         ("transform.sql=x", "select one, from 1"),
     ],
 )
-def test_set_that_cant_be_meant(override: str, message: str) -> None:
+def test_an_invalid_override(override: str, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         apply_override({"pipeline": {"name": "p"}, "transform": [{"sql": "a"}]}, override)
 
@@ -231,7 +234,7 @@ def test_lines_of_keys_in_tables_of_one_line() -> None:
     assert find_line("sorce = 1\n", "", "sorce") == 1
 
 
-def test_pipelines_are_found_here_and_one_below(place: Path) -> None:
+def test_pipelines_are_found_in_a_directory_and_one_below(place: Path) -> None:
     (place / "pipeline.toml").write_text(GOOD)
     (place / "pyproject.toml").write_text("[project]\n")
     below = place / "b"
@@ -240,7 +243,7 @@ def test_pipelines_are_found_here_and_one_below(place: Path) -> None:
     assert files.find(place) == [below / "x.toml", place / "pipeline.toml"]
 
 
-def test_the_examples_are_good_and_their_input_is_the_same_twice() -> None:
+def test_the_examples_are_valid_and_their_input_is_the_same_twice() -> None:
     shipped = files.shipped()
     assert shipped is not None
     found = files.find(shipped)
@@ -254,7 +257,7 @@ def test_the_examples_are_good_and_their_input_is_the_same_twice() -> None:
         assert {record.topic for record in first} == set(file.pipeline.source.subscribe)
 
 
-def test_the_file_of_the_documentation_is_a_good_one() -> None:
+def test_the_file_of_the_documentation_is_valid() -> None:
     page = Path(__file__).parents[3] / "docs" / "pipelines.md"
     whole, check = re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     pipeline, problems = parse_pipeline(tomllib.loads(whole))
@@ -268,6 +271,6 @@ def test_the_file_of_the_documentation_is_a_good_one() -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [('topic = "orders"', 'topc = "orders"'), ("[source]", "[sorce]"), ("[sink]", "[sinc]")]
 )
-def test_a_slip_is_one_mistake(place: Path, old: str, new: str) -> None:
-    (line,) = [line for line in told(place, GOOD.replace(old, new)) if "view" not in line]
+def test_a_typing_error_is_one_mistake(place: Path, old: str, new: str) -> None:
+    (line,) = [line for line in problem_lines(place, GOOD.replace(old, new)) if "view" not in line]
     assert "did you mean" in line

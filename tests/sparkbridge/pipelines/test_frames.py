@@ -1,4 +1,4 @@
-"""What of a record is read, by what a pipeline names; no JVM."""
+"""The columns of a record that are read, by the names in a pipeline, without a JVM."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ EVERYTHING = ("key", "topic", "partition", "offset", "timestamp", "timestampType
         ('[[transform]]\npython = "a.py:b"\n[sink]\ntopic = "o"', EVERYTHING),
     ],
 )
-def test_the_record_has_what_is_named(rest: str, columns: tuple[str, ...]) -> None:
-    """What nobody names is neither read nor written: ``SELECT *`` of decoded values is their fields."""
+def test_the_record_has_the_named_columns(rest: str, columns: tuple[str, ...]) -> None:
+    """Other columns are neither read nor written: ``SELECT *`` of decoded values is their fields."""
     pipeline, problems = parse_pipeline(tomllib.loads(TEXT + rest))
     assert not any(each for each in problems if not each.is_warning), problems
     assert record_columns(pipeline) == columns

@@ -1,4 +1,4 @@
-"""Batches are counted once, and what Spark raises becomes one sentence."""
+"""Batches are counted once, and an error of Spark becomes one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def progress(batch_id: int, second: int, rows: int, *, is_idle: bool = False, en
     }
 
 
-def test_a_batch_counts_once() -> None:
+def test_a_batch_is_counted_once() -> None:
     tally = Tally("orders")
     assert line_of([tally]) == "orders: starting"
     first, second = progress(0, 1, 100, end=4), progress(1, 2, 50, end=10)
@@ -43,7 +43,7 @@ def test_a_batch_counts_once() -> None:
     assert tally.batch_ms == 500
 
 
-def test_rows_that_came_too_late_are_counted() -> None:
+def test_late_rows_are_counted() -> None:
     tally = Tally("t")
     operators = [{"numRowsDroppedByWatermark": 3}, {"numRowsDroppedByWatermark": 1}, {}]
     first, second = progress(0, 1, 10), progress(1, 2, 10) | {"stateOperators": operators}
@@ -128,12 +128,12 @@ def test_one_sentence(text: str, sentence: str) -> None:
     assert cause(RuntimeError(text)) == sentence
 
 
-def test_only_ours_speak_for_themselves() -> None:
+def test_only_our_errors_need_no_hint() -> None:
     assert hint(RuntimeError(OURS)) == ""
     assert hint(RuntimeError(PYTHON)) == SEE_LOG
 
 
-def test_a_checkpoint_of_other_steps_is_told_what_to_do() -> None:
+def test_a_checkpoint_of_other_steps_has_a_hint() -> None:
     text = "[STREAM_FAILED] Query: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match"
     assert "another --checkpoint DIR" in hint(RuntimeError(text))
 
@@ -154,8 +154,8 @@ def test_why_a_jvm_ended_at_once(log: str, words: str) -> None:
     assert last_words(log) == words
 
 
-def test_the_hint_is_found_while_the_jvm_is_there() -> None:
-    """An error of py4j's asks the JVM for its text, which is gone when the error has reached the command."""
+def test_the_hint_is_found_while_the_jvm_runs() -> None:
+    """py4j's errors ask the JVM for their text; it has ended when the error has reached the command."""
 
     class Py4JJavaError(Exception):
         is_there = True
@@ -173,20 +173,20 @@ def test_the_hint_is_found_while_the_jvm_is_there() -> None:
     assert caught.value.hint == SEE_LOG
 
 
-def test_a_wrong_query_speaks_for_itself() -> None:
+def test_a_wrong_query_needs_no_hint() -> None:
     class AnalysisException(Exception): ...
 
     assert hint(AnalysisException("no column")) == ""
 
 
-def test_the_place_is_told() -> None:
+def test_the_place_is_named() -> None:
     with pytest.raises(PipelineError, match=r"^\[sink\]: KeyError: 'x'$"), explained("[sink]"):
         raise KeyError("x")
     with pytest.raises(PipelineError, match=r"^as it was$"), explained("[sink]"):
         raise PipelineError("as it was")
 
 
-def test_the_line_of_the_pipelines_own_python_is_told() -> None:
+def test_the_line_of_the_pipelines_own_python_is_named() -> None:
     module: dict[str, Any] = {"__name__": f"{USER_MODULE}_work_transform"}
     exec(compile("def price(row):\n    return row['x']\n", "/work/transform.py", "exec"), module)
     with (

@@ -1,4 +1,4 @@
-"""What becomes of a run that is stopped, or whose JVM is gone; no JVM."""
+"""Runs that are stopped, or whose JVM ended, without a JVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = PipelineFile(Path("p.toml"), PIPELINE, ())
 
 
 class QueryOfADeadJvm:
-    """As py4j's objects are: every call asks the JVM."""
+    """Like py4j's objects: every call asks the JVM."""
 
     recentProgress = ()
 
@@ -52,10 +52,10 @@ def execute(run: Run, *, is_stopping: bool) -> runner.Report:
 
 
 def test_a_jvm_that_ends_with_the_signal_is_a_stop(run: Run) -> None:
-    """SIGTERM for the process group, as a service manager sends it, ends the JVM as soon as us."""
+    """SIGTERM for the process group, as sent by a service manager, ends the JVM at the same time."""
     assert execute(run, is_stopping=True).was_stopped
 
 
-def test_a_jvm_that_is_gone_is_a_failure(run: Run) -> None:
+def test_a_jvm_that_ended_is_a_failure(run: Run) -> None:
     with pytest.raises(PipelineError, match=r"^p: console: ConnectionRefusedError"):
         execute(run, is_stopping=False)

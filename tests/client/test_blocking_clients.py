@@ -109,17 +109,17 @@ def test_invalid_records_fail_their_results(producer: sync.Producer) -> None:
 
 
 def test_callbacks(producer: sync.Producer) -> None:
-    told: list[sync.PendingDelivery] = []
+    caught: list[sync.PendingDelivery] = []
     event = threading.Event()
 
     def tell(pending: sync.PendingDelivery) -> None:
-        told.append(pending)
+        caught.append(pending)
         event.set()
 
     pending = producer.send("t", b"x")
     pending.add_callback(tell)
     assert event.wait(10)
-    assert told == [pending]
+    assert caught == [pending]
     event.clear()
     pending.add_callback(tell)
     assert event.wait(10)
@@ -149,7 +149,7 @@ def test_more_than_the_buffer_holds(broker: sync.Broker) -> None:
     assert [pending.result().offset for pending in pendings] == list(range(500))
 
 
-def test_a_full_line_blocks_the_sender_and_then_raises(
+def test_a_full_queue_blocks_the_sender_and_then_raises(
     broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED_RECORDS", 10)
@@ -199,7 +199,7 @@ def test_closing_with_something_queued(broker: sync.Broker, monkeypatch: pytest.
 
 def test_no_broker_at_the_address() -> None:
     with pytest.raises(ConnectionFailedError):
-        sync.Producer("inproc://nobody", reconnect_backoff_ms=1).start()
+        sync.Producer("inproc://missing", reconnect_backoff_ms=1).start()
 
 
 # --- consuming -----------------------------------------------------------------------------------

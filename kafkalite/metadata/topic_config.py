@@ -63,7 +63,7 @@ TOPIC_OPTIONS: Final = OptionRegistry(
             "retention.ms",
             7 * _DAY_MS,
             "How long records are kept. A segment is deleted once its youngest record is older. -1 keeps all"
-            " for ever.",
+            " forever.",
             minimum=-1,
         ),
         _option(
@@ -123,14 +123,14 @@ TOPIC_OPTIONS: Final = OptionRegistry(
         _option(
             "min.compaction.lag.ms",
             0,
-            "How long a record is not compacted for sure. The active segment never is.",
+            "The minimum time for which a record is not compacted. The active segment never is.",
             minimum=0,
         ),
         _option(
             "delete.retention.ms",
             _DAY_MS,
-            "How long a tombstone, a record without a value, is kept after its first compaction: who reads"
-            " the whole log within that time learns of the deletion.",
+            "How long a tombstone, a record without a value, is kept after its first compaction: a consumer"
+            " that reads the whole log within that time sees the deletion.",
             minimum=0,
         ),
         _option(
@@ -174,15 +174,15 @@ TOPIC_OPTIONS: Final = OptionRegistry(
         _option(
             "min.insync.replicas",
             1,
-            "With fewer replicas in sync, acks=all is refused and the high watermark stands still.",
+            "With fewer replicas in sync, acks=all is refused and the high watermark does not move.",
             minimum=1,
             maximum=2**31 - 1,
         ),
         _option(
             "unclean.leader.election.enable",
             False,
-            "Whether a replica that may lack committed records may lead when no other can: the partition"
-            " is there again, and records may be lost.",
+            "Whether a replica that may lack committed records may lead if no other can: the partition"
+            " becomes available, and records may be lost.",
         ),
         _option(
             "preallocate",
@@ -192,8 +192,8 @@ TOPIC_OPTIONS: Final = OptionRegistry(
         _option(
             "durability",
             "fsync",
-            "What an acknowledgement means: fsync counts only what is on the disk, page-cache counts what the"
-            " operating system has taken, as Kafka does.",
+            "What an acknowledgement means: fsync counts only records on the disk, page-cache counts"
+            " records that the operating system has accepted, as Kafka does.",
             choices=("fsync", "page-cache"),
         ),
     ]

@@ -33,13 +33,12 @@
     └── BrokerError                  an error code in a response; one class per code
 """
 
-# Long because every error code has a class of a few lines.
-
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class ErrorCode(enum.IntEnum):
@@ -292,13 +291,24 @@ class BrokerError(KafkaliteError):
     def __init__(self, message: str = "", *, hint: str = "") -> None:
         super().__init__(message or self.code.name, hint=hint or self.default_hint)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(
+        cls,
+        *,
+        code: ErrorCode | None = None,
+        retriable: bool = False,
+        refresh_metadata: bool = False,
+        hint: str = "",
+    ) -> None:
+        """Without ``code``, it follows from the name: NotControllerError has NOT_CONTROLLER."""
+        super().__init_subclass__()
+        cls.code = code or ErrorCode[_CAPITAL.sub("_", cls.__name__.removesuffix("Error")).upper()]
         assert cls.code not in _CLASS_BY_CODE, f"{cls.code!r} has two classes"
+        cls.retriable, cls.refresh_metadata, cls.default_hint = retriable, refresh_metadata, hint
         _CLASS_BY_CODE[cls.code] = cls
 
 
 _CLASS_BY_CODE: dict[ErrorCode, type[BrokerError]] = {}
+_CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
@@ -317,361 +327,263 @@ def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerErro
     return cls(message)
 
 
-class UnknownServerError(BrokerError):
-    code = ErrorCode.UNKNOWN_SERVER_ERROR
-    default_hint = "the broker's log has the cause"
+class UnknownServerError(
+    BrokerError, code=ErrorCode.UNKNOWN_SERVER_ERROR, hint="the broker's log has the cause"
+): ...
 
 
-class OffsetOutOfRangeError(BrokerError):
-    code = ErrorCode.OFFSET_OUT_OF_RANGE
-    default_hint = "seek inside [log start offset, log end offset], or set auto.offset.reset"
+class OffsetOutOfRangeError(
+    BrokerError, hint="seek inside [log start offset, log end offset], or set auto.offset.reset"
+): ...
 
 
-class CorruptMessageError(BrokerError):
-    code = ErrorCode.CORRUPT_MESSAGE
+class CorruptMessageError(BrokerError): ...
 
 
-class UnknownTopicOrPartitionError(BrokerError):
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    retriable = True
-    refresh_metadata = True
-    default_hint = "see 'kl topic list'"
+class UnknownTopicOrPartitionError(
+    BrokerError, retriable=True, refresh_metadata=True, hint="see 'kl topic list'"
+): ...
 
 
-class LeaderNotAvailableError(BrokerError):
-    code = ErrorCode.LEADER_NOT_AVAILABLE
-    retriable = True
-    refresh_metadata = True
+class LeaderNotAvailableError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class NotLeaderOrFollowerError(BrokerError):
-    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    retriable = True
-    refresh_metadata = True
+class NotLeaderOrFollowerError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class RequestTimedOutError(BrokerError):
-    code = ErrorCode.REQUEST_TIMED_OUT
-    retriable = True
+class RequestTimedOutError(BrokerError, retriable=True): ...
 
 
-class MessageTooLargeError(BrokerError):
-    code = ErrorCode.MESSAGE_TOO_LARGE
-    default_hint = "raise the topic's max.message.bytes, or send smaller batches"
+class MessageTooLargeError(
+    BrokerError, hint="raise the topic's max.message.bytes, or send smaller batches"
+): ...
 
 
-class InvalidTopicError(BrokerError):
-    code = ErrorCode.INVALID_TOPIC_EXCEPTION
+class InvalidTopicError(BrokerError, code=ErrorCode.INVALID_TOPIC_EXCEPTION): ...
 
 
-class NotEnoughReplicasError(BrokerError):
-    code = ErrorCode.NOT_ENOUGH_REPLICAS
-    retriable = True
+class NotEnoughReplicasError(BrokerError, retriable=True): ...
 
 
-class NotEnoughReplicasAfterAppendError(BrokerError):
-    code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-    retriable = True
+class NotEnoughReplicasAfterAppendError(BrokerError, retriable=True): ...
 
 
-class InvalidRequiredAcksError(BrokerError):
-    code = ErrorCode.INVALID_REQUIRED_ACKS
+class InvalidRequiredAcksError(BrokerError): ...
 
 
-class InvalidTimestampError(BrokerError):
-    code = ErrorCode.INVALID_TIMESTAMP
+class InvalidTimestampError(BrokerError): ...
 
 
-class UnsupportedVersionError(BrokerError):
-    code = ErrorCode.UNSUPPORTED_VERSION
+class UnsupportedVersionError(BrokerError): ...
 
 
-class TopicAlreadyExistsError(BrokerError):
-    code = ErrorCode.TOPIC_ALREADY_EXISTS
+class TopicAlreadyExistsError(BrokerError): ...
 
 
-class InvalidPartitionsError(BrokerError):
-    code = ErrorCode.INVALID_PARTITIONS
+class InvalidPartitionsError(BrokerError): ...
 
 
-class InvalidReplicationFactorError(BrokerError):
-    code = ErrorCode.INVALID_REPLICATION_FACTOR
+class InvalidReplicationFactorError(BrokerError): ...
 
 
-class InvalidConfigError(BrokerError):
-    code = ErrorCode.INVALID_CONFIG
+class InvalidConfigError(BrokerError): ...
 
 
-class NotControllerError(BrokerError):
-    code = ErrorCode.NOT_CONTROLLER
-    retriable = True
-    refresh_metadata = True
+class NotControllerError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class InvalidRequestError(BrokerError):
-    code = ErrorCode.INVALID_REQUEST
+class InvalidRequestError(BrokerError): ...
 
 
-class UnsupportedForMessageFormatError(BrokerError):
-    code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+class UnsupportedForMessageFormatError(BrokerError): ...
 
 
-class PolicyViolationError(BrokerError):
-    code = ErrorCode.POLICY_VIOLATION
+class PolicyViolationError(BrokerError): ...
 
 
-class KafkaStorageError(BrokerError):
-    code = ErrorCode.KAFKA_STORAGE_ERROR
-    retriable = True
-    refresh_metadata = True
-    default_hint = "free disk space on the broker, or see its log"
+class KafkaStorageError(
+    BrokerError,
+    code=ErrorCode.KAFKA_STORAGE_ERROR,
+    retriable=True,
+    refresh_metadata=True,
+    hint="free disk space on the broker, or see its log",
+): ...
 
 
-class FencedLeaderEpochError(BrokerError):
-    code = ErrorCode.FENCED_LEADER_EPOCH
-    retriable = True
-    refresh_metadata = True
+class FencedLeaderEpochError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class UnknownLeaderEpochError(BrokerError):
-    code = ErrorCode.UNKNOWN_LEADER_EPOCH
-    retriable = True
+class UnknownLeaderEpochError(BrokerError, retriable=True): ...
 
 
-class UnsupportedCompressionTypeError(BrokerError):
-    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+class UnsupportedCompressionTypeError(BrokerError): ...
 
 
-class OffsetNotAvailableError(BrokerError):
-    code = ErrorCode.OFFSET_NOT_AVAILABLE
-    retriable = True
+class OffsetNotAvailableError(BrokerError, retriable=True): ...
 
 
-class InvalidRecordError(BrokerError):
-    code = ErrorCode.INVALID_RECORD
+class InvalidRecordError(BrokerError): ...
 
 
-class ThrottlingQuotaExceededError(BrokerError):
-    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    retriable = True
+class ThrottlingQuotaExceededError(BrokerError, retriable=True): ...
 
 
-class InconsistentClusterIdError(BrokerError):
-    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+class InconsistentClusterIdError(BrokerError): ...
 
 
-class UnknownApiError(BrokerError):
-    code = ErrorCode.UNKNOWN_API
+class UnknownApiError(BrokerError): ...
 
 
-class ShuttingDownError(BrokerError):
-    code = ErrorCode.SHUTTING_DOWN
-    retriable = True
-    refresh_metadata = True
+class ShuttingDownError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class ClusterAuthorizationFailedError(BrokerError):
-    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    default_hint = "only nodes that know the cluster's secret may send this request"
+class ClusterAuthorizationFailedError(
+    BrokerError, hint="only nodes that know the cluster's secret may send this request"
+): ...
 
 
-class OutOfOrderSequenceNumberError(BrokerError):
-    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    default_hint = "earlier records were lost; the producer cannot continue in order"
+class OutOfOrderSequenceNumberError(
+    BrokerError, hint="earlier records were lost; the producer cannot continue in order"
+): ...
 
 
-class DuplicateSequenceNumberError(BrokerError):
-    code = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+class DuplicateSequenceNumberError(BrokerError): ...
 
 
-class InvalidProducerEpochError(BrokerError):
-    code = ErrorCode.INVALID_PRODUCER_EPOCH
-    default_hint = "another producer has taken over this producer id"
+class InvalidProducerEpochError(BrokerError, hint="another producer has taken over this producer id"): ...
 
 
-class UnknownProducerIdError(BrokerError):
-    code = ErrorCode.UNKNOWN_PRODUCER_ID
-    default_hint = "the broker has forgotten this producer: its records were deleted, or it was idle too long"
+class UnknownProducerIdError(
+    BrokerError,
+    hint="the broker has forgotten this producer: its records were deleted, or it was idle too long",
+): ...
 
 
-class FetchSessionIdNotFoundError(BrokerError):
-    code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    retriable = True
+class FetchSessionIdNotFoundError(BrokerError, retriable=True): ...
 
 
-class InvalidFetchSessionEpochError(BrokerError):
-    code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
-    retriable = True
+class InvalidFetchSessionEpochError(BrokerError, retriable=True): ...
 
 
-class StaleBrokerEpochError(BrokerError):
-    code = ErrorCode.STALE_BROKER_EPOCH
+class StaleBrokerEpochError(BrokerError): ...
 
 
-class PreferredLeaderNotAvailableError(BrokerError):
-    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-    retriable = True
+class PreferredLeaderNotAvailableError(BrokerError, retriable=True): ...
 
 
-class EligibleLeadersNotAvailableError(BrokerError):
-    code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-    retriable = True
+class EligibleLeadersNotAvailableError(BrokerError, retriable=True): ...
 
 
-class ElectionNotNeededError(BrokerError):
-    code = ErrorCode.ELECTION_NOT_NEEDED
+class ElectionNotNeededError(BrokerError): ...
 
 
-class InvalidUpdateVersionError(BrokerError):
-    code = ErrorCode.INVALID_UPDATE_VERSION
+class InvalidUpdateVersionError(BrokerError): ...
 
 
-class UnknownTopicIdError(BrokerError):
-    code = ErrorCode.UNKNOWN_TOPIC_ID
-    retriable = True
-    refresh_metadata = True
+class UnknownTopicIdError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class DuplicateBrokerRegistrationError(BrokerError):
-    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    default_hint = "another live process has this node.id"
+class DuplicateBrokerRegistrationError(BrokerError, hint="another live process has this node.id"): ...
 
 
-class BrokerIdNotRegisteredError(BrokerError):
-    code = ErrorCode.BROKER_ID_NOT_REGISTERED
+class BrokerIdNotRegisteredError(BrokerError): ...
 
 
-class IneligibleReplicaError(BrokerError):
-    code = ErrorCode.INELIGIBLE_REPLICA
+class IneligibleReplicaError(BrokerError): ...
 
 
-class NewLeaderElectedError(BrokerError):
-    code = ErrorCode.NEW_LEADER_ELECTED
+class NewLeaderElectedError(BrokerError): ...
 
 
-class CoordinatorLoadInProgressError(BrokerError):
-    code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    retriable = True
+class CoordinatorLoadInProgressError(BrokerError, retriable=True): ...
 
 
-class CoordinatorNotAvailableError(BrokerError):
-    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    retriable = True
-    default_hint = "the internal topic is being created or has no leader"
+class CoordinatorNotAvailableError(
+    BrokerError, retriable=True, hint="the internal topic is being created or has no leader"
+): ...
 
 
-class NotCoordinatorError(BrokerError):
-    code = ErrorCode.NOT_COORDINATOR
-    retriable = True
+class NotCoordinatorError(BrokerError, retriable=True): ...
 
 
-class OffsetMetadataTooLargeError(BrokerError):
-    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-    default_hint = "see offset.metadata.max.bytes"
+class OffsetMetadataTooLargeError(BrokerError, hint="see offset.metadata.max.bytes"): ...
 
 
-class InvalidGroupIdError(BrokerError):
-    code = ErrorCode.INVALID_GROUP_ID
+class InvalidGroupIdError(BrokerError): ...
 
 
-class UnknownMemberIdError(BrokerError):
-    code = ErrorCode.UNKNOWN_MEMBER_ID
-    default_hint = "the member was expelled or never joined; it must rejoin"
+class UnknownMemberIdError(BrokerError, hint="the member was expelled or never joined; it must rejoin"): ...
 
 
-class InvalidTxnStateError(BrokerError):
-    code = ErrorCode.INVALID_TXN_STATE
+class InvalidTxnStateError(BrokerError): ...
 
 
-class InvalidProducerIdMappingError(BrokerError):
-    code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    default_hint = "the transactional id belongs to another producer id now, or has expired"
+class InvalidProducerIdMappingError(
+    BrokerError, hint="the transactional id belongs to another producer id now, or has expired"
+): ...
 
 
-class InvalidTransactionTimeoutError(BrokerError):
-    code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
-    default_hint = "see transaction.timeout.ms, and transaction.max.timeout.ms of the brokers"
+class InvalidTransactionTimeoutError(
+    BrokerError, hint="see transaction.timeout.ms, and transaction.max.timeout.ms of the brokers"
+): ...
 
 
-class ConcurrentTransactionsError(BrokerError):
-    code = ErrorCode.CONCURRENT_TRANSACTIONS
-    retriable = True
-    default_hint = "the previous transaction is not complete yet"
+class ConcurrentTransactionsError(
+    BrokerError, retriable=True, hint="the previous transaction is not complete yet"
+): ...
 
 
-class TransactionCoordinatorFencedError(BrokerError):
-    code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+class TransactionCoordinatorFencedError(BrokerError): ...
 
 
-class NonEmptyGroupError(BrokerError):
-    code = ErrorCode.NON_EMPTY_GROUP
-    default_hint = "stop the group's consumers first"
+class NonEmptyGroupError(BrokerError, hint="stop the group's consumers first"): ...
 
 
-class GroupIdNotFoundError(BrokerError):
-    code = ErrorCode.GROUP_ID_NOT_FOUND
-    default_hint = "'kl group list' shows the groups"
+class GroupIdNotFoundError(BrokerError, hint="'kl group list' shows the groups"): ...
 
 
-class GroupMaxSizeReachedError(BrokerError):
-    code = ErrorCode.GROUP_MAX_SIZE_REACHED
-    default_hint = "see group.max.size"
+class GroupMaxSizeReachedError(BrokerError, hint="see group.max.size"): ...
 
 
-class FencedInstanceIdError(BrokerError):
-    code = ErrorCode.FENCED_INSTANCE_ID
-    default_hint = "another consumer has taken over this group.instance.id"
+class FencedInstanceIdError(BrokerError, hint="another consumer has taken over this group.instance.id"): ...
 
 
-class GroupSubscribedToTopicError(BrokerError):
-    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+class GroupSubscribedToTopicError(BrokerError): ...
 
 
-class UnstableOffsetCommitError(BrokerError):
-    code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-    retriable = True
-    default_hint = "a transaction with an offset of this partition is still open"
+class UnstableOffsetCommitError(
+    BrokerError, retriable=True, hint="a transaction with an offset of this partition is still open"
+): ...
 
 
-class ProducerFencedError(BrokerError):
-    code = ErrorCode.PRODUCER_FENCED
-    default_hint = "another producer with the same transactional.id has started; close this one"
+class ProducerFencedError(
+    BrokerError, hint="another producer with the same transactional.id has started; close this one"
+): ...
 
 
-class TransactionalIdNotFoundError(BrokerError):
-    code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-    default_hint = "'kl txn list' shows the ids"
+class TransactionalIdNotFoundError(BrokerError, hint="'kl txn list' shows the ids"): ...
 
 
-class FencedMemberEpochError(BrokerError):
-    code = ErrorCode.FENCED_MEMBER_EPOCH
-    default_hint = "the member was expelled and must rejoin; its partitions may have other owners"
+class FencedMemberEpochError(
+    BrokerError, hint="the member was expelled and must rejoin; its partitions may have other owners"
+): ...
 
 
-class UnreleasedInstanceIdError(BrokerError):
-    code = ErrorCode.UNRELEASED_INSTANCE_ID
-    default_hint = "another live consumer has this group.instance.id"
+class UnreleasedInstanceIdError(BrokerError, hint="another live consumer has this group.instance.id"): ...
 
 
-class UnsupportedAssignorError(BrokerError):
-    code = ErrorCode.UNSUPPORTED_ASSIGNOR
-    default_hint = "uniform or range"
+class UnsupportedAssignorError(BrokerError, hint="uniform or range"): ...
 
 
-class StaleMemberEpochError(BrokerError):
-    code = ErrorCode.STALE_MEMBER_EPOCH
-    default_hint = "the member must receive its new epoch with its next heartbeat first"
+class StaleMemberEpochError(
+    BrokerError, hint="the member must receive its new epoch with its next heartbeat first"
+): ...
 
 
-class TransactionAbortableError(BrokerError):
-    code = ErrorCode.TRANSACTION_ABORTABLE
-    default_hint = "abort the transaction; the next one can succeed"
+class TransactionAbortableError(BrokerError, hint="abort the transaction; the next one can succeed"): ...
 
 
-class InvalidRegularExpressionError(BrokerError):
-    code = ErrorCode.INVALID_REGULAR_EXPRESSION
+class InvalidRegularExpressionError(BrokerError): ...
 
 
-class FinishedBatchError(BrokerError):
-    code = ErrorCode.FINISHED_BATCH
-    default_hint = "a later batch of this application is already decided"
+class FinishedBatchError(BrokerError, hint="a later batch of this application is already decided"): ...

@@ -487,18 +487,16 @@ class Broker:
         self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        if self._cluster is not None:
-            channel = self._cluster.channel(controller, purpose)
-            self._quorum.on_leader_change.append(channel.on_leader_change)
-        else:
-            channel = ControllerChannel(
-                controller,
-                self._clock,
-                node_id=self.config.node_id,
-                voters={},
-                authenticator=None,
-                client_id=purpose,
-            )
+        """Return a channel to the active controller for one purpose."""
+        channel = ControllerChannel(
+            controller,
+            self._clock,
+            node_id=self.config.node_id,
+            voters=self.config.voters,
+            authenticator=None if self._cluster is None else self._cluster.authenticator,
+            client_id=f"{purpose}-{self.config.node_id}",
+        )
+        self._quorum.on_leader_change.append(channel.on_leader_change)
         self._channels.append(channel)
         return channel
 
@@ -616,15 +614,15 @@ class Broker:
         await manager.start()
 
     async def _begin_housekeeping(self) -> None:
-        self._housekeeping = Housekeeping.begin(
+        self._housekeeping = Housekeeping(
             self.config,
             self._clock,
             self._services.partitions,
             self._store,
             self._scheduler,
-            self._service_tasks,
             lambda: self._node.is_isolated,
         )
+        self._housekeeping.start(self._service_tasks)
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 
     def _request_stop(self) -> None:

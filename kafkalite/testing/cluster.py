@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kafkalite.broker.broker import Broker
@@ -38,6 +36,7 @@ from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.faults import Fault
 from kafkalite.testing.virtual_clock import VirtualClock
+from kafkalite.transport.free_ports import free_ports
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -169,7 +168,7 @@ class Cluster:
         """Return an address to listen on. If ``fixed``, its port is known before the node starts."""
         if self._is_inproc:
             return f"inproc://{self._name}{suffix}"
-        return f"127.0.0.1:{_free_port() if fixed else 0}"
+        return f"127.0.0.1:{free_ports(1)[0] if fixed else 0}"
 
     def __repr__(self) -> str:
         return f"<Cluster {', '.join(repr(node.broker) for node in self.nodes.values())}>"
@@ -180,12 +179,7 @@ class Cluster:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
@@ -411,10 +405,3 @@ class Cluster:
             "only Cluster(clock=VirtualClock()) can advance its clock"
         )
         await self.clock.advance(duration_ms)
-
-
-def _free_port() -> int:
-    """Return a port that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

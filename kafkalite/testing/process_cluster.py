@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, look_from, unmet_conditions
@@ -182,9 +181,7 @@ class ProcessCluster:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def _lay_out(self) -> None:

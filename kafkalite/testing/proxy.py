@@ -24,7 +24,6 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from socket import SO_LINGER, SOL_SOCKET
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kafkalite.errors import KafkaliteError
@@ -229,9 +228,7 @@ class FaultyProxy:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     # --- links

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kafkalite.protocol.connection import ClientConnection, Response
@@ -34,12 +33,7 @@ class WireClient(asyncio.BufferedProtocol):
             await self.response()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self.transport.abort()
         await self.closed()
 

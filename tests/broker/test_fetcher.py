@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import FetchListener
-from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
+from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.clock import SystemClock
 from kafkalite.errors import (
     ConnectionFailedError,
@@ -116,8 +117,8 @@ def leader() -> Leader:
 @pytest.fixture
 async def fetcher(leader: Leader) -> Any:
     broken: list[BaseException] = []
-    settings = FetchSettings(2, backoff_ms=20)
-    made = Fetcher(1, settings, SystemClock(), leader.connect, lambda: 77, broken.append)
+    config = BrokerConfig(node_id=2, replica_fetch_backoff_ms=20)
+    made = Fetcher(1, config, SystemClock(), leader.connect, lambda: 77, broken.append)
     yield made
     made.close()
     assert not broken

@@ -7,13 +7,11 @@ cluster of its own never loads the Raft library.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from kafkalite.broker.cluster.authentication import Authenticator
-from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.controller_listener import ControllerListener, run_on
 from kafkalite.broker.cluster.peers import MetadataSource, PeerConnections
 from kafkalite.broker.cluster.raft_links import RaftLinks
@@ -129,17 +127,6 @@ class ClusterNode:
             self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")
             self.quorum = ObserverQuorum(self._source.fetch, node_id=config.node_id)
 
-    def channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        """Return a channel to the active controller for one purpose."""
-        return ControllerChannel(
-            controller,
-            self._clock,
-            node_id=self._config.node_id,
-            voters=self._voters,
-            authenticator=self.authenticator,
-            client_id=f"{purpose}-{self._config.node_id}",
-        )
-
     def peers(self, controller: ControllerNode) -> PeerConnections:
         return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")
 
@@ -175,7 +162,7 @@ class ClusterNode:
             authenticator=self.authenticator,
             rng=self._rng,
         )
-        await run_on(loop, _begin(self._links))
+        await run_on(loop, self._links.start())
         return self._listener.addresses
 
     async def leave(self, *, is_clean: bool) -> None:
@@ -184,8 +171,3 @@ class ClusterNode:
             await run_on(self._runner.loop, self._links.stop())
         if self._listener is not None:
             await self._listener.stop(is_clean=is_clean)
-
-
-async def _begin(links: RaftLinks) -> None:
-    assert asyncio.get_running_loop() is not None
-    links.start()

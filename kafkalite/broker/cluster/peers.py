@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import cycle
 from typing import Final
 
 from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.server.tasks import SharedTasks
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.connection import Connection
@@ -42,7 +44,7 @@ class PeerConnections:
         self._authenticator = authenticator
         self._client_id = client_id
         self._open: dict[int, tuple[str, Connection]] = {}
-        self._dialling: dict[int, asyncio.Task[Connection]] = {}
+        self._dialling: SharedTasks[int, Connection] = SharedTasks()
         self._is_closed = False
 
     async def connection(self, node_id: int) -> Connection:
@@ -54,12 +56,7 @@ class PeerConnections:
                 return connection
             del self._open[node_id]
             connection.close()
-        task = self._dialling.get(node_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._keep(node_id), name=f"dial node {node_id}")
-            self._dialling[node_id] = task
-            task.add_done_callback(lambda done: self._on_dialled(node_id, done))
-        return await asyncio.shield(task)
+        return await self._dialling.run(node_id, partial(self._keep, node_id), name=f"dial node {node_id}")
 
     async def dial(self, node_id: int) -> Connection:
         """Return a connection that the caller owns and closes. Raises as ``connection``."""
@@ -73,10 +70,7 @@ class PeerConnections:
 
     async def close(self) -> None:
         self._is_closed = True
-        for task in list(self._dialling.values()):
-            task.cancel()
-        if self._dialling:
-            await asyncio.wait(list(self._dialling.values()))
+        await self._dialling.close()
         for _, connection in self._open.values():
             connection.close()
         self._open.clear()
@@ -88,11 +82,6 @@ class PeerConnections:
         connection = await self.dial(node_id)
         self._open[node_id] = (address, connection)
         return connection
-
-    def _on_dialled(self, node_id: int, done: asyncio.Task[Connection]) -> None:
-        self._dialling.pop(node_id, None)
-        if not done.cancelled():
-            done.exception()  # every waiting caller raises it; there may be none
 
     def _address(self, node_id: int) -> str:
         broker = self._image().brokers.get(node_id)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.server.tasks import cancel_all
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB
@@ -112,7 +113,7 @@ class RaftLinks:
         self._tasks: list[asyncio.Task[None]] = []
         self._links: dict[int, RaftLink] = {}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start dialling. Call it on the Raft loop."""
         loop = asyncio.get_running_loop()
         for peer_id, address in self._peers.items():
@@ -126,10 +127,7 @@ class RaftLinks:
             if not any(link.is_busy for link in self._links.values()):
                 break
             await asyncio.sleep(DRAIN_INTERVAL_S)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel_all(self._tasks)
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.config import BrokerConfig
+from kafkalite.broker.server.tasks import first_of
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     BrokerError,
@@ -183,15 +184,7 @@ class Registration:
 
     async def _sleep(self, duration_ms: int) -> None:
         """Sleep for ``duration_ms``, or until the connection to the controller is lost."""
-        waits = [
-            asyncio.ensure_future(self._clock.sleep_ms(duration_ms)),
-            asyncio.ensure_future(self._hurry.wait()),
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(self._clock.sleep_ms(duration_ms), self._hurry.wait())
 
     async def _heartbeat(
         self, *, wants_shutdown: bool = False, timeout_ms: int = 0

@@ -27,7 +27,7 @@ from kafkalite.broker.coordination.internal_topics import (
 from kafkalite.broker.coordination.loader import load
 from kafkalite.broker.coordination.shard import Machine, Shard
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.server.tasks import TaskSet, first_of
 from kafkalite.clock import Clock
 from kafkalite.coordinator_machine import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
@@ -87,7 +87,6 @@ class Coordinators:
         self._changed: dict[Shard, None] = {}  # to be notified in the next turn of the loop
         self._due_ms: dict[Shard, int] = {}
         self._wakes_ms: int | None = None  # when ``keep_time`` will wake
-        self._sleep: asyncio.Task[None] | None = None
         self._has_due = asyncio.Event()
         self._is_closed = False
 
@@ -276,34 +275,22 @@ class Coordinators:
         self._due_ms[shard] = due_ms
         if self._wakes_ms is None or due_ms < self._wakes_ms:
             self._has_due.set()
-            if self._sleep is not None:
-                self._sleep.cancel()
 
     async def keep_time(self) -> None:
         """Tick each shard when it is due, forever."""
         while True:
-            self._has_due.clear()
             now_ms = self._clock.monotonic_ms()
             for shard, due_ms in list(self._due_ms.items()):
                 if due_ms <= now_ms and not shard.is_closed:
                     shard.tick()
+            self._has_due.clear()
             if not self._due_ms:
                 self._wakes_ms = None
                 await self._has_due.wait()
                 continue
             self._wakes_ms = min(self._due_ms.values())
-            await self._sleep_ms(max(self._wakes_ms - self._clock.monotonic_ms(), 1))
-
-    async def _sleep_ms(self, duration_ms: int) -> None:
-        """Sleep for ``duration_ms``, or until a shard becomes due earlier."""
-        sleep = self._sleep = asyncio.get_running_loop().create_task(
-            self._clock.sleep_ms(duration_ms), name="coordinators' sleep"
-        )
-        try:
-            await asyncio.wait({sleep})
-        finally:
-            self._sleep = None
-            sleep.cancel()
+            sleep_ms = max(self._wakes_ms - self._clock.monotonic_ms(), 1)
+            await first_of(self._clock.sleep_ms(sleep_ms), self._has_due.wait())
 
     # --- life
 

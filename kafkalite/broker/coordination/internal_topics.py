@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig
+from kafkalite.broker.server.tasks import SharedTasks
 from kafkalite.clock import Clock
 from kafkalite.coordinator_machine import TopicShape
 from kafkalite.errors import (
@@ -100,23 +101,11 @@ class TopicCreation:
         self._channel = channel
         self._clock = clock
         self._asked_ms: dict[int, int] = {}  # when each kind was first requested
-        self._creations: dict[int, asyncio.Task[None]] = {}
+        self._creations: SharedTasks[int, None] = SharedTasks()
 
     async def ensure(self, kind: int, image: ClusterImage) -> None:
         """Return when this broker's image has the topic. Raises CoordinatorNotAvailableError."""
-        task = self._creations.get(kind)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(
-                self._create(kind, image), name=f"create {TOPICS[kind]}"
-            )
-            self._creations[kind] = task
-            task.add_done_callback(lambda done: self._on_done(kind, done))
-        await asyncio.shield(task)
-
-    def _on_done(self, kind: int, done: asyncio.Task[None]) -> None:
-        self._creations.pop(kind, None)
-        if not done.cancelled():
-            done.exception()  # every waiting caller raises it; there may be none
+        await self._creations.run(kind, partial(self._create, kind, image), name=f"create {TOPICS[kind]}")
 
     async def _create(self, kind: int, image: ClusterImage) -> None:
         live_count, now_ms = len(image.live_brokers()), self._clock.monotonic_ms()
@@ -140,11 +129,7 @@ class TopicCreation:
             raise CoordinatorNotAvailableError(f"{TOPICS[kind]} was not created: {message}")
 
     async def close(self) -> None:
-        tasks = list(self._creations.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._creations.close()
 
 
 class TopicShapes(Mapping[str, TopicShape]):

@@ -6,7 +6,7 @@ metadata image shows the change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
@@ -49,7 +49,6 @@ from kafkalite.protocol.messages.admin import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     ElectLeadersRequest,
-    LogDirPartition,
     TopicResult,
 )
 from kafkalite.raft.controller_node import ControllerNode
@@ -88,10 +87,7 @@ async def create_topics(services: AdminServices, request: Request, _client: Clie
         name: CreatedTopic(name, *outcome, "", -1, -1) for name, outcome in _internal_topics(names).items()
     }
     command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
-    if not command.topics and refused:
-        return _in_order(names, refused, CreateTopicsResponse(0, None, []))
-    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
-    return _in_order(names, refused, response)
+    return await _decide(services, command, command.topics, names, refused, CreateTopicsResponse(0, None, []))
 
 
 async def create_partitions(services: AdminServices, request: Request, _client: Client) -> Response:
@@ -105,10 +101,8 @@ async def create_partitions(services: AdminServices, request: Request, _client: 
     names = [topic.name for topic in message.topics]
     refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
     command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
-    if not command.topics and refused:
-        return _in_order(names, refused, CreatePartitionsResponse(0, None, []))
-    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
-    return _in_order(names, refused, response)
+    nothing = CreatePartitionsResponse(0, None, [])
+    return await _decide(services, command, command.topics, names, refused, nothing)
 
 
 async def delete_topics(services: AdminServices, request: Request, _client: Client) -> Response:
@@ -125,10 +119,7 @@ async def delete_topics(services: AdminServices, request: Request, _client: Clie
         return Reply(DeleteTopicsResponse(0, None, [TopicResult(name, *reason) for name in names]))
     refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
     command = message._replace(names=[name for name in names if name not in refused])
-    if not command.names and refused:
-        return _in_order(names, refused, DeleteTopicsResponse(0, None, []))
-    response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
-    return _in_order(names, refused, response)
+    return await _decide(services, command, command.names, names, refused, DeleteTopicsResponse(0, None, []))
 
 
 def _internal_topics(names: Iterable[str]) -> dict[str, Outcome]:
@@ -142,8 +133,20 @@ def _internal_topics(names: Iterable[str]) -> dict[str, Outcome]:
     return refused
 
 
-def _in_order(names: Iterable[str], refused: dict[str, Any], response: Any) -> Reply:
-    """Return the controller's ``response`` with the results of the refused topics put in their places."""
+async def _decide(
+    services: AdminServices,
+    command: Any,
+    wanted: Sequence[Any],
+    names: Iterable[str],
+    refused: dict[str, Any],
+    nothing: Any,
+) -> Reply:
+    """Return the controller's response to a command about topics, with the results of the refused ones put
+    in their places. If all are refused, the controller's response would be ``nothing``.
+    """
+    response = nothing
+    if wanted or not refused:
+        response = await services.channel.decide(command, timeout_ms=command.timeout_ms)
     decided = iter(response.topics)
     results = [refused.get(name) or next(decided, None) for name in names]
     return Reply(response._replace(topics=[result for result in results if result is not None]))
@@ -247,19 +250,8 @@ def describe_log_dirs(services: AdminServices, request: Request, _client: Client
     """Return what this broker stores of each partition, and the reason for each log that is offline."""
     message: DescribeLogDirsRequest = request.message
     wanted = None if message.topics is None else set(message.topics)
-    partitions = [
-        LogDirPartition(
-            stored.topic,
-            stored.partition,
-            stored.size_bytes,
-            stored.segment_count,
-            stored.log_start_offset,
-            stored.log_end_offset,
-            stored.offline_reason,
-        )
-        for stored in services.partitions.stored()
-        if wanted is None or stored.topic in wanted
-    ]
+    stored = services.partitions.stored()
+    partitions = [one for one in stored if wanted is None or one.topic in wanted]
     return Reply(DescribeLogDirsResponse(0, None, services.partitions.path, partitions))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.responses import Refusal, Reply, Response
+from kafkalite.broker.server.tasks import first_of
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
     ErrorCode,
@@ -213,14 +214,8 @@ async def _wait_for_update(raft: RaftQuorum, after_offset: int, wait_ms: int) ->
     def on_leader_change(_leader_id: int | None, _term: int) -> None:
         changed.set()
 
-    waits = [
-        asyncio.ensure_future(raft.wait_beyond(after_offset, wait_ms)),
-        asyncio.ensure_future(changed.wait()),
-    ]
     raft.on_leader_change.append(on_leader_change)
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(raft.wait_beyond(after_offset, wait_ms), changed.wait())
     finally:
         raft.on_leader_change.remove(on_leader_change)
-        for wait in waits:
-            wait.cancel()

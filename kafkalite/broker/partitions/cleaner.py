@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
@@ -41,21 +42,18 @@ class Cleaner:
 
     def __init__(
         self,
+        config: BrokerConfig,
         clock: Clock,
         partitions: Partitions,
         scheduler: SyncScheduler[HostedPartition],
-        *,
-        backoff_ms: int,
-        buffer_bytes: int,
         is_isolated: Callable[[], bool],
     ) -> None:
-        """``buffer_bytes`` are for the keys of one pass. ``is_isolated``: whether the image may be
-        outdated, because no controller was reached (R23)."""
+        """``is_isolated``: whether the image may be outdated, because no controller was reached (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
-        self._backoff_ms = backoff_ms
-        self._max_keys = buffer_bytes // BYTES_PER_KEY
+        self._backoff_ms = config.log_cleaner_backoff_ms
+        self._max_keys = config.log_cleaner_dedupe_buffer_size // BYTES_PER_KEY
         self._is_isolated = is_isolated
         self._uncleanable: dict[HostedPartition, None] = {}  # damaged: until a restart
         self.pass_count = 0

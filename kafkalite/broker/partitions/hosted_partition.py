@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from kafkalite.broker.partitions.disk_work import DiskWork
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler, SyncWork
@@ -19,6 +19,7 @@ from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerEr
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH
+from kafkalite.protocol.messages.admin import LogDirPartition
 from kafkalite.protocol.messages.cluster import (
     PartitionChange,
     ReplicaFetchedPartition,
@@ -190,15 +191,15 @@ class HostedPartition:
             return None
         return self.partition.log
 
-    def stored(self) -> StoredPartition:
+    def stored(self) -> LogDirPartition:
         """What it has on the disk; if the log can't be read, only the reason."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
         except StorageError as error:
-            return StoredPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
+            return LogDirPartition(*self.key, 0, 0, 0, 0, log.offline_reason or str(error))
         start, end = log.log_start_offset, log.log_end_offset
-        return StoredPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
+        return LogDirPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
 
     # --- leading
 
@@ -552,15 +553,3 @@ def _has_begun(future: Future[Any] | None) -> bool:
         return False
     wait((future,))
     return True
-
-
-class StoredPartition(NamedTuple):
-    """What this broker has of one partition on its disk."""
-
-    topic: str
-    partition: int
-    size_bytes: int
-    segment_count: int
-    log_start_offset: int
-    log_end_offset: int
-    offline_reason: str | None

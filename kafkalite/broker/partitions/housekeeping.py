@@ -34,70 +34,40 @@ class Housekeeping:
 
     def __init__(
         self,
-        clock: Clock,
-        partitions: Partitions,
-        store: LogStore,
-        *,
-        initial_delay_ms: int,
-        retention_interval_ms: int,
-        checkpoint_interval_ms: int,
-        producer_expiration_ms: int,
-    ) -> None:
-        self._clock = clock
-        self._partitions = partitions
-        self._store = store
-        self._initial_delay_ms = initial_delay_ms
-        self._retention_interval_ms = retention_interval_ms
-        self._checkpoint_interval_ms = checkpoint_interval_ms
-        self._producer_expiration_ms = producer_expiration_ms
-        self.cleaner: Cleaner | None = None  #: None with log.cleaner.enable=false
-
-    @classmethod
-    def begin(
-        cls,
         config: BrokerConfig,
         clock: Clock,
         partitions: Partitions,
         store: LogStore,
         scheduler: SyncScheduler[HostedPartition],
-        tasks: TaskSet,
         is_isolated: Callable[[], bool],
-    ) -> Housekeeping:
-        """Start all passes of a broker as tasks, with compaction; ``is_isolated`` is for the cleaner."""
-        housekeeping = cls(
-            clock,
-            partitions,
-            store,
-            initial_delay_ms=config.log_initial_task_delay_ms,
-            retention_interval_ms=config.log_retention_check_interval_ms,
-            checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
-            producer_expiration_ms=config.producer_id_expiration_ms,
-        )
-        tasks.start(housekeeping.retain_forever(), name="retention")
-        tasks.start(housekeeping.checkpoint_forever(), name="checkpoints")
+    ) -> None:
+        """``scheduler`` and ``is_isolated`` are for the cleaner."""
+        self._config = config
+        self._clock = clock
+        self._partitions = partitions
+        self._store = store
+        self.cleaner: Cleaner | None = None  #: None with log.cleaner.enable=false
         if config.log_cleaner_enable:
-            housekeeping.cleaner = Cleaner(
-                clock,
-                partitions,
-                scheduler,
-                backoff_ms=config.log_cleaner_backoff_ms,
-                buffer_bytes=config.log_cleaner_dedupe_buffer_size,
-                is_isolated=is_isolated,
-            )
-            tasks.start(housekeeping.cleaner.clean_forever(), name="cleaner")
-        return housekeeping
+            self.cleaner = Cleaner(config, clock, partitions, scheduler, is_isolated)
+
+    def start(self, tasks: TaskSet) -> None:
+        """Start all passes as tasks."""
+        tasks.start(self.retain_forever(), name="retention")
+        tasks.start(self.checkpoint_forever(), name="checkpoints")
+        if self.cleaner is not None:
+            tasks.start(self.cleaner.clean_forever(), name="cleaner")
 
     async def retain_forever(self) -> None:
         """Run the retention pass every ``log.retention.check.interval.ms``."""
-        await self._clock.sleep_ms(self._initial_delay_ms)
+        await self._clock.sleep_ms(self._config.log_initial_task_delay_ms)
         while True:
             await self.retain()
-            await self._clock.sleep_ms(self._retention_interval_ms)
+            await self._clock.sleep_ms(self._config.log_retention_check_interval_ms)
 
     async def checkpoint_forever(self) -> None:
         """Write recovery points every ``log.flush.offset.checkpoint.interval.ms``."""
         while True:
-            await self._clock.sleep_ms(self._checkpoint_interval_ms)
+            await self._clock.sleep_ms(self._config.log_flush_offset_checkpoint_interval_ms)
             self.checkpoint()
 
     async def retain(self) -> None:
@@ -118,7 +88,7 @@ class Housekeeping:
             return False
         now_ms = self._clock.wall_ms()
         log.maybe_roll(now_ms)
-        log.expire_producers(now_ms, self._producer_expiration_ms)
+        log.expire_producers(now_ms, self._config.producer_id_expiration_ms)
         log.remove_retired(now_ms)
         offset = log.retention_offset(now_ms, up_to=hosted.high_watermark)
         if offset <= log.log_start_offset:

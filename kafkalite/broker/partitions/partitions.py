@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kafkalite.broker.partitions.hosted_partition import HostedPartition, StoredPartition
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.clock import Clock, SystemClock
@@ -29,6 +29,7 @@ from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.metadata.records import NO_LEADER
 from kafkalite.metadata.topic_config import Setting, topic_settings
 from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
+from kafkalite.protocol.messages.admin import LogDirPartition
 from kafkalite.protocol.messages.cluster import DamagedReplica
 from kafkalite.replication.partition import Partition, PartitionSettings
 from kafkalite.storage.log import Log
@@ -168,12 +169,12 @@ class Partitions:
             return UnknownTopicOrPartitionError(f"{topic!r} has partitions 0 to {count - 1}, not {partition}")
         return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
 
-    def stored(self) -> Iterator[StoredPartition]:
+    def stored(self) -> Iterator[LogDirPartition]:
         """Yield every partition here, offline ones too, in order."""
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
-                yield StoredPartition(*key, 0, 0, 0, 0, self._reasons[key])
+                yield LogDirPartition(*key, 0, 0, 0, 0, self._reasons[key])
             else:
                 yield hosted.stored()
 

@@ -73,17 +73,19 @@ class _Queues:
     def __init__(self) -> None:
         self.by_key: dict[Key, deque[ReachedWaiter]] = {}
 
-    def add(self, key: Key, waiter: ReachedWaiter) -> None:
+    def add(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
+        waiter = ReachedWaiter(offset, callback)
         queue = self.by_key.get(key)
         if queue is None:
             queue = self.by_key[key] = deque()
-        if not queue or queue[-1].offset <= waiter.offset:
+        if not queue or queue[-1].offset <= offset:
             queue.append(waiter)
-            return
+            return waiter
         index = len(queue)  # a repeated batch, whose first copy is further up (R28)
-        while index and queue[index - 1].offset > waiter.offset:
+        while index and queue[index - 1].offset > offset:
             index -= 1
         queue.insert(index, waiter)
+        return waiter
 
     def advance(self, key: Key, offset: int) -> None:
         queue = self.by_key.get(key)
@@ -110,6 +112,13 @@ class Waiters:
         self._committed = _Queues()
         self._synced = _Queues()
         self._deleted = _Queues()
+        #: Called with a partition, an offset and a callback: call ``callback(None)`` when the high watermark
+        #: is at least that offset, or with the error that prevents it.
+        self.committed = self._committed.add
+        #: As ``committed``, for the end of the part of the log that is on this broker's own disk.
+        self.synced = self._synced.add
+        #: As ``committed``, for the least log start of the replicas in sync.
+        self.deleted = self._deleted.add
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
     def __len__(self) -> int:
@@ -118,26 +127,6 @@ class Waiters:
         kinds = (self._committed, self._synced, self._deleted)
         queues = [queue for kind in kinds for queue in kind.by_key.values()]
         return sum(map(len, queues)) + len(fetches)
-
-    def committed(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
-        """Call ``callback(None)`` when the high watermark is at least ``offset``, or with the error that
-        prevents it.
-        """
-        waiter = ReachedWaiter(offset, callback)
-        self._committed.add(key, waiter)
-        return waiter
-
-    def synced(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
-        """As ``committed``, for the end of the part of the log that is on this broker's own disk."""
-        waiter = ReachedWaiter(offset, callback)
-        self._synced.add(key, waiter)
-        return waiter
-
-    def deleted(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
-        """As ``committed``, for the least log start of the replicas in sync."""
-        waiter = ReachedWaiter(offset, callback)
-        self._deleted.add(key, waiter)
-        return waiter
 
     def appended(
         self,

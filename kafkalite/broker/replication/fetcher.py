@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, OPENS, PartitionKey
 from kafkalite.client.cluster.connection import Connection
@@ -47,36 +48,6 @@ RESPONSE_GRACE_MS: Final = 5_000
 FIRST_BACKOFF_MS: Final = 5
 
 
-class FetchSettings:
-    """Kafka's ``replica.fetch.*``, and the node id of this broker."""
-
-    __slots__ = (
-        "backoff_ms",
-        "max_bytes",
-        "max_partition_bytes",
-        "max_wait_ms",
-        "min_bytes",
-        "node_id",
-    )
-
-    def __init__(
-        self,
-        node_id: int,
-        *,
-        max_wait_ms: int = 500,
-        min_bytes: int = 1,
-        max_bytes: int = 10 * 2**20,
-        max_partition_bytes: int = 2**20,
-        backoff_ms: int = 100,
-    ) -> None:
-        self.node_id = node_id
-        self.max_wait_ms = max_wait_ms
-        self.min_bytes = min_bytes
-        self.max_bytes = max_bytes
-        self.max_partition_bytes = max_partition_bytes
-        self.backoff_ms = backoff_ms
-
-
 class Followed:
     """One partition that a fetcher fetches, in one leader epoch."""
 
@@ -103,14 +74,14 @@ class Fetcher:
     def __init__(
         self,
         leader_id: int,
-        settings: FetchSettings,
+        config: BrokerConfig,
         clock: Clock,
         connect: Callable[[int], Awaitable[Connection]],
         broker_epoch: Callable[[], int],
         on_broken: Callable[[BaseException], None],
     ) -> None:
         self.leader_id = leader_id
-        self._settings = settings
+        self._config = config
         self._clock = clock
         self._connect = connect
         self._broker_epoch = broker_epoch
@@ -239,17 +210,17 @@ class Fetcher:
             return
         if self._in_flight >= MAX_IN_FLIGHT:
             return
-        settings = self._settings
+        config = self._config
         listed = self._list()
         request = ReplicaFetchRequest(
-            settings.node_id,
+            config.node_id,
             self._broker_epoch(),
             self._session_id,
             self._session_epoch,
-            settings.max_wait_ms,
-            settings.min_bytes,
-            settings.max_bytes,
-            settings.max_partition_bytes,
+            config.replica_fetch_wait_max_ms,
+            config.replica_fetch_min_bytes,
+            config.replica_fetch_response_max_bytes,
+            config.replica_fetch_max_bytes,
             listed,
             [ForgottenPartition(*key) for key in self._forgotten],
         )
@@ -258,7 +229,7 @@ class Fetcher:
             self._connection.request(
                 request,
                 partial(self._on_response, self._generation),
-                settings.max_wait_ms + RESPONSE_GRACE_MS,
+                config.replica_fetch_wait_max_ms + RESPONSE_GRACE_MS,
             )
         except KafkaliteError as error:
             self._start_over(error, keep_connection=False)
@@ -354,9 +325,9 @@ class Fetcher:
             self._drop(followed)
             self._forgotten[followed.key] = None
             return
-        pause_ms = min(FIRST_BACKOFF_MS << min(followed.failures, 16), self._settings.backoff_ms)
+        pause_ms = min(FIRST_BACKOFF_MS << min(followed.failures, 16), self._config.replica_fetch_backoff_ms)
         followed.failures += 1
-        if pause_ms == self._settings.backoff_ms:
+        if pause_ms == self._config.replica_fetch_backoff_ms:
             logger.log(
                 logging.WARNING if followed.failures % 50 == 6 else logging.DEBUG,
                 "partition not fetched %s",
@@ -406,7 +377,7 @@ class Fetcher:
         if connection is not None and not keep_connection:
             connection.close()
         self._log_once(error)
-        self._begin_connecting(self._settings.backoff_ms)
+        self._begin_connecting(self._config.replica_fetch_backoff_ms)
 
     def _log_once(self, error: Exception) -> None:
         """Log an error, unless it is the same as before."""
@@ -434,7 +405,7 @@ class Fetcher:
                     break
                 except KafkaliteError as error:
                     self._log_once(error)
-                    delay_ms = self._settings.backoff_ms
+                    delay_ms = self._config.replica_fetch_backoff_ms
         finally:
             self._connecting = None
         self._send_soon()

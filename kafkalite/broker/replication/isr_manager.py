@@ -14,6 +14,7 @@ from typing import Final
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.server.tasks import first_of
 from kafkalite.clock import Clock
 from kafkalite.errors import KafkaliteError
 from kafkalite.log_fields import Fields
@@ -82,16 +83,10 @@ class IsrManager:
     async def look_forever(self) -> None:
         """Consider all partitions every half of ``replica.lag.time.max.ms``, and after ``look_around``."""
         while True:
-            sleep = asyncio.ensure_future(self._clock.sleep_ms(max(self._lag_ms // 2, 1)))
-            reason = asyncio.ensure_future(self._is_due.wait())
-            try:
-                await asyncio.wait((sleep, reason), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                sleep.cancel()
-                reason.cancel()
-            self._is_due.clear()
-            if not reason.done():
+            await first_of(self._clock.sleep_ms(max(self._lag_ms // 2, 1)), self._is_due.wait())
+            if not self._is_due.is_set():
                 self._give_up_waiting()
+            self._is_due.clear()
             for number, hosted in enumerate(list(self._partitions), 1):
                 if hosted.replica_count > 1 and hosted.is_leader:
                     self.consider(hosted)

@@ -16,7 +16,7 @@ from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.replication.fetch_sessions import FetchSessions
-from kafkalite.broker.replication.fetcher import Fetcher, FetchSettings
+from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.broker.replication.isr_manager import IsrManager
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
@@ -58,14 +58,6 @@ class ReplicaManager:
         self._tasks = TaskSet(services.on_broken)
         self._fetchers: dict[int, Fetcher] = {}
         self._leaders: dict[HostedPartition, int] = {}  # the node that each partition is fetched from
-        self._settings = FetchSettings(
-            config.node_id,
-            max_wait_ms=config.replica_fetch_wait_max_ms,
-            min_bytes=config.replica_fetch_min_bytes,
-            max_bytes=config.replica_fetch_response_max_bytes,
-            max_partition_bytes=config.replica_fetch_max_bytes,
-            backoff_ms=config.replica_fetch_backoff_ms,
-        )
         self._isr = IsrManager(
             services.clock,
             services.partitions,
@@ -126,10 +118,10 @@ class ReplicaManager:
         if fetcher is None:
             fetcher = self._fetchers[leader_id] = Fetcher(
                 leader_id,
-                self._settings,
+                self._services.config,
                 self._services.clock,
                 self._peers.connection,
-                self._broker_epoch,
+                lambda: self._services.node.broker_epoch,
                 self._services.on_broken,
             )
         self._leaders[hosted] = leader_id
@@ -139,9 +131,6 @@ class ReplicaManager:
         leader_id = self._leaders.pop(hosted, None)
         if leader_id is not None:
             self._fetchers[leader_id].remove(hosted)
-
-    def _broker_epoch(self) -> int:
-        return self._services.node.broker_epoch
 
     # --- leading
 

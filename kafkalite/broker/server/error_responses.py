@@ -17,10 +17,7 @@ from kafkalite.errors import (
     BrokerError,
     ConfigError,
     CorruptBatchError,
-    CorruptLogError,
-    DiskFullError,
     ErrorCode,
-    LogOfflineError,
     ProtocolError,
     StorageError,
 )
@@ -34,9 +31,6 @@ _incidents = count(1)
 _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (CorruptBatchError, ErrorCode.CORRUPT_MESSAGE),
     (BatchTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),
-    (DiskFullError, ErrorCode.KAFKA_STORAGE_ERROR),
-    (LogOfflineError, ErrorCode.KAFKA_STORAGE_ERROR),
-    (CorruptLogError, ErrorCode.KAFKA_STORAGE_ERROR),
     (StorageError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ConfigError, ErrorCode.INVALID_CONFIG),
     (ProtocolError, ErrorCode.INVALID_REQUEST),

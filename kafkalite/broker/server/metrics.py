@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kafkalite.protocol.api import APIS
 
 
+@dataclass(slots=True)
 class Metrics:
     """Plain integers, counted on the loop that owns the broker."""
 
-    __slots__ = (
-        "appended_batches",
-        "appended_bytes",
-        "connections_accepted",
-        "connections_reaped",
-        "connections_refused",
-        "failed_requests",
-        "fetched_bytes",
-        "protocol_errors",
-        "requests",
-    )
-
-    def __init__(self) -> None:
-        self.requests: dict[int, int] = dict.fromkeys(APIS, 0)  #: by api key
-        self.failed_requests = 0
-        self.appended_batches = 0
-        self.appended_bytes = 0
-        self.fetched_bytes = 0
-        self.connections_accepted = 0
-        self.connections_refused = 0
-        self.connections_reaped = 0
-        self.protocol_errors = 0
+    requests: dict[int, int] = field(default_factory=lambda: dict.fromkeys(APIS, 0))  #: by api key
+    failed_requests: int = 0
+    appended_batches: int = 0
+    appended_bytes: int = 0
+    fetched_bytes: int = 0
+    connections_accepted: int = 0
+    connections_refused: int = 0
+    connections_reaped: int = 0
+    protocol_errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ class Refusal(NamedTuple):
 
 
 Response: TypeAlias = Reply | Refusal
-Answer: TypeAlias = Response
 
 SHUTTING_DOWN: Final = Refusal(
     ErrorCode.SHUTTING_DOWN, "the broker is shutting down; send the request to another broker"

@@ -7,8 +7,11 @@ broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class TaskSet:
@@ -36,8 +39,49 @@ class TaskSet:
 
     async def cancel(self) -> None:
         """Cancel all and return when they have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_all(list(self._tasks))
+
+
+class SharedTasks(Generic[K, T]):
+    """Work that several callers wait for: at most one task for each key at a time."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    async def run(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
+        """Return the result of the task of ``key``, which is started if there is none.
+
+        It goes on if its callers are cancelled.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.get_running_loop().create_task(begin(), name=name)
+            task.add_done_callback(lambda done: self._on_done(key, done))
+        return await asyncio.shield(task)
+
+    def _on_done(self, key: K, done: asyncio.Task[T]) -> None:
+        self._tasks.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # every waiting caller raises it; there may be none
+
+    async def close(self) -> None:
+        """Cancel all and return when they have ended."""
+        await cancel_all(list(self._tasks.values()))
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` and return when they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def first_of(*waits: Awaitable[object]) -> None:
+    """Return when one of ``waits`` has ended, and cancel the others."""
+    futures = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future in futures:
+            future.cancel()

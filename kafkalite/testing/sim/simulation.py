@@ -21,7 +21,6 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from kafkalite.rng import Rng
@@ -106,12 +105,7 @@ class Simulation:
         gc.disable()  # finalizers must run at the same moment in every run
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.loop.dispose()
         for logger, (level, propagate) in zip(self._loggers, self._before, strict=True):
             logger.removeHandler(self._watcher)

@@ -8,7 +8,8 @@ loop of this module; its clients run in another thread. While a request is serve
   stack of the last callback is joined to the arrival of the request;
 * every function of the product that was entered (``sys.setprofile``).
 
-Only files of the product count; frames of asyncio and of this module are dropped.
+Only files of the product count. Frames of asyncio and of this module are dropped, and so is ``TaskSet``, the
+broker's counterpart of ``asyncio.TaskGroup``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from kafkalite.testing.wire import WireClient
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PRODUCT: Final = f"{_ROOT}/kafkalite/"
-_NOT_PRODUCT: Final = f"{_ROOT}/kafkalite/testing/"
+_DROPPED: Final = (f"{_ROOT}/kafkalite/testing/", f"{_ROOT}/kafkalite/broker/server/tasks.py")
 
 Stack = tuple[str, ...]
 
@@ -70,7 +71,7 @@ def _stack(frame: FrameType | None) -> Stack:
     files: list[str] = []
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_PRODUCT) and not name.startswith(_NOT_PRODUCT):
+        if name.startswith(_PRODUCT) and not name.startswith(_DROPPED):
             file = name[len(_PRODUCT) :]
             if not files or files[-1] != file:
                 files.append(file)

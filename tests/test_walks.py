@@ -21,11 +21,9 @@ ENTERED = {
     "produce, acknowledged": 20,
     "fetch": 9,
     "heartbeat, idle": 13,
-    "replicate": 9,
-    "commit of a transaction": 33,
+    "replicate": 8,
+    "commit of a transaction": 32,
 }
-TOO_LONG = {"commit of a transaction": "17 files"}
-COMES_BACK: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +31,11 @@ def walks() -> dict[str, Walk]:
     return all_walks()
 
 
-def _expected_to_fail(reasons: dict[str, str]) -> list[object]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reasons[name]))
-        if name in reasons
-        else name
-        for name in BOUNDS
-    ]
-
-
 def test_every_walk_has_a_bound(walks: dict[str, Walk]) -> None:
     assert walks.keys() == BOUNDS.keys() == ENTERED.keys()
 
 
-@pytest.mark.parametrize("name", _expected_to_fail(TOO_LONG))
+@pytest.mark.parametrize("name", BOUNDS)
 def test_few_files_are_on_the_call_stacks(name: str, walks: dict[str, Walk]) -> None:
     assert len(walks[name].files) <= BOUNDS[name], walks[name].files
 
@@ -56,6 +45,6 @@ def test_few_files_are_entered(name: str, walks: dict[str, Walk]) -> None:
     assert len(walks[name].entered) <= ENTERED[name], walks[name].entered
 
 
-@pytest.mark.parametrize("name", _expected_to_fail(COMES_BACK))
+@pytest.mark.parametrize("name", BOUNDS)
 def test_no_call_comes_back_to_a_file_that_it_has_left(name: str, walks: dict[str, Walk]) -> None:
     assert not walks[name].returns

@@ -9,7 +9,7 @@ A broker's life, as in Kafka's BrokerHeartbeatManager::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kafkalite.errors import BrokerError, ErrorCode, broker_error
@@ -221,7 +221,7 @@ def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSetting
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return [
-        _change_record(replace(broker, is_fenced=True, is_shutting_down=False)),
+        _change(broker, is_fenced=True, is_shutting_down=False),
         *edit_partitions(image, is_affected, edit),
     ]
 
@@ -240,7 +240,7 @@ def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSetti
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return [
-        _change_record(replace(broker, is_fenced=False, is_shutting_down=False)),
+        _change(broker, is_fenced=False, is_shutting_down=False),
         *edit_partitions(image, is_affected, edit),
     ]
 
@@ -260,7 +260,7 @@ def _begin_shutdown(image: ClusterImage, broker: BrokerState) -> list[MetadataRe
     records = edit_partitions(image, is_affected, edit)
     if broker.is_shutting_down:
         return records
-    return [_change_record(replace(broker, is_shutting_down=True)), *records]
+    return [_change(broker, is_fenced=False, is_shutting_down=True), *records]
 
 
 def _lose_replicas(
@@ -329,8 +329,8 @@ def may_shut_down(image: ClusterImage, node_id: int) -> bool:
     )
 
 
-def _change_record(broker: BrokerState) -> BrokerChangeRecord:
-    return BrokerChangeRecord(broker.node_id, broker.broker_epoch, broker.is_fenced, broker.is_shutting_down)
+def _change(broker: BrokerState, *, is_fenced: bool, is_shutting_down: bool) -> BrokerChangeRecord:
+    return BrokerChangeRecord(broker.node_id, broker.broker_epoch, is_fenced, is_shutting_down)
 
 
 def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from kafkalite.errors import BrokerError, ConfigError, ErrorCode, broker_error
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
-from kafkalite.metadata.records import BROKER, HighWatermarksRecord, MetadataRecord
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
+from kafkalite.metadata.records import BROKER, HighWatermarksRecord, MetadataRecord, PartitionRecord
 from kafkalite.metadata.topic_config import topic_defaults
 
 Configs = Mapping[str, str | None]
@@ -93,7 +93,7 @@ def edit_records(
     state = change.build()
     if state is None:
         return []
-    records: list[MetadataRecord] = [partition_record(topic_id, number, state)]
+    records: list[MetadataRecord] = [PartitionRecord(topic_id, number, *state)]
     if change.is_unclean and (topic_id, number) in image.high_watermarks:
         records.append(HighWatermarksRecord(((topic_id, number, 0),)))
     return records

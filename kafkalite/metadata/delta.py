@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar, assert_never
 
@@ -52,8 +51,7 @@ class LocalPartition(NamedTuple):
     state: PartitionState
 
 
-@dataclass(frozen=True, slots=True)
-class LocalChanges:
+class LocalChanges(NamedTuple):
     """The work of one broker after a delta, in this order: delete, create, lead or follow, reconfigure.
 
     A topic that was deleted and created again under its name is in ``deleted`` with its old topic id
@@ -68,14 +66,7 @@ class LocalChanges:
     broker_configs_changed: bool = False  #: this broker's own overrides, which affect every topic
 
     def __bool__(self) -> bool:
-        return bool(
-            self.deleted
-            or self.created
-            or self.leaders
-            or self.followers
-            or self.configs_changed
-            or self.broker_configs_changed
-        )
+        return any(self)
 
 
 class _TopicEdit:
@@ -142,8 +133,8 @@ class Delta:
                 broker = self._broker(record.node_id)
                 assert broker is not None, f"a change of a broker that is not registered: {record}"
                 assert broker.broker_epoch == record.broker_epoch, f"a change of an earlier process: {record}"
-                self._brokers[record.node_id] = replace(
-                    broker, is_fenced=record.is_fenced, is_shutting_down=record.is_shutting_down
+                self._brokers[record.node_id] = broker._replace(
+                    is_fenced=record.is_fenced, is_shutting_down=record.is_shutting_down
                 )
             case HighWatermarksRecord():
                 for topic_id, number, end in record.high_watermarks:
@@ -171,15 +162,7 @@ class Delta:
             f"the leader is not in sync: {record}"
         )
         partitions = self._edit(record.topic_id).partitions
-        state = PartitionState(
-            replicas,
-            record.isr,
-            record.leader,
-            record.leader_epoch,
-            record.partition_epoch,
-            record.elr,
-            record.last_known_elr,
-        )
+        state = PartitionState(*record[2:])
         if record.partition == len(partitions):
             partitions.append(state)
             return

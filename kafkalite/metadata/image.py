@@ -29,8 +29,7 @@ Resource = tuple[str, str]
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionState(NamedTuple):
     """One partition.
 
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in their order; leader ∈ isr or
@@ -48,8 +47,7 @@ class PartitionState:
     last_known_elr: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
+class TopicImage(NamedTuple):
     """One topic. Invariant: at least one partition; ``partitions[n]`` is partition n."""
 
     topic_id: str
@@ -113,7 +111,7 @@ class ClusterImage:
             topic = self.topics[name]
             yield TopicRecord(topic.topic_id, name)
             for partition, state in enumerate(topic.partitions):
-                yield partition_record(topic.topic_id, partition, state)
+                yield PartitionRecord(topic.topic_id, partition, *state)
         for resource_type, name in sorted(self.configs):
             for key, value in sorted(self.configs[resource_type, name].items()):
                 yield ConfigRecord(resource_type, name, key, value)
@@ -129,18 +127,3 @@ class ClusterImage:
 
 
 EMPTY: Final = ClusterImage()
-
-
-def partition_record(topic_id: str, partition: int, state: PartitionState) -> PartitionRecord:
-    """Return the record of ``state``."""
-    return PartitionRecord(
-        topic_id,
-        partition,
-        state.replicas,
-        state.isr,
-        state.leader,
-        state.leader_epoch,
-        state.partition_epoch,
-        state.elr,
-        state.last_known_elr,
-    )

@@ -18,8 +18,8 @@ from kafkalite.metadata.decision import (
     outcome,
 )
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage, partition_record
-from kafkalite.metadata.records import NO_LEADER, HighWatermarksRecord, MetadataRecord
+from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
+from kafkalite.metadata.records import NO_LEADER, HighWatermarksRecord, MetadataRecord, PartitionRecord
 from kafkalite.protocol.messages.admin import (
     ElectedPartition,
     ElectionPartition,
@@ -84,7 +84,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Deci
             record_refusal(edit)
         changed = edit.build()
         if changed is not None:
-            records.append(partition_record(proposal.topic_id, proposal.partition, changed))
+            records.append(PartitionRecord(proposal.topic_id, proposal.partition, *changed))
             state = states[key] = changed
         results.append(_changed(proposal, code, message, state))
     return Decision(AlterPartitionResponse(0, None, results), records)

@@ -8,10 +8,9 @@ record would give this node another state than its peers (R18).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from operator import attrgetter
-from typing import Any, Final
+from collections.abc import Iterable
+from itertools import product
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -42,29 +41,41 @@ class RecordType(enum.IntEnum):
     PRODUCER_IDS = 8
 
 
-#: The class of each type, and its newest version, which is the one that is written.
-_LAYOUTS: Final[dict[RecordType, tuple[type, int]]] = {
-    RecordType.TOPIC: (TopicRecord, 0),
-    RecordType.REMOVE_TOPIC: (RemoveTopicRecord, 0),
-    RecordType.PARTITION: (PartitionRecord, 1),  # 1: elr, last_known_elr
-    RecordType.CONFIG: (ConfigRecord, 0),
-    RecordType.BROKER_REGISTRATION: (BrokerRegistrationRecord, 1),  # 1: incarnation_id and all after it
-    RecordType.BROKER_CHANGE: (BrokerChangeRecord, 0),
-    RecordType.HIGH_WATERMARKS: (HighWatermarksRecord, 0),
-    RecordType.PRODUCER_IDS: (ProducerIdsRecord, 0),
+class _Layout(NamedTuple):
+    """How the records of one type are stored."""
+
+    record_type: type[Any]
+    shapes: tuple[frozenset[tuple[type, ...]], ...]  #: of each version: the types that its fields may have
+    #: of the fields that are tuples: index, type of the items, and of the items' own items if they are tuples
+    lists: tuple[tuple[int, frozenset[type], tuple[type, ...]], ...]
+
+
+def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
+    """Derive the layout from the fields' types. ``field_counts`` are those of the versions before the newest.
+
+    A new version only adds fields at the end; they have their defaults in records of an old version.
+    """
+    hints = list(get_type_hints(record_type).values())
+    items = [(index, get_args(hint)[0]) for index, hint in enumerate(hints) if get_origin(hint) is tuple]
+    lists = tuple((index, frozenset([item]), get_args(item)) for index, item in items)
+    kinds = [(list,) if get_origin(hint) is tuple else get_args(hint) or (hint,) for hint in hints]
+    counts = (*field_counts, len(hints))
+    return _Layout(record_type, tuple(frozenset(product(*kinds[:count])) for count in counts), lists)
+
+
+_LAYOUTS: Final[dict[int, _Layout]] = {
+    RecordType.TOPIC: _layout(TopicRecord),
+    RecordType.REMOVE_TOPIC: _layout(RemoveTopicRecord),
+    RecordType.PARTITION: _layout(PartitionRecord, 7),
+    RecordType.CONFIG: _layout(ConfigRecord),
+    RecordType.BROKER_REGISTRATION: _layout(BrokerRegistrationRecord, 5),
+    RecordType.BROKER_CHANGE: _layout(BrokerChangeRecord),
+    RecordType.HIGH_WATERMARKS: _layout(HighWatermarksRecord),
+    RecordType.PRODUCER_IDS: _layout(ProducerIdsRecord),
 }
-_VERSIONS: Final[dict[int, int]] = {kind: version for kind, (_, version) in _LAYOUTS.items()}
-
-
-def _fields_of(record_type: type) -> Callable[[Any], tuple[Any, ...]]:
-    names = [field.name for field in fields(record_type)]
-    get = attrgetter(*names)
-    return get if len(names) > 1 else lambda record: (get(record),)
-
-
-_WRITERS: Final[dict[type, tuple[int, int, Callable[[Any], tuple[Any, ...]]]]] = {
-    record_type: (int(kind), version, _fields_of(record_type))
-    for kind, (record_type, version) in _LAYOUTS.items()
+#: Type and newest version, which is the one that is written.
+_HEADS: Final[dict[type, tuple[int, int]]] = {
+    layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }
 
 
@@ -92,8 +103,7 @@ def from_arrays(arrays: Any) -> list[MetadataRecord]:
 
 def to_array(record: MetadataRecord) -> list[Any]:
     """Return one record as msgpack values."""
-    kind, version, fields_of = _WRITERS[type(record)]
-    return [kind, version, *fields_of(record)]
+    return [*_HEADS[type(record)], *record]
 
 
 def from_array(array: Any) -> MetadataRecord:
@@ -101,135 +111,37 @@ def from_array(array: Any) -> MetadataRecord:
     fields.
     """
     match array:
-        case [int(kind), int(version), *values] if 0 <= version <= _VERSIONS.get(kind, -1):
-            record = _READERS[kind](version, values)
+        case [int(kind), int(version), *fields]:
+            layout = _LAYOUTS.get(kind)
+            if layout is None or not 0 <= version < len(layout.shapes):
+                raise StorageError(
+                    f"metadata record of type {kind}, version {version} is unknown",
+                    hint="a newer kafkalite wrote it; start that version again",
+                )
+            record = _read(layout, version, fields)
             if record is not None:
                 return record
-        case [int(kind), int(version), *_]:
-            raise StorageError(
-                f"metadata record of type {kind}, version {version} is unknown",
-                hint="a newer kafkalite wrote it; start that version again",
-            )
     raise StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
 
 
-# Each reads the fields of one type, and returns None if they are malformed. A new version only adds fields at
-# the end, so the fields of older versions are completed.
+def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | None:
+    """Return the record, or None if the fields are malformed.
 
-
-def _read_topic(version: int, fields: list[Any]) -> TopicRecord | None:
-    match fields:
-        case [str(topic_id), str(name)]:
-            return TopicRecord(topic_id, name)
-    return None
-
-
-def _read_remove_topic(version: int, fields: list[Any]) -> RemoveTopicRecord | None:
-    match fields:
-        case [str(topic_id)]:
-            return RemoveTopicRecord(topic_id)
-    return None
-
-
-def _read_partition(version: int, fields: list[Any]) -> PartitionRecord | None:
-    """Optimized, because a broker's death changes all of its partitions, often thousands."""
-    if version == 0:
-        fields = [*fields, [], []]
-    if len(fields) != 9:
+    Optimized, because a broker's death changes all of its partitions, often thousands.
+    """
+    if tuple(map(type, fields)) not in layout.shapes[version]:
         return None
-    topic_id, partition, replicas, isr, leader, leader_epoch, partition_epoch, elr, last_known_elr = fields
-    if type(topic_id) is not str or not _all_are(list, (replicas, isr, elr, last_known_elr)):
-        return None
-    numbers = [partition, leader, leader_epoch, partition_epoch, *replicas, *isr, *elr, *last_known_elr]
-    if not _all_are(int, numbers):
-        return None
-    return PartitionRecord(
-        topic_id,
-        partition,
-        tuple(replicas),
-        tuple(isr),
-        leader,
-        leader_epoch,
-        partition_epoch,
-        tuple(elr),
-        tuple(last_known_elr),
-    )
-
-
-def _read_config(version: int, fields: list[Any]) -> ConfigRecord | None:
-    match fields:
-        case [str(resource_type), str(name), str(key), str() | None as value]:
-            return ConfigRecord(resource_type, name, key, value)
-    return None
-
-
-def _read_registration(version: int, fields: list[Any]) -> BrokerRegistrationRecord | None:
-    """In version 0 every registered broker was live, and its epoch was the offset of its registration."""
-    if version == 0:
-        fields = [*fields, "", "", fields[1] if len(fields) > 1 else None, False, False]
-    match fields:
-        case [
-            int(node_id),
-            int(broker_epoch),
-            [*addresses],
-            str() | None as rack,
-            int(registered_ms),
-            str(incarnation_id),
-            str(directory_id),
-            int(registration_offset),
-            bool(is_fenced),
-            bool(is_shutting_down),
-        ] if _all_are(str, addresses):
-            return BrokerRegistrationRecord(
-                node_id,
-                broker_epoch,
-                tuple(addresses),
-                rack,
-                registered_ms,
-                incarnation_id,
-                directory_id,
-                registration_offset,
-                is_fenced,
-                is_shutting_down,
-            )
-    return None
-
-
-def _read_broker_change(version: int, fields: list[Any]) -> BrokerChangeRecord | None:
-    match fields:
-        case [int(node_id), int(broker_epoch), bool(is_fenced), bool(is_shutting_down)]:
-            return BrokerChangeRecord(node_id, broker_epoch, is_fenced, is_shutting_down)
-    return None
-
-
-def _read_high_watermarks(version: int, fields: list[Any]) -> HighWatermarksRecord | None:
-    match fields:
-        case [[*ends]]:
-            for end in ends:
-                if type(end) is not list or [type(value) for value in end] != [str, int, int]:
+    for index, item_types, row in layout.lists:
+        if index < len(fields):
+            items = fields[index]
+            if row:
+                if not all(type(item) is list and tuple(map(type, item)) == row for item in items):
                     return None
-            return HighWatermarksRecord(tuple([tuple(end) for end in ends]))
-    return None
-
-
-def _read_producer_ids(version: int, fields: list[Any]) -> ProducerIdsRecord | None:
-    match fields:
-        case [int(next_producer_id)]:
-            return ProducerIdsRecord(next_producer_id)
-    return None
-
-
-_READERS: Final[dict[int, Callable[[int, list[Any]], MetadataRecord | None]]] = {
-    RecordType.TOPIC: _read_topic,
-    RecordType.REMOVE_TOPIC: _read_remove_topic,
-    RecordType.PARTITION: _read_partition,
-    RecordType.CONFIG: _read_config,
-    RecordType.BROKER_REGISTRATION: _read_registration,
-    RecordType.BROKER_CHANGE: _read_broker_change,
-    RecordType.HIGH_WATERMARKS: _read_high_watermarks,
-    RecordType.PRODUCER_IDS: _read_producer_ids,
-}
-
-
-def _all_are(kind: type, values: Sequence[Any]) -> bool:
-    return set(map(type, values)) <= {kind}
+                items = map(tuple, items)
+            elif not item_types.issuperset(map(type, items)):
+                return None
+            fields[index] = tuple(items)
+    record: MetadataRecord = layout.record_type(*fields)
+    if version == 0 and isinstance(record, BrokerRegistrationRecord):
+        return record._replace(registration_offset=record.broker_epoch)  # as every registration had then
+    return record

@@ -8,31 +8,27 @@ defines their bytes, ``delta`` their effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
 NO_LEADER: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
+class TopicRecord(NamedTuple):
     """A topic was created. Its partitions follow, from 0 up, in the same entry."""
 
     topic_id: str  #: 32 hex digits; never used again after the topic is removed
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveTopicRecord:
+class RemoveTopicRecord(NamedTuple):
     """A topic was removed, with its partitions, configs and high watermarks."""
 
     topic_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(NamedTuple):
     """The complete state of one partition, with the invariants of ``image.PartitionState``."""
 
     topic_id: str
@@ -46,8 +42,7 @@ class PartitionRecord:
     last_known_elr: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigRecord:
+class ConfigRecord(NamedTuple):
     """One override of a topic or a broker. The value None removes the override."""
 
     resource_type: str  #: TOPIC or BROKER
@@ -56,9 +51,11 @@ class ConfigRecord:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerRegistrationRecord:
-    """A broker's process has started; its epoch fences earlier processes of the same node (R20)."""
+class BrokerRegistrationRecord(NamedTuple):
+    """A broker's process has started; its epoch fences earlier processes of the same node (R20).
+
+    Invariant: a fenced broker is in no ISR (I10).
+    """
 
     node_id: int
     broker_epoch: int  #: grows with every registration of this node
@@ -77,8 +74,7 @@ class BrokerRegistrationRecord:
         return not (self.is_fenced or self.is_shutting_down)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerChangeRecord:
+class BrokerChangeRecord(NamedTuple):
     """A registered broker has come alive, died, or begun to shut down. Its registration does not change."""
 
     node_id: int
@@ -87,15 +83,13 @@ class BrokerChangeRecord:
     is_shutting_down: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarksRecord:
+class HighWatermarksRecord(NamedTuple):
     """High watermarks as leaders knew them, one record for all partitions of a checkpoint. 0 removes one."""
 
     high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerIdsRecord:
+class ProducerIdsRecord(NamedTuple):
     """All producer ids below ``next_producer_id`` are given out."""
 
     next_producer_id: int

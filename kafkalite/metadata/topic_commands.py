@@ -20,12 +20,13 @@ from kafkalite.metadata.decision import (
     refuse_repeated,
     too_many,
 )
-from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage, partition_record
+from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.placement import place
 from kafkalite.metadata.records import (
     TOPIC,
     ConfigRecord,
     MetadataRecord,
+    PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -176,7 +177,7 @@ def _new_topic_records(
     placed = place(brokers, topic.num_partitions, topic.replication_factor, start=start, loads=image.loads)
     yield TopicRecord(topic_id, topic.name)
     for partition, replicas in enumerate(placed):
-        yield partition_record(topic_id, partition, _first_state(replicas))
+        yield PartitionRecord(topic_id, partition, *_first_state(replicas))
     for key, value in configs.items():
         yield ConfigRecord(TOPIC, topic.name, key, value)
 
@@ -258,4 +259,4 @@ def _added_partition_records(
         loads=image.loads,
     )
     for partition, replicas in enumerate(placed, present_count):
-        yield partition_record(topic.topic_id, partition, _first_state(replicas))
+        yield PartitionRecord(topic.topic_id, partition, *_first_state(replicas))

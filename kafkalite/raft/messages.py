@@ -77,62 +77,34 @@ def _is_bootstrap_voters(value: Any) -> bool:
     )
 
 
-_Field = tuple[str, Callable[[Any], bool]]
+#: The fields that are no count: a name means the same in every kind of message.
+_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
+    "entries": _is_entries,
+    "serialized": _is_chunk,
+    "reset": _is_flag,
+    "success": _is_flag,
+    "counts": _is_flag,
+    "leader": _is_node,
+    "directory": _is_directory,
+    "is_new": _is_flag,
+    "bootstrap_voters": _is_bootstrap_voters,
+}
 
 #: The first field of a message is its kind. Never give a number a second meaning.
-_SCHEMA: Final[dict[int, tuple[str, tuple[_Field, ...]]]] = {
-    1: (
-        "append",
-        (
-            ("term", _is_count),
-            ("commit_index", _is_count),
-            ("seq", _is_count),
-            ("prevLogIdx", _is_count),
-            ("prevLogTerm", _is_count),
-            ("entries", _is_entries),
-        ),
-    ),
-    2: (
-        "chunk",
-        (("term", _is_count), ("commit_index", _is_count), ("seq", _is_count), ("serialized", _is_chunk)),
-    ),
-    3: (
-        "next_node_idx",
-        (
-            ("next_node_idx", _is_count),
-            ("reset", _is_flag),
-            ("success", _is_flag),
-            ("stamp", _is_count),
-            ("seq", _is_count),
-            ("counts", _is_flag),
-        ),
-    ),
-    4: ("request_vote", (("term", _is_count), ("last_log_index", _is_count), ("last_log_term", _is_count))),
-    5: ("response_vote", (("term", _is_count),)),
-    6: ("timeout_now", (("term", _is_count),)),
-    7: (
-        "prevote",
-        (
-            ("term", _is_count),
-            ("seq", _is_count),
-            ("last_log_index", _is_count),
-            ("last_log_term", _is_count),
-        ),
-    ),
-    8: ("prevote_ok", (("seq", _is_count),)),
-    9: ("probe", (("term", _is_count), ("seq", _is_count), ("leader", _is_node))),
-    10: ("probe_ok", (("seq", _is_count),)),
-    11: ("stale_term", (("term", _is_count),)),
-    12: ("inquire", (("seq", _is_count),)),
-    13: (
-        "eligibility",
-        (
-            ("seq", _is_count),
-            ("directory", _is_directory),
-            ("is_new", _is_flag),
-            ("bootstrap_voters", _is_bootstrap_voters),
-        ),
-    ),
+_SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
+    1: ("append", ("term", "commit_index", "seq", "prevLogIdx", "prevLogTerm", "entries")),
+    2: ("chunk", ("term", "commit_index", "seq", "serialized")),
+    3: ("next_node_idx", ("next_node_idx", "reset", "success", "stamp", "seq", "counts")),
+    4: ("request_vote", ("term", "last_log_index", "last_log_term")),
+    5: ("response_vote", ("term",)),
+    6: ("timeout_now", ("term",)),
+    7: ("prevote", ("term", "seq", "last_log_index", "last_log_term")),
+    8: ("prevote_ok", ("seq",)),
+    9: ("probe", ("term", "seq", "leader")),
+    10: ("probe_ok", ("seq",)),
+    11: ("stale_term", ("term",)),
+    12: ("inquire", ("seq",)),
+    13: ("eligibility", ("seq", "directory", "is_new", "bootstrap_voters")),
 }
 _NUMBER: Final = {kind: number for number, (kind, _) in _SCHEMA.items()}
 _APPEND: Final = "append_entries"  # the library's name for both append and chunk
@@ -144,7 +116,7 @@ def encode(message: Message) -> bytes:
     if kind == _APPEND:
         kind = "append" if "prevLogIdx" in message else "chunk"
     number = _NUMBER[kind]
-    packed: bytes = msgpack.packb([number, *(message[name] for name, _ in _SCHEMA[number][1])])
+    packed: bytes = msgpack.packb([number, *(message[name] for name in _SCHEMA[number][1])])
     return packed
 
 
@@ -162,8 +134,8 @@ def decode(data: bytes | memoryview) -> Message:
     if len(fields) != len(schema):
         raise RemoteProtocolError(f"a Raft message {kind} with {len(fields)} fields instead of {len(schema)}")
     message: Message = {"type": _APPEND if kind in {"append", "chunk"} else kind}
-    for (name, is_good), value in zip(schema, fields, strict=True):
-        if not is_good(value):
+    for name, value in zip(schema, fields, strict=True):
+        if not _CHECKS.get(name, _is_count)(value):
             raise RemoteProtocolError(f"a Raft message {kind} with a bad {name}: {str(value)[:80]}")
         message[name] = value
     if kind == "append":

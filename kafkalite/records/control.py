@@ -13,20 +13,16 @@ import struct
 from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptBatchError
-from kafkalite.model import NO_EPOCH, NO_SEQUENCE
 from kafkalite.records.columns import ARRAY_OF_4, NIL, binary_column, binary_parts
 from kafkalite.records.header import (
     ATTRIBUTES_POSITION,
-    COLUMNAR,
     CONTROL_BIT,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_OVERHEAD_BYTES,
-    MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
     check,
+    pack_control_header,
     seal,
     total_length,
 )
@@ -37,7 +33,6 @@ _COMMIT: Final = 1
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")
 _ATTRIBUTES: Final = struct.Struct(">h")
-_MARKER_ATTRIBUTES: Final = COLUMNAR | TRANSACTIONAL_BIT | CONTROL_BIT
 _CONTROL_ATTRIBUTES: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
@@ -66,20 +61,13 @@ def build_marker(
 ) -> bytearray:
     """Return the batch, in a buffer of its own that a leader may stamp in place."""
     key = _KEY.pack(VERSION, _COMMIT if is_commit else _ABORT)
-    header = HEADER.pack(
+    header = pack_control_header(
         0,
-        MARKER_BYTES - LENGTH_OVERHEAD_BYTES,
-        NO_EPOCH,
-        MAGIC,
-        0,
-        _MARKER_ATTRIBUTES,
-        0,
-        timestamp_ms,
-        timestamp_ms,
-        producer_id,
-        producer_epoch,
-        NO_SEQUENCE,
-        1,
+        MARKER_BYTES,
+        TRANSACTIONAL_BIT,
+        timestamp_ms=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
     )
     value = _VALUE.pack(VERSION, coordinator_epoch)
     batch = bytearray().join((header, _TIMESTAMPS, _column(key), _column(value), _HEADERS))

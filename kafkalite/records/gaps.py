@@ -12,44 +12,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
 from kafkalite.records.columns import ARRAY_OF_4, NIL
 from kafkalite.records.header import (
-    COLUMNAR,
     CONTROL_BIT,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_OVERHEAD_BYTES,
-    MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
     check,
+    pack_control_header,
     seal,
     total_length,
 )
 
-_ATTRIBUTES: Final = COLUMNAR | CONTROL_BIT
 _BODY: Final = ARRAY_OF_4 + NIL * 4
 GAP_BYTES: Final = HEADER_BYTES + len(_BODY)
 
 
 def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
     """Return the batch that replaces ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH."""
-    header = HEADER.pack(
-        base_offset,
-        GAP_BYTES - LENGTH_OVERHEAD_BYTES,
-        leader_epoch,
-        MAGIC,
-        0,
-        _ATTRIBUTES,
-        count - 1,
-        NO_TIMESTAMP,
-        NO_TIMESTAMP,
-        NO_PRODUCER_ID,
-        NO_PRODUCER_EPOCH,
-        NO_SEQUENCE,
-        count,
-    )
+    header = pack_control_header(base_offset, GAP_BYTES, 0, count=count, leader_epoch=leader_epoch)
     batch = bytearray().join((header, _BODY))
     seal(batch)
     return batch

@@ -37,7 +37,14 @@ from typing import Final, NamedTuple
 
 from kafkalite.errors import ConfigError, CorruptBatchError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH, RECORD_BATCH_HEADER_BYTES
-from kafkalite.model import NO_TIMESTAMP, TimestampType
+from kafkalite.model import (
+    NO_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TimestampType,
+)
 from kafkalite.records.checksum import crc32c
 
 Buffer = bytes | bytearray | memoryview
@@ -327,6 +334,25 @@ def stamp_producer(
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes)
     _PRODUCER.pack_into(buffer, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     seal(buffer)
+
+
+def pack_control_header(
+    base_offset: int,
+    size_bytes: int,
+    attributes: int,
+    *,
+    count: int = 1,
+    leader_epoch: int = NO_EPOCH,
+    timestamp_ms: int = NO_TIMESTAMP,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+) -> bytes:
+    """Return the header of a columnar control batch of ``size_bytes``, without a CRC: ``seal`` adds it."""
+    length = size_bytes - LENGTH_OVERHEAD_BYTES
+    fixed = (MAGIC, 0, attributes | COLUMNAR | CONTROL_BIT, count - 1, timestamp_ms, timestamp_ms)
+    return HEADER.pack(
+        base_offset, length, leader_epoch, *fixed, producer_id, producer_epoch, NO_SEQUENCE, count
+    )
 
 
 def seal(buffer: bytearray | memoryview) -> None:

@@ -69,12 +69,9 @@ def transaction_record(transaction: Transaction) -> StateRecord:
     """Return the record that makes ``transaction`` the latest of its key."""
     value = [
         _VERSION,
-        transaction.producer_id,
-        transaction.producer_epoch,
+        *transaction[1:3],
         _NUMBERS[transaction.state],
-        transaction.timeout_ms,
-        transaction.start_ms,
-        transaction.update_ms,
+        *transaction[4:7],
         *transaction.ended,
         transaction.next_producer_id,
         _partitions_to_array(transaction.partitions),
@@ -131,32 +128,10 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
     writer, batch_id = NO_WRITER, NO_BATCH
     if kind == KeyType.WRITER:
         *fields, writer, batch_id = fields
-    (
-        producer_id,
-        epoch,
-        state,
-        timeout_ms,
-        start_ms,
-        update_ms,
-        ended_id,
-        ended_epoch,
-        next_id,
-        topics,
-    ) = fields
-    return Transaction(
-        name,
-        producer_id,
-        epoch,
-        _STATES[state],
-        timeout_ms,
-        start_ms,
-        update_ms,
-        _partitions_from_array(topics),
-        Identity(ended_id, ended_epoch),
-        next_id,
-        writer,
-        batch_id,
-    )
+    *head, ended_id, ended_epoch, next_id, topics = fields
+    head[2] = _STATES[head[2]]
+    rest = (_partitions_from_array(topics), Identity(ended_id, ended_epoch), next_id, writer, batch_id)
+    return Transaction._make((name, *head, *rest))  # raises TypeError for another number of fields
 
 
 def _writer_id(rest: list[Any]) -> int:

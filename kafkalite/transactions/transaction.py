@@ -7,12 +7,12 @@ Each transaction has a (producer id, epoch) of its own (KIP-890, R31): ``prepare
 which the markers and the next transaction carry. So late requests and batches of an earlier transaction
 are recognized by their epoch, and refused.
 
-=============== =======================================================================================
-Empty has an identity, nothing written. AddPartitions begins Ongoing AddPartitions adds; EndTxn, a new
-producer, or the timeout prepares PrepareX decided (R32). Markers go to every partition; requests to
-begin or end must be retried CompleteX every marker is written. As Empty; a repeated EndTxn gets the
-first response ===============
-=======================================================================================
+===============  ========================================================================================
+Empty            has an identity, nothing written. AddPartitions begins
+Ongoing          AddPartitions adds; EndTxn, a new producer, or the timeout prepares
+PrepareX         decided (R32). Markers go to every partition; requests to begin or end must be retried
+CompleteX        every marker is written. As Empty; a repeated EndTxn gets the first response
+===============  ========================================================================================
 """
 
 # Tests: tests/transactions/test_machine.py

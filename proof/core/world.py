@@ -22,8 +22,8 @@ from kafkalite.metadata.controller import decide
 from kafkalite.metadata.decision import ControllerSettings, edit_records
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import ClusterImage, PartitionState, partition_record
-from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, TopicRecord
+from kafkalite.metadata.image import ClusterImage, PartitionState
+from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from kafkalite.protocol.messages.cluster import (
     AlterPartitionRequest,
     ChangedPartition,
@@ -96,7 +96,7 @@ class World:
         self.commit(
             [
                 TopicRecord(TOPIC_ID, TP.topic),
-                partition_record(TOPIC_ID, 0, first),
+                PartitionRecord(TOPIC_ID, 0, *first),
                 ConfigRecord(TOPIC, TP.topic, "min.insync.replicas", str(MIN_ISR)),
             ]
         )

@@ -71,6 +71,16 @@ def test_every_record_has_its_fields_in_order(record, array):
     assert record_codec.from_bytes(msgpack.packb([array])) == [record]
 
 
+def test_the_bytes_of_every_type_stay_as_they_are():
+    written = bytes.fromhex(
+        "9a940100a26162a66f7264657273930200a261629b0301a261620393010203910101040591029103960400a5746f706963"
+        "a66f7264657273ac726574656e74696f6e2e6d73a22d31960400a5746f706963a66f7264657273ac726574656e74696f6e"
+        "2e6d73c09c0501010992a3613a31a3623a32c04da2696ea364697208c3c29c0501010990a272314da0a000c2c296060001"
+        "09c3c29307009293a26162000593a261620100930800cd03e8"
+    )
+    assert record_codec.to_bytes([record for record, _ in EXACT]) == written
+
+
 text = st.text(max_size=20)
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.integers(-1, 2**63 - 1)

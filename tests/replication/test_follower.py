@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -477,6 +476,6 @@ def test_a_new_leader_starts_from_the_high_watermark_in_the_metadata():
     state = PartitionState((1, 2, 3), (1, 2), 1, 1, 1)
     node.partition.become_leader(state, known_high_watermark=1)
     assert node.partition.high_watermark == 1
-    state = dataclasses.replace(state, leader_epoch=2, partition_epoch=2)
+    state = state._replace(leader_epoch=2, partition_epoch=2)
     node.partition.become_leader(state, known_high_watermark=99)
     assert node.partition.high_watermark == 2

@@ -156,7 +156,7 @@ def test_an_outdated_or_foreign_leadership_is_a_broken_invariant(new_leader):
         leader.lead(epoch=0, version=3)
     state = leader.partition.become_leader
     with pytest.raises(AssertionError, match="is led by 2"):
-        state(dataclasses.replace(_state(), leader=2))
+        state(_state()._replace(leader=2))
 
 
 def _state():

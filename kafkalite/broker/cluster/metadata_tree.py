@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -47,13 +46,13 @@ def _value(image: ClusterImage, parts: list[str]) -> str | None:
                 "next_producer_id": getattr(image, "next_producer_id", 0),
             }
         case ["brokers", name] if name.isdecimal() and int(name) in image.brokers:
-            found = dataclasses.asdict(image.brokers[int(name)])
+            found = image.brokers[int(name)]._asdict()
         case ["topics", name] if name in image.topics:
             topic = image.topics[name]
             found = {"name": name, "topic_id": topic.topic_id, "partition_count": len(topic.partitions)}
         case ["topics", name, number] if number.isdecimal():
             state = image.partition(name, int(number))
-            found = None if state is None else dataclasses.asdict(state)
+            found = None if state is None else state._asdict()
         case ["configs", kind] if any(resource[0] == kind for resource in image.configs):
             return ""
         case ["configs", kind, name] if (kind, name) in image.configs:

@@ -25,7 +25,7 @@ MODULES = sorted(path for package in (*PACKAGES, "proof") for path in ROOT.glob(
 MAX_FUNCTION_LINES = 90
 MAX_MODULE_LINES = 600  # a longer module carries the reason in a line "# Long because ..."
 
-# : Names that only tests use, and why they are in the product: {path and name, or a prefix of them: reason}.
+#: Names that only tests use, and why they are in the product: {path and name, or a prefix of them: reason}.
 ONLY_TESTS_USE = {
     "kafkalite/broker/broker.py Broker.intercept": "the seam of kafkalite.testing's faults",
     "kafkalite/broker/config.py BrokerConfig.": "options, which are read by their configuration names",

@@ -1,4 +1,4 @@
-"""kl in this process: arguments in, exit code and bytes out; a broker on a thread of its own to talk to."""
+"""kl in this process: arguments in, exit code and bytes out; a broker on its own thread."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def kl(
 
 @pytest.fixture
 def at(kl: Kl, servers: str, monkeypatch: pytest.MonkeyPatch) -> Kl:
-    """``kl`` that finds the broker by its environment."""
+    """``kl`` that finds the broker through the environment."""
     monkeypatch.setenv("KL_BOOTSTRAP_SERVERS", servers)
     return kl
 

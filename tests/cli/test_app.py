@@ -1,4 +1,4 @@
-"""The root command: start-up, words for every failure, exit codes."""
+"""The root command: start-up, error messages, exit codes."""
 
 from __future__ import annotations
 

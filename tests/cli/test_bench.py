@@ -1,4 +1,4 @@
-"""kl bench measures something, against its own broker and a named one."""
+"""kl bench measures an embedded broker and a given one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/cli.md tells the truth: its commands run, its tables are those of the program."""
+"""docs/cli.md is correct: its commands run, its tables are those of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kl cluster and kl metadata: what is told of a cluster, with which exit code."""
+"""kl cluster and kl metadata: their output and exit codes."""
 
 from __future__ import annotations
 

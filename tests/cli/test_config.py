@@ -1,4 +1,4 @@
-"""kl config: what options mean and where values come from."""
+"""kl config: the meaning of options and the source of values."""
 
 from __future__ import annotations
 

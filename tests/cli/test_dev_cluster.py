@@ -1,4 +1,4 @@
-"""kl dev -n 3: the cluster of docker-compose.yml as processes; the two are kept in step."""
+"""kl dev -n 3: the cluster of docker-compose.yml as processes, with the same settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ Kl = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
 LIMIT_S = 60
-#: What depends on where a node runs: in a network of its own, or beside the others.
+#: Settings that depend on where a node runs: in its own network, or beside the others.
 OF_PLACES = {"listeners", "advertised.listeners", "log.dirs", "controller.quorum.voters"}
 OF_CLUSTERS = {"cluster.id", "cluster.secret"}
 
 
 def compose_settings(repository: Path) -> dict[str, dict[str, str]]:
-    """{service: {dotted name: value}} of the nodes of docker-compose.yml, with what the image sets."""
+    """Return {service: {dotted name: value}} of the nodes of docker-compose.yml, with the image's
+    settings.
+    """
     document = yaml.safe_load((repository / "docker-compose.yml").read_text())
     image = re.findall(r"(KAFKALITE_\w+)=(\S+)", (repository / "Dockerfile").read_text())
     nodes = {}
@@ -140,7 +142,7 @@ def test_three_nodes_survive_the_loss_of_one_and_start_again(spawn: Spawn, kl: K
 
     assert process.stderr is not None
     told = ""
-    while "node 2 ended" not in told:  # the cluster knows that it is going before its process is gone
+    while "node 2 ended" not in told:  # the cluster fences the node before its process ends
         line = process.stderr.readline().decode()
         assert line, told
         told += line

@@ -95,7 +95,7 @@ def test_pending_revocations_are_named(at: Kl, filled: str, servers: str) -> Non
         assert "assigned to newcomer" in described.text.replace(";", "\n")
         assert len(lag(at, "slow")) == 2, "the partition on its way is listed too"
         while newcomer.is_alive():
-            holder.get_many(timeout_ms=20)  # here it is given back
+            holder.get_many(timeout_ms=20)  # here the partition is revoked
             assert time.monotonic() < deadline
         newcomer.join()
 

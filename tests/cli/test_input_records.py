@@ -1,4 +1,4 @@
-"""Input cut into blocks: order kept, chunk borders invisible, errors with their place."""
+"""Input cut into blocks: order is kept, chunk boundaries do not matter, errors have their position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kl log on the files of a real broker, whole, torn and damaged."""
+"""kl log on the files of a real broker: intact, torn and damaged."""
 
 from __future__ import annotations
 

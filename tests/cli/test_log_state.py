@@ -1,4 +1,4 @@
-"""kl log dump: what kind each batch is, and what coordinators keep."""
+"""kl log dump: the kinds of batches, and the records of coordinators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096", "min.cleanabl
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory in which there was a group, a commit, an abort, a batch of many, and a compaction."""
+    """A data directory with a group, a commit, an abort, a batch of several records, and a compaction."""
     path = tmp_path_factory.mktemp("state")
     few = {"offsets_topic_num_partitions": 2, "transaction_state_log_num_partitions": 2}
 

@@ -1,4 +1,4 @@
-"""Listings and figures."""
+"""Listings, percentiles and units."""
 
 from __future__ import annotations
 

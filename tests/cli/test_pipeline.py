@@ -1,4 +1,4 @@
-"""kl pipeline without a JVM: list, validate, and what run refuses before Spark starts."""
+"""kl pipeline without a JVM: list, validate, and the checks of run before Spark starts."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_without_sparkbridge_it_says_how_to_get_it(
     assert 'pip install "kafkalite[cli,spark]"' in result.told
 
 
-# --- what is shown ---------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -345,7 +345,7 @@ SHOWN = SimpleNamespace(
 
 
 def test_rows_of_a_console_sink(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two columns may have one name; what a terminal would obey is written out."""
+    """Two columns may have the same name; control characters are escaped."""
     Watcher().on_rows(SHOWN)
     heading, head, first, second = capsys.readouterr().out.splitlines()
     assert heading == "-- batch 3, orders"
@@ -354,7 +354,7 @@ def test_rows_of_a_console_sink(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rows_of_a_console_sink_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line each, told apart from those of batches; with json they are in the one document."""
+    """One line per row, distinct from those of batches; with json they are part of the one document."""
     expected = [
         {"query": "orders", "batch_id": 3, "row": {"country": "NZ", "orders": 3}},
         {"query": "orders", "batch_id": 3, "row": {"country": None, "orders": 4}},

@@ -16,7 +16,7 @@ T0 = 1431857103000
 
 @pytest.fixture
 def topic(at: Kl, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own, of two partitions."""
+    """A topic of two partitions, for one test."""
     name = request.node.name.replace("[", "-").rstrip("]").replace(" ", "")[:100]
     name = "".join(char if char.isalnum() or char in "-_" else "." for char in name)
     assert at("topic", "create", name, "-p", "2").code == 0

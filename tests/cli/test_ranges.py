@@ -1,4 +1,4 @@
-"""The language of offset ranges."""
+"""The grammar of offset ranges."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_invalid_range_is_refused_with_examples(text: str) -> None:
 def test_a_duration_needs_a_start() -> None:
     assert parsed("@:+1h") == OffsetRange(
         START, at(NOW + HOUR)
-    )  # from now, as there is nothing to count from
+    )  # relative to now, because there is no left bound
 
 
 def test_timestamps_to_look_up() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 SCRIPTS = ("bin/setup", "bin/kl", "bin/kl-dev-cluster", "bin/quickstart", "bin/test", ".ci/run")
 
-# Stands in for Python where only the script is under test: `-m venv` makes a directory with itself inside,
-# anything else is written down.
+# Replaces Python where only the script is tested: `-m venv` makes a directory with itself inside,
+# anything else is recorded.
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in
 -c*) exit 0 ;;

@@ -1,4 +1,4 @@
-"""What goes to stderr beside errors: progress for terminals, the client library's warnings now and then."""
+"""Output on stderr beside errors: progress on terminals, rate-limited warnings of the client library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kl topic, from creating to deleting, in both spellings."""
+"""kl topic, from creation to deletion, with kl's and Kafka's options."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_delete_asks_for_confirmation(at: Kl) -> None:
     assert "dear: 1 partition, 2 records" in refused.told
     assert "Delete 1 topic, for ever? [y/N]" in refused.told
     assert "nothing was deleted" in refused.told
-    assert at("topic", "delete", "dear").code == 1  # nobody to ask
+    assert at("topic", "delete", "dear").code == 1  # no answer on stdin
     assert "dear" in names(at)
     assert at("topic", "delete", "dear", stdin=b"y\n").code == 0
     assert "dear" not in names(at)

@@ -1,4 +1,4 @@
-"""The main job, on the real access log and without a file; its counts against a plain script's."""
+"""The quickstart, on the real access log and without a file; its counts against those of a plain script."""
 
 from __future__ import annotations
 

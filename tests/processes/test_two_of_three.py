@@ -14,7 +14,7 @@ from kafkalite.testing import ProcessCluster
 pytestmark = pytest.mark.slow
 
 TOPIC = "shared"
-# : Longer than broker.session.timeout.ms, so that nothing changes while the other nodes are away.
+#: Longer than broker.session.timeout.ms, so that nothing changes while the other nodes are away.
 SESSION_S = 3.5
 
 

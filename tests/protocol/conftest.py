@@ -21,12 +21,12 @@ from kafkalite.protocol.connection import (
 from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
 from kafkalite.protocol.structs import Struct
 
-BATCH = bytes(range(61)) + b"body"  # stands for a record batch: the protocol does not look inside
+BATCH = bytes(range(61)) + b"body"  # stands for a record batch, which the protocol does not parse
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 
 
 def feed(connection: Any, buffers: Iterable[Any], chunk: int = 1 << 30) -> list[Any]:
-    """Let ``connection`` receive the buffers, at most ``chunk`` bytes a read; what it makes of them."""
+    """Let ``connection`` receive the buffers, at most ``chunk`` bytes a read; return its events."""
     events: list[Any] = []
     stream = memoryview(b"".join(bytes(buffer) for buffer in buffers))
     while stream:
@@ -45,7 +45,7 @@ def feed_fixture() -> Callable[..., list[Any]]:
 
 
 class ConnectionPair:
-    """A client's and a server's connection and the wire between: each assertion sees both ends."""
+    """A client's and a server's connection joined, so that each assertion sees both ends."""
 
     def __init__(self, *, chunk: int = 1 << 30, **server_limits: int) -> None:
         self.chunk = chunk
@@ -61,14 +61,14 @@ class ConnectionPair:
         return self
 
     def ask(self, message: Struct, payload: Iterable[bytes] = ()) -> Request | BadRequest:
-        """Send a request to the server; what arrives there."""
+        """Send a request to the server; return what it received."""
         correlation_id, buffers = self.client.send(message, payload)
         (event,) = feed(self.server, buffers, self.chunk)
         assert event.correlation_id == correlation_id
         return event
 
     def answer(self, request: Request, message: Struct, payload: Iterable[bytes] = ()) -> Response:
-        """Answer a request; what arrives at the client."""
+        """Respond to a request; return what the client received."""
         (response,) = feed(self.client, self.server.send(request, message, payload), self.chunk)
         assert response.correlation_id == request.correlation_id
         return response
@@ -444,7 +444,7 @@ def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
 
 @pytest.fixture(scope="session")
 def examples() -> dict[int, tuple[Struct, Struct]]:
-    """For each api key, a request and a response with every field set to something telling."""
+    """For each API key, a request and a response with a distinctive value in every field."""
     return _examples()
 
 
@@ -469,7 +469,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 def values_of(hint: Any, most: int = 4) -> st.SearchStrategy[Any]:
-    """Anything the type hint of a field allows; lists of up to ``most``."""
+    """Any value of a field's type hint; lists of up to ``most``."""
     simple = {int: INT64, bool: st.booleans(), str: TEXT, bytes: st.binary(max_size=40)}
     if hint in simple:
         return simple[hint]

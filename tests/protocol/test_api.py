@@ -1,4 +1,4 @@
-"""The table of apis: complete, and within the codec's bounds."""
+"""The table of APIs: complete, and within the codec's bounds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_supported_ranges_are_sorted_and_whole() -> None:
 
 
 def test_importing_the_protocol_pulls_in_no_shell() -> None:
-    """What a client pays for: msgpack and the declarations, no event loop, socket or server."""
+    """A client loads msgpack and the declarations, but no event loop, socket or server."""
     program = (
         "import sys, kafkalite.protocol.connection\n"
         "unwanted = {'asyncio', 'socket', 'threading', 'inspect', 'dataclasses', 'kafkalite.model'}\n"

@@ -23,7 +23,7 @@ from kafkalite.protocol.structs import Struct
 
 
 class Everything(Struct):
-    """The types no message uses yet, which the codec knows."""
+    """The types that the codec supports and no message uses yet."""
 
     blob: bytes
     maybe: int | None
@@ -147,7 +147,7 @@ def test_a_stream_refuses_the_same(cls: type[Struct], value: Any, reason: str) -
     [
         (NewTopic, "94 a174 01 01 82 a161a162 a161a163"),  # a key twice
         (NewTopic, "94 a174 01 01 81 01 a163"),  # a key that is no string
-        (NewTopic, "94 a174 01 01 81 90 a163"),  # a key that can't be one
+        (NewTopic, "94 a174 01 01 81 90 a163"),  # a key that cannot be one
         (ApiVersionsRequest, "92 a1ff a0"),  # not UTF-8
         (ApiVersionsRequest, "92 d401ff a0"),  # an extension type
         (ApiVersionsRequest, "92 c700ff a0"),  # an empty timestamp

@@ -1,4 +1,4 @@
-"""For every struct of the protocol: round trips, two readers that agree, and memory in proportion."""
+"""For every struct of the protocol: round trips, two readers that agree, and proportional memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kafkalite.protocol.structs import Struct
 MESSAGES = [cls for api in APIS.values() for cls in (api.request, api.response)]
 each_message = pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 
-#: What refusing an envelope may cost beyond four times its size: the unpacker's own stack and buffers.
+#: The cost of refusing an envelope beyond four times its size: the unpacker's own stack and buffers.
 CONSTANT = 1 * MIB
 
 
@@ -40,7 +40,7 @@ def test_every_message_survives_the_wire(cls: type[Struct], messages_of: Callabl
 
 
 def _outcome(read: Callable[[], Any]) -> Any:
-    """What reading gives; None when it is refused."""
+    """Return the result of reading; None if it is refused."""
     try:
         return read()
     except RemoteProtocolError:
@@ -49,7 +49,7 @@ def _outcome(read: Callable[[], Any]) -> Any:
 
 @each_message
 def test_both_readers_accept_the_same_bytes(cls: type[Struct], messages_of: Callable[..., Any]) -> None:
-    """A valid message, damaged: the generated check and the stream refuse it, or read the same from it."""
+    """The generated check and the stream refuse a damaged message, or read the same from it."""
 
     @settings(derandomize=True, deadline=None, max_examples=40)
     @given(messages_of(cls, 2), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2))
@@ -88,7 +88,7 @@ def test_any_msgpack_value_is_refused_or_read(cls: type[Struct], value: Any) -> 
 
 
 def _hostile_envelopes(size: int) -> list[tuple[str, bytes]]:
-    """Envelopes of about ``size`` bytes whose headers claim far more than there is."""
+    """Envelopes of about ``size`` bytes whose headers claim far more bytes."""
     rng = random.Random(size)
     huge = [b"\xdd" + struct.pack(">I", size // 2), b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff"]
     maps = [b"\xdf" + struct.pack(">I", size // 4), b"\xde\xff\xff"]
@@ -124,7 +124,7 @@ def _hostile_envelopes(size: int) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("size", [500, 5_000, 60_000, 1 * MIB])
 def test_refusing_costs_four_times_the_bytes_at_most(size: int) -> None:
-    """S2, and Kafka's CVE-2026-111108: no allocation follows a count that the bytes do not carry."""
+    """S2, and Kafka's CVE-2026-111108: no count leads to an allocation without the bytes for it."""
     envelopes = _hostile_envelopes(size)
     for _, envelope in envelopes:  # compile the plans, warm the caches
         _decode_request(envelope)
@@ -149,7 +149,7 @@ def _decode_request(envelope: bytes) -> Any:
 
 
 def test_the_densest_request_that_is_accepted_costs_what_limits_say() -> None:
-    """100,000 elements with not one value that Python shares: 25 MB of objects."""
+    """100,000 elements without a value that Python shares: 25 MB of objects."""
     partitions = (
         b"\xdd" + struct.pack(">I", 100_000) + b"\x95\xa2xy\xcd\x7f\xff\xcd\x7f\xff\xcd\x7f\xff\0" * 100_000
     )

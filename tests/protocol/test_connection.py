@@ -1,4 +1,4 @@
-"""Both ends of a connection: the handshake, every api through it, and what each end does with nonsense."""
+"""Both ends of a connection: the handshake, every API, and the treatment of invalid input."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ class TestErrorAnswers:
 
 
 class TestDamagedStreams:
-    """Where no frame boundary, or no correlation id, can be found: the connection is over."""
+    """Without a frame boundary or a correlation id, the connection ends."""
 
     DAMAGE = (
         ("zero length", bytes(8)),

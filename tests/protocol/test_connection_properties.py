@@ -1,4 +1,4 @@
-"""Fuzzing, S20: whatever arrives, in whatever chunks, gives valid events or the one documented error."""
+"""Fuzzing, S20: any input, in any chunks, gives valid events or the one documented error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHUNKS = st.sampled_from([1, 2, 5, 64, 1 << 30])
 
 
 def server_events(feed: Feed, server: ServerConnection, wire: bytes, chunk: int) -> list[Any] | None:
-    """The events, each checked; None when the stream was given up at its beginning."""
+    """Return the checked events; None if the stream is invalid from the start."""
     try:
         events = feed(server, [wire], chunk)
     except RemoteProtocolError as error:
@@ -46,7 +46,7 @@ def server_events(feed: Feed, server: ServerConnection, wire: bytes, chunk: int)
 
 
 def wire_of(examples: Examples, payload_of: Any) -> tuple[bytes, bytes]:
-    """All examples as one client's stream and as the server's, the handshake first."""
+    """All examples as a client's stream and as the server's, the handshake first."""
     client, server = ClientConnection("fuzz"), ServerConnection()
     there, back = [], []
     for number, key in enumerate(sorted(APIS, key=lambda key: key != 18)):
@@ -70,7 +70,7 @@ def test_random_bytes_at_the_server(feed: Feed, wire: bytes, chunk: int, greeted
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(wire=st.binary(max_size=300), chunk=CHUNKS)
 def test_random_envelopes_at_the_server(feed: Feed, wire: bytes, chunk: int) -> None:
-    """Sound frames around random bytes reach the decoder, where random streams end at the lengths."""
+    """Valid frames around random bytes reach the decoder; random streams end at the lengths."""
     server = ServerConnection()
     feed(server, ClientConnection().handshake()[1])
     events = server_events(feed, server, len(wire).to_bytes(4, "big") + bytes(4) + wire, chunk)
@@ -129,7 +129,7 @@ def test_damaged_answers(
 
 
 def test_nothing_leaks(feed: Feed, examples: Examples, payload_of: Any) -> None:
-    """After a hundred connections fed cut-off, damaged and unexpected streams, nothing of them is alive."""
+    """A hundred connections fed truncated, damaged and unexpected streams leave no object alive."""
     wire, back = wire_of(examples, payload_of)
 
     def alive() -> int:
@@ -142,7 +142,7 @@ def test_nothing_leaks(feed: Feed, examples: Examples, payload_of: Any) -> None:
         server_events(feed, ServerConnection(), damaged(wire, [("set", number * 7, 0xC1)]), 1 + number)
         client = ClientConnection()
         client.handshake()
-        with pytest.raises(RemoteProtocolError):  # only the first of the answers is awaited
+        with pytest.raises(RemoteProtocolError):  # only the first of the responses is expected
             feed(client, [back])
 
     use(0)

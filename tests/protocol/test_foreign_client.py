@@ -1,4 +1,4 @@
-"""A client written from docs/protocol.md alone, against a scripted server of our own connection objects."""
+"""A client written from docs/protocol.md alone, against a scripted server made of our connection objects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_imports_nothing_of_kafkalite(program: Path) -> None:
 
 
 class ScriptedServer:
-    """One connection, one topic of one partition, one batch, which it keeps."""
+    """A server for one connection, with one topic of one partition and one batch."""
 
     def __init__(self) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Framing: (frame, exact bytes) both ways, whole and byte by byte, and the lengths that are refused."""
+"""Framing: (frame, exact bytes) both ways, whole and byte by byte, and refused lengths."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_large_payload_is_received_into_its_own_exact_buffer() -> None:
 
 
 def test_a_received_frame_is_never_overwritten(feed: Feed) -> None:
-    """S17: a frame's parts are its own, also when the next frames arrive in the same staging buffer."""
+    """S17: the parts of a frame stay unchanged when later frames arrive in the same staging buffer."""
     reader = FrameReader()
     (first,) = feed(reader, encode_frame(b"one", [b"first"]))
     feed(reader, encode_frame(b"two", [b"other"]))
@@ -110,7 +110,7 @@ def test_a_received_frame_is_never_overwritten(feed: Feed) -> None:
 
 
 def test_payloads_are_writable(feed: Feed) -> None:
-    """The leader stamps offsets into a batch where it was received."""
+    """The leader stamps offsets into a batch in the receive buffer."""
     for size in (4, 100_000):
         (frame,) = feed(FrameReader(), encode_frame(b"e", [b"x" * size]))
         frame.payload[:2] = b"zz"
@@ -134,7 +134,7 @@ REFUSED = [
 def test_lengths_are_checked_before_the_frame(
     feed: Feed, envelope: int, payload: int, reason: str, chunk: int
 ) -> None:
-    """S1: a length outside its bounds is refused as soon as the eight bytes are there."""
+    """S1: a length outside its bounds is refused as soon as the eight bytes have arrived."""
     reader = FrameReader(max_envelope_bytes=1000, max_payload_bytes=2000)
     with pytest.raises(RemoteProtocolError, match=reason):
         feed(reader, [struct.pack(">II", envelope, payload)], chunk)

@@ -1,6 +1,6 @@
 """Frozen bytes of every message: tests/golden/protocol. A change there is a change of the protocol.
 
-``UPDATE_GOLDEN=1`` writes them anew; what then differs belongs into the changelog.
+``UPDATE_GOLDEN=1`` writes them again; the changelog must then name the difference.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse(text: str) -> bytes:
 
 
 def frames(examples: Examples, payload_of: Any) -> dict[str, str]:
-    """File name -> content, for every api and for the error answer."""
+    """Return file name -> content, for every API and for the error response."""
     found = {}
     server = ServerConnection()
     for key, (message, answer) in examples.items():

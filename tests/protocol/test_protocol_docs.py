@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: structs, errors, limits, the worked example."""
+"""docs/protocol.md agrees with the code: structs, errors, limits, the worked example."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _notation(hint: Any) -> str:
 
 
 def _structs() -> dict[str, type[Struct]]:
-    """Every struct that travels, by name."""
+    """Return every struct of the wire protocol by name."""
     found: dict[str, type[Struct]] = {}
 
     def visit(hint: Any) -> None:

@@ -1,4 +1,4 @@
-"""Struct: a frozen record that is a tuple underneath, without a tuple's surprises."""
+"""Struct: a frozen record that is a tuple, without a tuple's surprises."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ MakeBatch = Callable[..., bytearray]
 
 @pytest.fixture(scope="session")
 def batch_of_body() -> MakeBatch:
-    """A function that puts any body under a header whose length and CRC are right."""
+    """Return a function that puts any body under a header with the right length and CRC."""
 
     def make(
         body: bytes, *, count: int = 1, attributes: int = 7, base_timestamp_ms: int = 0, base_offset: int = 0
@@ -43,7 +43,7 @@ def batch_of_body() -> MakeBatch:
 
 @pytest.fixture(scope="session")
 def binary_of() -> Callable[..., bytes]:
-    """A function that writes one column of keys or values as the specification says, byte by byte."""
+    """Return a function that writes one column of keys or values byte by byte, as specified."""
 
     def make(
         offsets: list[int], data: bytes, validity: bytes | None = None, *, raw_offsets: bytes | None = None

@@ -1,4 +1,4 @@
-"""The builder: what goes in comes out, in whatever pieces it came; bad records change nothing."""
+"""The builder: records round-trip, in whatever pieces they are added; bad records change nothing."""
 
 from __future__ import annotations
 

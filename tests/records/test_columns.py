@@ -1,4 +1,4 @@
-"""Columns: exact bytes, every refusal of a reader, the validity bitmap."""
+"""Columns: exact bytes, every error of a reader, the validity bitmap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every codec there and back; bombs and damage refused without paying for them."""
+"""Every codec both ways; bombs and damage are refused at little cost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _bomb(codec: Codec) -> bytes:
 
 
 def _zstd_blocks(*, window: int, blocks: int) -> bytes:
-    """RFC 8878: a frame that tells no content size, of blocks that each repeat one byte 128 KiB times."""
+    """RFC 8878: a frame without a content size, of blocks that each repeat one byte 128 KiB times."""
     block = (1 << 1 | 128 * KIB << 3).to_bytes(3, "little") + b"a"
     last = (1 | 1 << 1 | 128 * KIB << 3).to_bytes(3, "little") + b"a"
     return b"\x28\xb5\x2f\xfd" + bytes((0, window)) + block * (blocks - 1) + last

@@ -1,4 +1,4 @@
-"""The header: exact bytes both ways, every refusal, stamping in place, walking a log."""
+"""The header: exact bytes both ways, every error, stamping in place, scanning a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitioners: Kafka's hash by its published vectors, and what each does with records without a key."""
+"""Partitioners: Kafka's hash by its published vectors, and each one's treatment of records without a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_murmur2_is_kafkas(text: str, expected: int) -> None:
 
 
 def _murmur2_bytewise(data: bytes) -> int:
-    """The algorithm step by step, as its author wrote it."""
+    """The algorithm step by step, as published by its author."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
     h = 0x9747B28C ^ len(data)
     while len(data) >= 4:
@@ -74,11 +74,11 @@ def test_a_key_goes_where_kafka_sends_it(name: str) -> None:
 
 def test_roundrobin_moves_on_when_its_batch_closes() -> None:
     partitioner = make_partitioner("roundrobin", seeded_rng(1))
-    partitioner.on_batch_closed("t", 0)  # of a key: nothing keyless was sent yet
+    partitioner.on_batch_closed("t", 0)  # of a key: no keyless record was sent yet
     seen = []
     for _ in range(7):
         seen += [partitioner.partition("t", None, b"v", 3) for _ in range(2)]
-        partitioner.on_batch_closed("t", 99)  # somebody else's
+        partitioner.on_batch_closed("t", 99)  # of another partition
         partitioner.on_batch_closed("t", seen[-1])
     assert seen == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 0, 0]
     assert partitioner.partition("u", None, b"v", 3) == 0

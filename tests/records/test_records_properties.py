@@ -1,4 +1,4 @@
-"""Properties: batches against a slow obvious model of the format, and damaged bytes against the errors."""
+"""Properties: batches against a slow, obvious model of the format, and damaged bytes against the errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _model_column(values: list[bytes | None]) -> Any:
 
 
 def _model(rows: list[Any], base_offset: int) -> bytes:
-    """The specification, one record after the other, all of the body by msgpack."""
+    """The specification, one record after the other, with the whole body encoded by msgpack."""
     times = [row[2] for row in rows]
     deltas = None
     if len(set(times)) > 1:
@@ -133,7 +133,7 @@ def test_arrow_records_round_trip(rows: list[Any], before: int, cut: int, name: 
 
 
 def _read_everything(buffer: bytes) -> None:
-    """Nothing but the documented errors comes out; what is read has the promised shape."""
+    """Raise nothing but the documented errors; check the shape of what can be read."""
     with contextlib.suppress(CorruptBatchError, BatchTooLargeError, RecordError):
         for batch in iter_batches(buffer):
             for read in (batch.columns, lambda batch=batch: batch.records("t", 0), batch.to_arrow):

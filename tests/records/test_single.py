@@ -1,4 +1,4 @@
-"""The batch of one record is the one that the general builder makes."""
+"""The batch of one record equals that of the general builder."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class World:
     steps: Steps
     address: str = ""
     processed: list[tuple[int, int]] = field(default_factory=list)  #: (partition, offset), in order
-    refusals: list[KafkaliteError] = field(default_factory=list)  # : the errors that ended programs
-    # : what a read_committed reader received of ``out`` meanwhile, by partition, in each of its runs
+    refusals: list[KafkaliteError] = field(default_factory=list)  #: the errors that ended programs
+    #: what a read_committed reader received of ``out`` meanwhile, by partition, in each of its runs
     followed: list[dict[int, list[bytes]]] = field(default_factory=list)
 
     async def start(self, brokers: int = 1) -> list[SimNode]:

@@ -1,4 +1,4 @@
-"""A protocol that records what its transport does with it."""
+"""A protocol that records the calls of its transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.transport import inproc
 
 
 class Recorder(asyncio.BufferedProtocol):
-    """Keeps what arrives, and each call by name. ``buffer_bytes`` is the size of its receive buffer."""
+    """Keeps received data, and each call by name. ``buffer_bytes`` is the size of its receive buffer."""
 
     def __init__(self, buffer_bytes: int = 1 << 16) -> None:
         self.transport: Any = None
@@ -56,7 +56,7 @@ class Recorder(asyncio.BufferedProtocol):
         self.lost.set_result(exc)
 
     async def read(self, size: int) -> bytes:
-        """Everything received, once there are ``size`` bytes."""
+        """Return everything received, once there are ``size`` bytes."""
         if len(self.received) < size:
             future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, future))

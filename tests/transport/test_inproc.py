@@ -1,4 +1,4 @@
-"""What is the in-process transport's own: names, two threads, lost loops, fairness."""
+"""The parts specific to the in-process transport: names, two threads, lost loops, fairness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSPORT = InprocTransport()
 
 
 async def join(recorder: Any, name: str = "inproc://", **options: Any) -> tuple[Any, Any]:
-    """A client's and a server's protocol, connected; the name is free again."""
+    """Return a client's and a server's protocol, connected; the name is free again."""
     accepted = []
     listener = await TRANSPORT.listen(name, lambda: accepted.append(recorder(**options)) or accepted[0])
     client = await TRANSPORT.connect(listener.address, recorder)
@@ -166,7 +166,7 @@ class TestDelivery:
 
 class TestClosing:
     async def test_a_writer_paused_on_a_closing_peer_is_resumed(self, recorder: Any) -> None:
-        """Nobody will ever take what it wrote: it must not wait for that."""
+        """No reader will receive its data, so it must not wait."""
         client, server = await join(recorder)
         server.transport.pause_reading()
         client.transport.write(bytes(100_000))
@@ -282,7 +282,7 @@ class Thread:
 
 
 class TestTwoThreads:
-    """A blocking face runs its loop in a thread and talks to a broker in another."""
+    """A blocking client runs its loop in a thread and talks to a broker in another."""
 
     async def test_every_byte_arrives_under_back_pressure(self, recorder: Any) -> None:
         thread = Thread()

@@ -54,7 +54,7 @@ class Joined:
         return self
 
     async def accept(self, count: int) -> Any:
-        """The last of ``count`` accepted protocols, once it is connected."""
+        """Return the last of ``count`` accepted protocols, once it is connected."""
         await eventually(lambda: len(self.accepted) >= count and self.accepted[-1].transport is not None)
         return self.accepted[-1]
 
@@ -67,7 +67,7 @@ class Joined:
 
 
 def test_the_address_decides_which_transport_carries_the_bytes(run: Any, recorder: Any) -> None:
-    """The same name is two places: a socket of the kernel, and an object of this process."""
+    """The same name means two addresses: a socket of the kernel, and an object of this process."""
 
     async def check() -> None:
         async with Joined("127.0.0.1:0", recorder) as over_tcp:
@@ -127,7 +127,7 @@ def test_close_delivers_what_was_written_and_then_the_end(run: Any, address: str
 
 
 def test_half_close(run: Any, address: str, recorder: Any) -> None:
-    """The client has asked all it wants to; the server still answers."""
+    """The client has sent its last request; the server still responds."""
 
     async def check() -> None:
         async with Joined(address, recorder) as joined:
@@ -158,7 +158,7 @@ def test_abort_reaches_the_other_end(run: Any, address: str, recorder: Any) -> N
 
 
 def test_a_reader_that_stops_makes_the_writer_pause(run: Any, address: str, recorder: Any) -> None:
-    """Back-pressure: what a peer does not take is bounded, and goes on when it reads again."""
+    """Back-pressure: data that the peer does not read is bounded, and flows again when it reads."""
 
     async def check() -> None:
         async with Joined(address, recorder) as joined:

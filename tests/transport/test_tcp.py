@@ -1,4 +1,4 @@
-"""What is TCP's own: addresses, socket options, named errors."""
+"""The parts specific to TCP: addresses, socket options, named errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: parsing, bounds, and the words of a refusal."""
+"""Options: parsing, bounds, and error texts."""
 
 from __future__ import annotations
 
